@@ -1,0 +1,86 @@
+# Everything a contributor does, by name. `make` alone lists it.
+# Nothing but python3 (3.11 or newer) and make is needed; all that is installed goes into .venv and .venv-proto.
+
+PYTHON ?= python3
+# Installed before all else, so that it can be replaced: make TORCH=torch==2.12.0 test
+TORCH ?= torch==2.13.0
+# Added to the command of `make run`: make run ARGS="--set loader.batch_size=128"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTO_VENV := .venv-proto
+PROTO_STAMP := $(PROTO_VENV)/.installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv run test test-full soak lint types rules unit format proto check-proto wheel clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "SUPER needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
+		echo "Name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { \
+		echo "'$(PYTHON)' cannot make virtual environments (on Debian: install python3-venv)."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Installed again when pyproject.toml changes. The stamp comes last, so a broken installation is tried again.
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,train,parquet]'
+	@touch $@
+
+.venv: $(STAMP) ## make the virtual environment and install SUPER into it
+
+run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to the command)
+	$(BIN)/superdl run experiments/specs/digits.yaml $(ARGS)
+
+test: lint types rules check-proto unit ## all checks and tests but the slow ones
+
+test-full: lint types rules check-proto ## all checks and tests, the slow ones too
+	$(BIN)/python -m pytest -m "not soak" --ignore=tests/architecture --hypothesis-profile=heavy
+
+soak: $(STAMP) ## the tests that run for minutes
+	$(BIN)/python -m pytest -m soak
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+rules: $(STAMP) ## import rules, layout, content of the wheel
+	$(BIN)/python -m pytest tests/architecture
+
+unit: $(STAMP) ## the tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow and not soak" --ignore=tests/architecture
+
+format: $(STAMP) ## let ruff format and mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The generator wants an old protobuf, the runtime a new one: so the generator has an environment of its own. It needs
+# none of its dependencies, only the compiler in its wheel.
+$(PROTO_STAMP): tools/proto-requirements.txt | $(STAMP)
+	$(BIN)/python -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+proto: $(PROTO_STAMP) ## generate the gRPC stubs from super_wire/coordinator.proto
+	$(PROTO_VENV)/bin/python tools/generate_proto.py
+
+check-proto: $(PROTO_STAMP) ## see that the gRPC stubs are what the generator makes
+	$(PROTO_VENV)/bin/python tools/generate_proto.py --check
+
+wheel: $(STAMP) ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## remove what was built, the environments too
+	rm -rf $(VENV) $(PROTO_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

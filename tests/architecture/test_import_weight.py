@@ -1,0 +1,54 @@
+"""Sees, in fresh processes, that importing a package does not drag in what its users should not pay for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
+
+TRAINING = {"torch", "torchvision", "sklearn", "tensorboard"}
+GRPC = {"grpc", "google.protobuf", "super_wire.coordinator_pb2"}
+CLIENTS = {"boto3", "redis"}
+
+# module: what importing it must not load
+LIGHT = {
+    "super_wire": TRAINING | GRPC | CLIENTS | {"PIL"},
+    "coordinator.core": TRAINING | GRPC | CLIENTS | {"PIL", "asyncio"},
+    "lambda_prefetch.handler": TRAINING | GRPC,
+    "super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
+    "sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},
+    "superdl": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
+    "superdl.main": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
+}
+
+
+def loaded_by(module: str) -> set[str]:
+    """Names of all modules that a fresh interpreter has after importing ``module``."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, module],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", sorted(LIGHT))
+def test_importing_is_light(module):
+    loaded = loaded_by(module)
+    assert module in loaded
+    assert not loaded & LIGHT[module]
+
+
+def test_the_probe_sees_what_is_loaded():
+    assert {"grpc", "google.protobuf", "super_wire.coordinator_pb2"} <= loaded_by(
+        "super_wire.coordinator_pb2_grpc"
+    )

