@@ -1,0 +1,27 @@
+"""What crosses a process boundary in SUPER: ids, recipe, record, cache keys, requests, ``BatchRef``, reports,
+errors.
+
+Everything here is pure and light: no torch, no network, no sibling package. The gRPC stubs
+(``coordinator_pb2``,
+``coordinator_pb2_grpc``) lie beside and are imported only by those who speak gRPC.
+"""
+
+from __future__ import annotations
+
+from super_wire.batch_ref import BatchRef
+from super_wire.ids import batch_id, sample_id
+from super_wire.recipe import Recipe
+from super_wire.report import ReadReport
+from super_wire.request import Limits, Outcome, PrefetchRequest, PrefetchResult
+
+__all__ = [
+    "BatchRef",
+    "Limits",
+    "Outcome",
+    "PrefetchRequest",
+    "PrefetchResult",
+    "ReadReport",
+    "Recipe",
+    "batch_id",
+    "sample_id",
+]

@@ -1,0 +1,66 @@
+"""``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
+
+The sampler yields it, a DataLoader worker of any start method receives it. It carries no credentials, no
+connection and no pixels. How it is read is :mod:`super_dataset`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from super_wire.ids import ID_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BatchRef"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRef:
+    """One batch of one rank's plan.
+
+    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``;
+    ``padding`` one byte for each sample, 1 where the sample only fills up the tail of the epoch (empty: none
+    does). ``keys`` names the samples for messages and may be empty where they did not fit into the page.
+    ``cache`` is an address without credentials.
+    """
+
+    dataset_id: bytes
+    job: str
+    rank: int
+    epoch: int
+    position: int
+    batch_id: bytes
+    sample_ids: bytes
+    labels: bytes
+    label_dtype: str
+    padding: bytes
+    keys: tuple[str, ...]
+    cache: str
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.sample_ids) // ID_BYTES
+
+    def label_array(self) -> NDArray[Any]:
+        """The labels as an array of shape (samples,), read-only."""
+        return np.frombuffer(self.labels, dtype=self.label_dtype)
+
+    def padding_mask(self) -> NDArray[np.bool_]:
+        """Which samples are padding, as an array of shape (samples,)."""
+        if not self.padding:
+            return np.zeros(len(self), dtype=np.bool_)
+        return np.frombuffer(self.padding, dtype=np.bool_)
+
+    def name_of(self, offset: int) -> str:
+        """How an error message names the sample at ``offset``: its key, else its id and the way to resolve
+        it.
+        """
+        if self.keys:
+            return self.keys[offset]
+        hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
+        return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"

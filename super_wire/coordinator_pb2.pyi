@@ -1,0 +1,266 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterDatasetRequest(_message.Message):
+    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    KEY_LIST_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    source: str
+    recipe: str
+    key_list: str
+    run_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class GetDatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "listed", "wait_s")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: bytes
+    listed: int
+    wait_s: float
+    def __init__(self, dataset_id: _Optional[bytes] = ..., listed: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Dataset(_message.Message):
+    __slots__ = ("protocol_version", "dataset_id", "ready", "listed", "size", "fingerprint", "classes", "label_dtype")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    dataset_id: bytes
+    ready: bool
+    listed: int
+    size: int
+    fingerprint: bytes
+    classes: _containers.RepeatedScalarFieldContainer[str]
+    label_dtype: str
+    def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ...) -> None: ...
+
+class OpenJobRequest(_message.Message):
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    DROP_LAST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: bytes
+    job: str
+    batch_size: int
+    replicas: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    rank: int
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job", "cache", "batches_per_epoch")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    cache: str
+    batches_per_epoch: int
+    def __init__(self, job: _Optional[str] = ..., cache: _Optional[str] = ..., batches_per_epoch: _Optional[int] = ...) -> None: ...
+
+class NextBatchesRequest(_message.Message):
+    __slots__ = ("job", "rank", "epoch", "position", "count", "yielded", "with_keys")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
+    WITH_KEYS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rank: int
+    epoch: int
+    position: int
+    count: int
+    yielded: int
+    with_keys: bool
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., count: _Optional[int] = ..., yielded: _Optional[int] = ..., with_keys: bool = ...) -> None: ...
+
+class Page(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[Batch]
+    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("position", "batch_id", "sample_ids", "labels", "padding", "keys", "resident", "failed")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    batch_id: bytes
+    sample_ids: bytes
+    labels: bytes
+    padding: bytes
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    resident: int
+    failed: int
+    def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class GetBatchStatusRequest(_message.Message):
+    __slots__ = ("batch_ids",)
+    BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    batch_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, batch_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class BatchStatuses(_message.Message):
+    __slots__ = ("statuses",)
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    statuses: _containers.RepeatedCompositeFieldContainer[BatchStatus]
+    def __init__(self, statuses: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ...) -> None: ...
+
+class BatchStatus(_message.Message):
+    __slots__ = ("batch_id", "known", "samples", "resident", "in_flight", "failed", "occurrences", "details")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    batch_id: bytes
+    known: bool
+    samples: int
+    resident: int
+    in_flight: int
+    failed: int
+    occurrences: _containers.RepeatedCompositeFieldContainer[Occurrence]
+    details: _containers.RepeatedCompositeFieldContainer[SampleStatus]
+    def __init__(self, batch_id: _Optional[bytes] = ..., known: bool = ..., samples: _Optional[int] = ..., resident: _Optional[int] = ..., in_flight: _Optional[int] = ..., failed: _Optional[int] = ..., occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ..., details: _Optional[_Iterable[_Union[SampleStatus, _Mapping]]] = ...) -> None: ...
+
+class Occurrence(_message.Message):
+    __slots__ = ("job", "epoch", "position", "rank")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    epoch: int
+    position: int
+    rank: int
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class SampleStatus(_message.Message):
+    __slots__ = ("sample_id", "key", "state", "message")
+    SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    sample_id: bytes
+    key: str
+    state: str
+    message: str
+    def __init__(self, sample_id: _Optional[bytes] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CloseJobRequest(_message.Message):
+    __slots__ = ("job", "rank")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rank: int
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class CloseJobReply(_message.Message):
+    __slots__ = ("closed",)
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    closed: bool
+    def __init__(self, closed: bool = ...) -> None: ...
+
+class GetJobStatsRequest(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JobStatsList(_message.Message):
+    __slots__ = ("jobs", "cache")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
+    cache: CacheStats
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
+
+class JobStats(_message.Message):
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_READ_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MISSES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_REUSED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PRODUCED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    INVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    PUSH_S_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    source: str
+    epoch: int
+    position: int
+    batches_read: int
+    cache_hits: int
+    cache_misses: int
+    samples_reused: int
+    samples_produced: int
+    samples_failed: int
+    retries: int
+    invocations: int
+    requests_in_flight: int
+    fetch_s: float
+    decode_s: float
+    push_s: float
+    read_s: float
+    wait_s: float
+    source_bytes: int
+    record_bytes: int
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
+
+class CacheStats(_message.Message):
+    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples")
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    budget_bytes: int
+    resident_bytes: int
+    resident_samples: int
+    in_flight_samples: int
+    dropped_samples: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,168 @@
+"""The errors that SUPER raises, as one tree, and their way over the wire.
+
+    SuperError
+    ├── ConfigError (ValueError)      an argument or a setting is wrong
+    │   ├── PlanError                 sizes, ranks or positions that no plan can have
+    │   └── RecipeError               a step is unknown or ill-typed
+    ├── SourceError                   the source cannot be listed or read
+    │   ├── SourceNotFoundError
+    │   ├── SourceEmptyError
+    │   └── SourceForbiddenError
+    ├── RecordError                   bytes in the cache are not a record of ours
+    │   ├── RecordMagicError
+    │   ├── RecordVersionError
+    │   ├── RecordLengthError
+    │   └── RecordHashError
+    ├── CoordinatorError              the coordinator answered with a failure
+    │   ├── CoordinatorUnreachableError
+    │   ├── ProtocolMismatchError
+    │   └── UnknownJobError
+    ├── CacheError                    the cache answered with a failure
+    │   └── CacheUnreachableError
+    ├── BatchError                    one batch could not be delivered
+    │   ├── BadSampleError            a sample of it cannot be produced (a tombstone says why)
+    │   └── ReadTimeoutError          it did not come in time
+    ├── EmbeddedError                 the embedded default could not be started
+    └── UsageError (TypeError)        an object was used in a way it is not meant for
+
+Every error can be made from its message alone: that is how torch rebuilds a DataLoader worker's error in
+the main process. Foreign errors (grpc, redis, botocore) are mapped where they are met, not here.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadSampleError",
+    "BatchError",
+    "CacheError",
+    "CacheUnreachableError",
+    "ConfigError",
+    "CoordinatorError",
+    "CoordinatorUnreachableError",
+    "EmbeddedError",
+    "PlanError",
+    "ProtocolMismatchError",
+    "ReadTimeoutError",
+    "RecipeError",
+    "RecordError",
+    "RecordHashError",
+    "RecordLengthError",
+    "RecordMagicError",
+    "RecordVersionError",
+    "SourceEmptyError",
+    "SourceError",
+    "SourceForbiddenError",
+    "SourceNotFoundError",
+    "SuperError",
+    "UnknownJobError",
+    "UsageError",
+    "error_from_name",
+]
+
+
+class SuperError(Exception):
+    """Base of all errors that SUPER raises."""
+
+
+class ConfigError(SuperError, ValueError):
+    """An argument or a setting is wrong; the message names it and the remedy."""
+
+
+class PlanError(ConfigError):
+    """Sizes, ranks or positions that no plan can have."""
+
+
+class RecipeError(ConfigError):
+    """A recipe step is unknown, ill-typed or out of its range."""
+
+
+class SourceError(SuperError):
+    """A source cannot be listed or read."""
+
+
+class SourceNotFoundError(SourceError):
+    """The source's directory or bucket does not exist."""
+
+
+class SourceEmptyError(SourceError):
+    """The source exists and holds no sample."""
+
+
+class SourceForbiddenError(SourceError):
+    """The source exists and may not be read."""
+
+
+class RecordError(SuperError):
+    """Bytes found under a cache key are not a record that this version reads."""
+
+
+class RecordMagicError(RecordError):
+    """The bytes do not begin as a record does."""
+
+
+class RecordVersionError(RecordError):
+    """The record was written in another format version."""
+
+
+class RecordLengthError(RecordError):
+    """The record is shorter or longer than its header says, or its header contradicts itself."""
+
+
+class RecordHashError(RecordError):
+    """The payload does not have the hash that its header names."""
+
+
+class CoordinatorError(SuperError):
+    """The coordinator answered with a failure."""
+
+
+class CoordinatorUnreachableError(CoordinatorError):
+    """No coordinator answered at the address within the bounded wait."""
+
+
+class ProtocolMismatchError(CoordinatorError):
+    """Client and coordinator speak different protocol versions."""
+
+
+class UnknownJobError(CoordinatorError):
+    """The coordinator does not know the job (it was restarted, or the job's lease was forgotten)."""
+
+
+class CacheError(SuperError):
+    """The cache answered with a failure."""
+
+
+class CacheUnreachableError(CacheError):
+    """No cache answered at the address within the bounded wait."""
+
+
+class BatchError(SuperError):
+    """One batch could not be delivered."""
+
+
+class BadSampleError(BatchError):
+    """A sample of the batch cannot be produced; the message names its key and the reason."""
+
+
+class ReadTimeoutError(BatchError):
+    """Samples of the batch were still missing when ``read_timeout`` ran out."""
+
+
+class EmbeddedError(SuperError):
+    """The embedded coordinator, Redis or function pool could not be started."""
+
+
+class UsageError(SuperError, TypeError):
+    """An object was used in a way it is not meant for; the message shows the intended way."""
+
+
+def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def error_from_name(name: str, message: str) -> SuperError:
+    """Rebuild the error that a coordinator named; an unknown name gives a :class:`CoordinatorError`."""
+    return _tree(SuperError).get(name, CoordinatorError)(message)

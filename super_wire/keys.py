@@ -1,0 +1,49 @@
+"""Names in the cache: where records lie, and which streams carry reports and outcomes.
+
+All names begin with ``super:``, hold ASCII only and no braces, so that no id looks like a cluster hash tag
+and an ACL can name a prefix. What lies under the names is :mod:`super_wire.record` and
+:mod:`super_wire.report`.
+"""
+
+from __future__ import annotations
+
+from super_wire.ids import ID_BYTES
+
+__all__ = [
+    "GOLDEN_KEY",
+    "LOCK_KEY",
+    "RECORD_PREFIX",
+    "REPORT_PREFIX",
+    "cache_key",
+    "cache_keys",
+    "report_stream",
+]
+
+RECORD_PREFIX = b"super:r1:"
+"""Prefix of records; the 32 hex digits of the sample id follow."""
+
+REPORT_PREFIX = b"super:n1:"
+"""Prefix of read-report streams; the job id follows."""
+
+LOCK_KEY = b"super:lock"
+"""The lock by which one coordinator owns a cache."""
+
+GOLDEN_KEY = b"super:golden"
+"""Digest of the golden images as the functions that filled this cache decode them."""
+
+
+def cache_key(sample_id: bytes) -> bytes:
+    """The cache key of one sample: ``super:r1:`` and its id in hex."""
+    return RECORD_PREFIX + sample_id.hex().encode()
+
+
+def cache_keys(ids: bytes) -> list[bytes]:
+    """The cache keys of concatenated 16-byte sample ids, in order."""
+    digits = ids.hex().encode()
+    width = 2 * ID_BYTES
+    return [RECORD_PREFIX + digits[at : at + width] for at in range(0, len(digits), width)]
+
+
+def report_stream(job: str) -> bytes:
+    """The stream of a job's read reports."""
+    return REPORT_PREFIX + job.encode()

@@ -1,0 +1,145 @@
+"""Recipes: the declarative work that a function does on a sample.
+
+A recipe is a list of steps, kept in a canonical form so that equal meaning gives an equal digest, and carried
+as
+JSON: it holds no code. What the steps do to pixels is :mod:`lambda_prefetch`'s; which steps exist, and what
+    their parameters may be, is :mod:`super_wire.steps`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from super_wire.errors import RecipeError
+from super_wire.ids import digest128
+from super_wire.steps import RANDOM_OPS, SHAPE_KEEPING_OPS, canonical_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["PIPELINE_VERSION", "Recipe"]
+
+PIPELINE_VERSION = 1
+"""Part of every digest; raised whenever a step would give other pixels than before."""
+
+_MAX_STEPS = 64
+_INT64 = 2**63
+
+
+class Recipe:
+    """What is done to every sample between its bytes and the cache.
+
+    An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3); then the steps run in
+    order. Equality, hash and :attr:`digest` follow the canonical form: ``Recipe.image(crop=224)`` and a
+    recipe whose step says ``"size": 224.0`` are one.
+
+    Args:
+        steps: mappings such as ``{"op": "resize", "size": 256}``; see :mod:`super_wire.steps` for all of
+            them.
+        augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
+            effect.
+            It is not the shuffle seed, so that trials with different shuffles share samples.
+
+    Raises:
+        RecipeError: a step is unknown, ill-typed or out of range; the message names it.
+    """
+
+    __slots__ = ("_canonical", "_digest", "augment_seed", "steps")
+
+    augment_seed: int
+    steps: tuple[Mapping[str, Any], ...]
+
+    def __init__(self, steps: Sequence[Mapping[str, Any]], *, augment_seed: int = 0) -> None:
+        if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__"):
+            msg = f"a recipe's steps are a list of mappings; not {steps!r}"
+            raise RecipeError(msg)
+        if len(steps) > _MAX_STEPS:
+            msg = f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}"
+            raise RecipeError(msg)
+        if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
+            msg = f"augment_seed is an integer; not {augment_seed!r}"
+            raise RecipeError(msg)
+        if not -_INT64 <= augment_seed < _INT64:
+            msg = f"augment_seed fits in 64 bits with sign; {augment_seed} does not"
+            raise RecipeError(msg)
+        self.steps = tuple(canonical_step(step, number) for number, step in enumerate(steps, start=1))
+        self.augment_seed = augment_seed if self.random else 0
+        work = {"pipeline": PIPELINE_VERSION, "steps": self.steps}
+        self._digest = digest128(_dump(work).encode())
+        self._canonical = _dump({**work, "augment_seed": self.augment_seed})
+
+    @classmethod
+    def image(cls, *, resize: int | None = None, crop: int | None = None) -> Recipe:
+        """The usual evaluation preprocessing of torchvision, as pixels: shorter side to ``resize``, centre
+        ``crop``.
+
+        With ``crop`` every sample is uint8 of shape (crop, crop, 3). Without it shapes follow the images.
+        """
+        steps: list[Mapping[str, Any]] = []
+        if resize is not None:
+            steps.append({"op": "resize", "size": resize})
+        if crop is not None:
+            steps.append({"op": "center_crop", "size": crop})
+        return cls(steps)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Recipe:
+        """Read what :attr:`json` gave; a recipe of another pipeline version is refused."""
+        try:
+            fields = json.loads(text)
+            version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
+        except (ValueError, KeyError, TypeError) as error:
+            msg = f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}"
+            raise RecipeError(msg) from error
+        if version != PIPELINE_VERSION:
+            msg = f"the recipe wants pipeline {version}, not {PIPELINE_VERSION}: use one version of SUPER"
+            raise RecipeError(msg)
+        return cls(steps, augment_seed=seed)
+
+    @property
+    def json(self) -> str:
+        """The canonical JSON; equal recipes give equal text."""
+        return self._canonical
+
+    @property
+    def digest(self) -> bytes:
+        """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is a field of the sample id
+        instead.
+        """
+        return self._digest
+
+    @property
+    def random(self) -> bool:
+        """Whether a step is random, so that every epoch has fresh sample ids."""
+        return any(step["op"] in RANDOM_OPS or step.get("random", False) for step in self.steps)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int] | None:
+        """(height, width, 3) where every sample must have it, ``None`` where shapes follow images or a custom
+        step.
+        """
+        shape = None
+        for step in self.steps:
+            if step["op"] in {"center_crop", "random_resized_crop"}:
+                shape = (step["size"], step["size"], 3)
+            elif step["op"] not in SHAPE_KEEPING_OPS:
+                shape = None
+        return shape
+
+    def __eq__(self, other: object) -> bool:
+        return self._canonical == other._canonical if isinstance(other, Recipe) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._canonical)
+
+    def __repr__(self) -> str:
+        seed = f", augment_seed={self.augment_seed}" if self.random else ""
+        return f"Recipe({[dict(step) for step in self.steps]}{seed})"
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return Recipe.from_json, (self._canonical,)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

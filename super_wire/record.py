@@ -1,0 +1,270 @@
+"""Records: what the cache holds under a cache key, a 64-byte header and the array's C-order bytes.
+
+Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
+view of the bytes it was given. A record that fails a check raises a typed
+:class:`~super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
+:data:`HEADER_DTYPE`. When the payload hash is verified, which costs more than the read itself, is the
+reader's choice: :func:`verify_payload`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from super_wire.errors import RecordHashError, RecordLengthError, RecordMagicError, RecordVersionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "DTYPE_CODES",
+    "DTYPE_NAMES",
+    "HEADER_BYTES",
+    "HEADER_DTYPE",
+    "MAGIC",
+    "MAX_NDIM",
+    "RECORD_VERSION",
+    "Header",
+    "Kind",
+    "Tombstone",
+    "pack",
+    "pack_tombstone",
+    "parse_header",
+    "read_tombstone",
+    "unpack",
+    "verify_payload",
+]
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+MAGIC = b"SUPR"
+RECORD_VERSION = 1
+MAX_NDIM = 6
+
+_HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
+HEADER_BYTES = _HEADER.size
+_MAX_U32 = 2**32 - 1
+
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "u1"),
+        ("kind", "u1"),
+        ("dtype", "u1"),
+        ("ndim", "u1"),
+        ("payload_bytes", "<u8"),
+        ("payload_hash", "<u8"),
+        ("shape", "<u4", (MAX_NDIM,)),
+        ("fetch_us", "<u4"),
+        ("decode_us", "<u4"),
+        ("reserved", "<u8"),
+    ]
+)
+"""The header as a numpy structured dtype, to look at many headers at once."""
+
+DTYPE_NAMES = {
+    1: "uint8",
+    2: "int8",
+    3: "uint16",
+    4: "int16",
+    5: "uint32",
+    6: "int32",
+    7: "uint64",
+    8: "int64",
+    9: "float16",
+    10: "float32",
+    11: "float64",
+    12: "bool",
+}
+"""dtype code in the header -> numpy's name of it. Codes are never reused."""
+
+DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
+
+
+class Kind(enum.IntEnum):
+    """What a record says: here is the sample, or here is why there is none."""
+
+    DATA = 1
+    TOMBSTONE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds."""
+
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    payload_bytes: int
+    payload_hash: int
+    fetch_us: int
+    decode_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Why a sample could not be produced.
+
+    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people,
+    ``permanent`` whether it is a fault of that version's bytes (else the tombstone expires and the sample is
+    tried again).
+    """
+
+    key: str
+    reason: str
+    message: str
+    permanent: bool
+
+
+def pack(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> tuple[bytes, memoryview]:
+    """Header and payload of ``array``; the payload is a view of a C-contiguous array's own memory.
+
+    Raises:
+        RecordLengthError: more than 6 dimensions, or a dimension of 2**32 or more.
+        TypeError: a dtype that records do not hold.
+    """
+    code = DTYPE_CODES.get(array.dtype.name)
+    if code is None:
+        msg = f"records hold {', '.join(DTYPE_CODES)}; not {array.dtype}"
+        raise TypeError(msg)
+    if array.ndim > MAX_NDIM or any(side > _MAX_U32 for side in array.shape):
+        msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {array.shape}"
+        raise RecordLengthError(msg)
+    little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    payload = little_endian.reshape(-1).view(np.uint8).data
+    shape = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
+    header = _HEADER.pack(
+        MAGIC,
+        RECORD_VERSION,
+        Kind.DATA,
+        code,
+        array.ndim,
+        payload.nbytes,
+        xxhash.xxh3_64_intdigest(payload),
+        *shape,
+        min(fetch_us, _MAX_U32),
+        min(decode_us, _MAX_U32),
+        0,
+    )
+    return header, payload
+
+
+def pack_tombstone(tombstone: Tombstone) -> bytes:
+    """A whole tombstone record: header and a JSON payload."""
+    payload = json.dumps(
+        {
+            "key": tombstone.key,
+            "reason": tombstone.reason,
+            "message": tombstone.message,
+            "permanent": tombstone.permanent,
+        },
+        separators=(",", ":"),
+    ).encode()
+    header = _HEADER.pack(
+        MAGIC,
+        RECORD_VERSION,
+        Kind.TOMBSTONE,
+        DTYPE_CODES["uint8"],
+        1,
+        len(payload),
+        xxhash.xxh3_64_intdigest(payload),
+        *(len(payload), 0, 0, 0, 0, 0),
+        0,
+        0,
+        0,
+    )
+    return header + payload
+
+
+def parse_header(record: Bytes, *, record_bytes: int | None = None) -> Header:
+    """Read and check a header.
+
+    Args:
+        record: at least the first 64 bytes of a record.
+        record_bytes: how long the whole record is, to be checked against the header; ``None`` if unknown.
+
+    Raises:
+        RecordLengthError: too short, too long, or the shape does not give the payload's length.
+        RecordMagicError: it does not begin as a record does.
+        RecordVersionError: another format version, or a kind or dtype that this version does not know.
+    """
+    if len(record) < HEADER_BYTES:
+        msg = f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}"
+        raise RecordLengthError(msg)
+    magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
+    if magic != MAGIC:
+        msg = f"a record begins with {MAGIC!r}; this one with {magic!r}"
+        raise RecordMagicError(msg)
+    if version != RECORD_VERSION:
+        msg = f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
+        raise RecordVersionError(msg)
+    if kind not in (Kind.DATA, Kind.TOMBSTONE) or code not in DTYPE_NAMES:
+        msg = f"record version {version} knows no kind {kind} with dtype code {code}"
+        raise RecordVersionError(msg)
+    if ndim > MAX_NDIM:
+        msg = f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}"
+        raise RecordLengthError(msg)
+    dtype, shape = DTYPE_NAMES[code], tuple(rest[:ndim])
+    if math.prod(shape) * np.dtype(dtype).itemsize != payload_bytes:
+        msg = f"shape {shape} of {dtype} is not {payload_bytes} payload bytes"
+        raise RecordLengthError(msg)
+    if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
+        msg = f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+        raise RecordLengthError(msg)
+    return Header(Kind(kind), dtype, shape, payload_bytes, payload_hash, rest[MAX_NDIM], rest[MAX_NDIM + 1])
+
+
+def verify_payload(header: Header, payload: Bytes) -> None:
+    """Raise :class:`RecordHashError` unless ``payload`` has the xxh3-64 that the header names."""
+    found = xxhash.xxh3_64_intdigest(payload)
+    if found != header.payload_hash:
+        msg = f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
+        raise RecordHashError(msg)
+
+
+def unpack(record: Bytes, *, verify: bool = True) -> tuple[Header, NDArray[Any]]:
+    """A data record's header and array; the array is a view of ``record`` (read-only if that is).
+
+    Raises:
+        RecordError: any of its kinds; see :func:`parse_header` and :func:`verify_payload`.
+        RecordVersionError: also if the record is a tombstone (see :func:`read_tombstone`).
+    """
+    header = parse_header(record, record_bytes=len(record))
+    payload = memoryview(record)[HEADER_BYTES:]
+    if verify:
+        verify_payload(header, payload)
+    if header.kind is not Kind.DATA:
+        msg = f"expected a data record; this one is a {header.kind.name.lower()}"
+        raise RecordVersionError(msg)
+    dtype = np.dtype(header.dtype).newbyteorder("<")
+    return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
+
+
+def read_tombstone(record: Bytes) -> Tombstone:
+    """What a tombstone record says.
+
+    Raises:
+        RecordError: any of its kinds; also when the payload is not a tombstone's JSON.
+    """
+    header = parse_header(record, record_bytes=len(record))
+    payload = memoryview(record)[HEADER_BYTES:]
+    verify_payload(header, payload)
+    if header.kind is not Kind.TOMBSTONE:
+        msg = "expected a tombstone; this is a data record"
+        raise RecordVersionError(msg)
+    try:
+        fields = json.loads(bytes(payload))
+        return Tombstone(
+            str(fields["key"]), str(fields["reason"]), str(fields["message"]), bool(fields["permanent"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
+        raise RecordLengthError(msg) from error

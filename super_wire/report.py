@@ -1,0 +1,82 @@
+"""Read reports: one small stream entry by which a reader tells what it read, how long it took and what it
+missed.
+
+Entries are fields of a Redis stream, so the encoding is a flat mapping of bytes. Misses are offsets in the
+planned batch, which the coordinator can plan again: no ids travel. Losing an entry is normal: a reader that
+still misses repeats its misses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["REPORT_STREAM_MAXLEN", "ReadReport"]
+
+REPORT_STREAM_MAXLEN = 4096
+"""Bound of a job's report stream, given with every XADD (approximate trimming)."""
+
+_NUMBERS = {
+    b"r": "rank",
+    b"e": "epoch",
+    b"p": "position",
+    b"n": "samples",
+    b"h": "hits",
+    b"w": "wait_us",
+    b"f": "read_us",
+    b"b": "size_bytes",
+    b"a": "attempt",
+    b"d": "done",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What a reader did with one batch, or still waits for.
+
+    ``samples`` of the batch, ``hits`` found by the first GET, ``missed`` offsets still missing, ``corrupt``
+    those of them whose record failed its check. ``done`` is 1 once the batch was delivered or given up. Times
+    in microseconds: ``wait_us`` between attempts, ``read_us`` receiving.
+    """
+
+    rank: int
+    epoch: int
+    position: int
+    samples: int
+    hits: int
+    wait_us: int
+    read_us: int
+    size_bytes: int
+    attempt: int
+    done: int
+    missed: tuple[int, ...] = ()
+    corrupt: tuple[int, ...] = ()
+
+    def to_fields(self) -> dict[bytes, bytes]:
+        """As the fields of a stream entry."""
+        entry = {short: str(getattr(self, name)).encode() for short, name in _NUMBERS.items()}
+        for short, offsets in ((b"m", self.missed), (b"c", self.corrupt)):
+            if offsets:
+                entry[short] = np.asarray(offsets, dtype="<u4").tobytes()
+        return entry
+
+    @classmethod
+    def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
+        """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
+        try:
+            numbers = {name: int(entry[short]) for short, name in _NUMBERS.items()}
+        except KeyError as error:
+            msg = f"a read report lacks the field {error}"
+            raise ValueError(msg) from error
+        if min(numbers.values()) < 0:
+            msg = f"a read report has no negative numbers: {numbers}"
+            raise ValueError(msg)
+        missed, corrupt = (
+            tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
+        )
+        return cls(**numbers, missed=missed, corrupt=corrupt)

@@ -1,0 +1,179 @@
+"""The steps that a recipe may name, their parameters, and the canonical form of each.
+
+Canonical means: all parameters present, numbers of one type, nothing else. So a step's meaning alone decides
+the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
+
+====================
+===========================================================================================
+``resize``            ``size``: the shorter side in pixels; bilinear, antialiased
+``center_crop``       ``size``: side of the square; smaller images are padded with zeros, as torchvision does
+``random_resized_crop``  ``size``, ``scale`` (share of the area, default 0.08 to 1), ``ratio`` (default 3/4 to
+4/3)
+``horizontal_flip``   ``p``: probability, default 0.5
+``custom``            ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether it
+draws ====================
+===========================================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from super_wire.errors import RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MAX_SIDE", "OPS", "RANDOM_OPS", "SHAPE_KEEPING_OPS", "canonical_step", "split_custom_name"]
+
+MAX_SIDE = 16384
+"""Largest side in pixels that a step may ask for."""
+
+RANDOM_OPS = frozenset({"random_resized_crop", "horizontal_flip"})
+SHAPE_KEEPING_OPS = frozenset({"horizontal_flip"})
+
+_CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
+_MAX_CUSTOM_JSON = 65536
+
+
+def split_custom_name(name: str) -> tuple[str, str, str]:
+    """Module, function and version of a custom step's ``module:function@version``."""
+    match = _CUSTOM_NAME.fullmatch(name)
+    if match is None:
+        msg = f"a custom step is named module:function@version; not {name!r}"
+        raise RecipeError(msg)
+    module, function, version = match.groups()
+    return module, function, version
+
+
+class _Parameter:
+    """Reads one parameter and says what is wrong with it, by step number, name and value."""
+
+    def __init__(self, where: str, value: object) -> None:
+        self.where, self.value = where, value
+
+    def fail(self, expected: str) -> NoReturn:
+        msg = f"{self.where} is {expected}; not {self.value!r}"
+        raise RecipeError(msg)
+
+    def number(self, low: float, high: float, expected: str) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
+            self.fail(expected)
+        number = float(self.value)
+        if not math.isfinite(number) or not low <= number <= high:
+            self.fail(expected)
+        return number + 0.0  # -0.0 becomes 0.0
+
+    def side(self) -> int:
+        expected = f"a whole number of pixels from 1 to {MAX_SIDE}"
+        number = self.number(1, MAX_SIDE, expected)
+        if not number.is_integer():
+            self.fail(expected)
+        return int(number)
+
+    def square(self) -> int:
+        """A side, or a pair of equal sides as torchvision allows."""
+        if isinstance(self.value, (list, tuple)):
+            expected = "a side, or a pair of equal sides"
+            if len(self.value) != 2 or self.value[0] != self.value[1]:  # noqa: PLR2004  # a pair
+                self.fail(expected)
+            return _Parameter(self.where, self.value[0]).side()
+        return self.side()
+
+    def probability(self) -> float:
+        return self.number(0, 1, "a probability from 0 to 1")
+
+    def span(self, low: float, high: float) -> list[float]:
+        expected = f"a pair (low, high) with {low} < low <= high <= {high}"
+        if not isinstance(self.value, (list, tuple)) or len(self.value) != 2:  # noqa: PLR2004  # a pair
+            self.fail(expected)
+        first, second = (_Parameter(self.where, side).number(low, high, expected) for side in self.value)
+        if not low < first <= second:
+            self.fail(expected)
+        return [first, second]
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            self.fail("true or false")
+        return self.value
+
+    def custom_name(self) -> str:
+        if not isinstance(self.value, str):
+            self.fail("a text module:function@version")
+        split_custom_name(self.value)
+        return self.value
+
+    def json_mapping(self) -> dict[str, Any]:
+        if not isinstance(self.value, Mapping):
+            self.fail("a mapping of JSON values")
+        try:
+            text = json.dumps(dict(self.value), sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError):
+            self.fail("a mapping of JSON values")
+        if len(text) > _MAX_CUSTOM_JSON:
+            self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
+        parsed: dict[str, Any] = json.loads(text)
+        return parsed
+
+
+_REQUIRED: Any = object()
+_AREA, _ASPECT = (0.0, 1.0), (0.0, 100.0)
+
+# step -> parameter -> (how it is read, default)
+OPS: Mapping[str, Mapping[str, tuple[Callable[[_Parameter], Any], Any]]] = MappingProxyType(
+    {
+        "resize": {"size": (_Parameter.side, _REQUIRED)},
+        "center_crop": {"size": (_Parameter.square, _REQUIRED)},
+        "random_resized_crop": {
+            "size": (_Parameter.square, _REQUIRED),
+            "scale": (lambda p: p.span(*_AREA), (0.08, 1.0)),
+            "ratio": (lambda p: p.span(*_ASPECT), (3 / 4, 4 / 3)),
+        },
+        "horizontal_flip": {"p": (_Parameter.probability, 0.5)},
+        "custom": {
+            "name": (_Parameter.custom_name, _REQUIRED),
+            "params": (_Parameter.json_mapping, {}),
+            "random": (_Parameter.flag, False),
+        },
+    }
+)
+
+
+def canonical_step(step: object, number: int) -> Mapping[str, Any]:
+    """The canonical form of a step, a new mapping.
+
+    Args:
+        step: a mapping with ``op`` and that step's parameters.
+        number: its place in the recipe, from 1, for error messages.
+
+    Raises:
+        RecipeError: unknown step, unknown, missing, ill-typed or out-of-range parameter.
+    """
+    if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
+        msg = f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}'
+        raise RecipeError(msg)
+    op = step["op"]
+    parameters = OPS.get(op)
+    if parameters is None:
+        near = difflib.get_close_matches(op, OPS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPS)}"
+        msg = f"step {number}: there is no step {op!r}{hint}"
+        raise RecipeError(msg)
+    unknown = [str(name) for name in step if name != "op" and name not in parameters]
+    if unknown:
+        msg = f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}"
+        raise RecipeError(msg)
+    canonical: dict[str, Any] = {"op": op}
+    for name, (read, default) in parameters.items():
+        value = step.get(name, default)
+        if value is _REQUIRED:
+            msg = f"step {number} ({op}) needs the parameter {name}"
+            raise RecipeError(msg)
+        canonical[name] = read(_Parameter(f"step {number} ({op}): {name}", value))
+    return canonical
