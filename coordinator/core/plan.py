@@ -1,0 +1,275 @@
+"""Which samples form which batch on which rank: a pure function of its arguments and the epoch.
+
+Words used here:
+
+* The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order if
+  ``shuffle`` is False). An *order position* ``q`` is a place in it, an *index* is a sample of the catalog.
+* A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch ``j``
+  covers the order positions ``j * G`` to ``(j + 1) * G``, so that the order over all ranks depends on ``G``
+  and not on how it is divided. A *position* is the number of a global batch within its epoch.
+* Rank ``r`` takes the ``r``-th contiguous slice of each global batch.
+
+The last global batch is short when ``G`` does not divide ``size``. ``drop_last`` leaves it out. Otherwise it
+is padded to a multiple of the ranks, with the samples that open the same epoch (again and again if there are
+fewer of them than ranks), as torch's DistributedSampler does: all ranks get batches of equal length. The
+padding is flagged; each index that is not flagged is delivered at most once per epoch.
+
+Nothing here grows with the catalog, and any place is reached in constant time. What an index is (key, label,
+sample id) and what is cached is left to others.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from coordinator.core.permutation import SIZE_MAX, Permutation, checked_elements
+from super_wire.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["NEVER_SOON", "BatchSlice", "Plan", "Span"]
+
+NEVER_SOON: Final = 2**62
+"""The distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
+
+_SEED_MIN: Final = -(2**63)
+_SEED_MAX: Final = 2**64 - 1
+_EPOCH_MAX: Final = 2**63 - 1
+_BATCH_SIZE_MAX: Final = 2**31 - 1
+_REPLICAS_MAX: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchSlice:
+    """One rank's part of one global batch.
+
+    Attributes:
+        indices: int64 ``[n]``, the samples in their order.
+        padding: bool ``[n]``, True where a sample is there only to give all ranks equal lengths.
+    """
+
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """One rank's parts of consecutive global batches, end to end.
+
+    Attributes:
+        indices: int64 ``[n]``.
+        padding: bool ``[n]``, as in `BatchSlice`.
+        offsets: int64 ``[batches + 1]``; batch ``i`` of the span is ``indices[offsets[i] : offsets[i + 1]]``.
+    """
+
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The number of samples of each batch: int64 ``[batches]``."""
+        return np.diff(self.offsets)
+
+    def batch(self, number: int) -> BatchSlice:
+        """Return the ``number``-th batch of the span, as views.
+
+        Raises:
+            PlanError: If the span has no such batch.
+        """
+        if not 0 <= number < len(self):
+            raise PlanError(f"this span has batches 0 to {len(self) - 1}, not {number}")
+        part = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
+        return BatchSlice(self.indices[part], self.padding[part])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of every epoch of one job.
+
+    Args:
+        size: Samples in the catalog, 1 to 2**40.
+        batch_size: Samples per batch and rank, from 1.
+        replicas: Ranks, from 1.
+        seed: Any integer from -2**63 to 2**64 - 1; each is a different seed. Unused without ``shuffle``.
+        shuffle: Whether each epoch has an order of its own.
+        drop_last: Whether the short last global batch is left out.
+
+    Raises:
+        PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
+    """
+
+    size: int
+    batch_size: int
+    replicas: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "size": (1, SIZE_MAX),
+            "batch_size": (1, _BATCH_SIZE_MAX),
+            "replicas": (1, _REPLICAS_MAX),
+            "seed": (_SEED_MIN, _SEED_MAX),
+        }
+        for name, (low, high) in bounds.items():
+            object.__setattr__(self, name, _bounded(name, getattr(self, name), low, high))
+        if self.drop_last and self.global_batch_size > self.size:
+            raise PlanError(
+                f"drop_last leaves no batch: batch_size {self.batch_size} x {self.replicas} replicas = "
+                f"{self.global_batch_size} is larger than the dataset of {self.size} samples; "
+                f"use a smaller batch_size or drop_last=False"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that all ranks read at once (the short last global batch apart)."""
+        return self.batch_size * self.replicas
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Global batches per epoch, which is also every rank's batches."""
+        full, rest = divmod(self.size, self.global_batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that all ranks together deliver per epoch, without padding."""
+        return min(self.size, self.batches_per_epoch * self.global_batch_size)
+
+    @property
+    def padding_per_epoch(self) -> int:
+        """Samples that all ranks together deliver a second time, as padding; fewer than the replicas."""
+        return -self.samples_per_epoch % self.replicas
+
+    def batch(self, epoch: int, position: int, rank: int) -> BatchSlice:
+        """Return what ``rank`` reads at one position.
+
+        Raises:
+            PlanError: If epoch, position or rank is out of range.
+        """
+        position = _bounded("position", position, 0, self.batches_per_epoch - 1)
+        return self.span(epoch, position, position + 1, rank).batch(0)
+
+    def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
+        """Return what ``rank`` reads at the positions from ``start`` up to, not including, ``stop``.
+
+        One vectorised call for many batches costs little more than one for one batch.
+
+        Raises:
+            PlanError: If epoch or rank is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
+        """
+        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
+        start, stop = self._checked_range(start, stop)
+        rank = _bounded("rank", rank, 0, self.replicas - 1)
+        lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
+        full = self.size // self.global_batch_size
+        places = self._full_places(start, min(stop, full), rank)
+        if start < stop and stop > full:  # the short last global batch is in the span
+            tail = full * self.global_batch_size
+            lengths[-1] = length = -(-(self.size - tail) // self.replicas)
+            first = tail + rank * length
+            places = np.concatenate((places, np.arange(first, first + length, dtype=np.int64)))
+        padding = places >= self.size
+        if padding.any():
+            places %= self.size
+        offsets = np.zeros(stop - start + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Span(self._indices(epoch, places), padding, offsets)
+
+    def global_span(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return what all ranks read at the positions from ``start`` up to, not including, ``stop``.
+
+        The indices (int64) come in the order of the epoch, each once, without padding: global batch ``j``
+        begins at ``(j - start) * global_batch_size``.
+
+        Raises:
+            PlanError: If epoch is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
+        """
+        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
+        start, stop = self._checked_range(start, stop)
+        first, end = (min(position * self.global_batch_size, self.size) for position in (start, stop))
+        return self._indices(epoch, np.arange(first, end, dtype=np.int64))
+
+    def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
+        """Return how many global batches from now each sample is used next.
+
+        Now is (``epoch``, ``position``), its own batch included: 0 means that batch. ``position`` may be
+        ``batches_per_epoch``, the end of the epoch. The view ends with the next epoch; what neither the rest
+        of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`. Use as padding
+        counts as use. Constant time per sample, by the inverse of the order; nothing is stored.
+
+        Args:
+            indices: Samples, int64 ``[n]``.
+            epoch: The current epoch.
+            position: The next global batch to be read.
+
+        Returns:
+            int64 ``[n]``.
+
+        Raises:
+            PlanError: If an index, the epoch or the position is out of range.
+        """
+        batches = self.batches_per_epoch
+        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
+        position = _bounded("position", position, 0, batches)
+        places = self._places(epoch, indices)
+        used = places // self.global_batch_size
+        # The samples that open the epoch come again in its last batch if that is padded with them.
+        reopened = (places < self.padding_per_epoch) & (used < position)
+        used[reopened] = batches - 1
+        distance = used - position
+        later = (used < position) | (used >= batches)
+        if later.any():
+            used = self._places(epoch + 1, np.asarray(indices)[later]) // self.global_batch_size
+            distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
+        return distance
+
+    def _checked_range(self, start: int, stop: int) -> tuple[int, int]:
+        stop = _bounded("stop", stop, 0, self.batches_per_epoch)
+        return _bounded("start", start, 0, stop), stop
+
+    def _full_places(self, start: int, stop: int, rank: int) -> NDArray[np.int64]:
+        """Return the order positions of one rank in full global batches, end to end."""
+        if start >= stop:
+            return np.empty(0, dtype=np.int64)
+        first = np.arange(start, stop, dtype=np.int64) * self.global_batch_size + rank * self.batch_size
+        return (first[:, None] + np.arange(self.batch_size, dtype=np.int64)).reshape(-1)
+
+    def _indices(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _order(self.size, self.seed, epoch).forward(places) if self.shuffle else places
+
+    def _places(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.shuffle:
+            return _order(self.size, self.seed, epoch).inverse(indices)
+        return checked_elements(indices, "indices", self.size)
+
+
+@lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry is a few hundred bytes, at most 4 KiB
+def _order(size: int, seed: int, epoch: int) -> Permutation:
+    """Return the order of one epoch; its key is BLAKE2b over seed and epoch."""
+    fields = seed.to_bytes(16, "little", signed=True) + epoch.to_bytes(16, "little")
+    return Permutation(size, blake2b(fields, digest_size=32, person=b"super-plan-1").digest())
+
+
+def _bounded(name: str, value: int, low: int, high: int) -> int:
+    """Return ``value`` as a plain int, or raise a PlanError that names it and its range."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise PlanError(f"{name} must be an integer, not {value!r}") from error
+    if not low <= number <= high:
+        raise PlanError(f"{name} must be from {low} to {high}, not {number}")
+    return number

@@ -1,0 +1,244 @@
+"""The plan: every sample once per epoch, the same on any division into ranks, and next uses that are true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.plan import NEVER_SOON, Plan
+from super_wire.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@st.composite
+def plans(draw: st.DrawFn, size_max: int = 400) -> Plan:
+    size = draw(st.integers(1, size_max))
+    replicas = draw(st.integers(1, 9))
+    batch_size = draw(st.integers(1, 60))
+    drop_last = draw(st.booleans()) and batch_size * replicas <= size
+    seed = draw(st.integers(-(2**63), 2**64 - 1))
+    return Plan(size, batch_size, replicas, seed, shuffle=draw(st.booleans()), drop_last=drop_last)
+
+
+EPOCHS = st.integers(0, 2**40)
+PROPERTY = settings(max_examples=150, deadline=None)
+
+
+def order(plan: Plan, epoch: int) -> NDArray[np.int64]:
+    return plan.global_span(epoch, 0, plan.batches_per_epoch)
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_ranks_share_out_each_epoch_exactly_once(plan: Plan, epoch: int) -> None:
+    spans = [plan.span(epoch, 0, plan.batches_per_epoch, rank) for rank in range(plan.replicas)]
+    real = np.concatenate([span.indices[~span.padding] for span in spans])
+    assert len(real) == plan.samples_per_epoch
+    assert len(np.unique(real)) == len(real)
+    assert real.min() >= 0
+    assert real.max() < plan.size
+    if not plan.drop_last:
+        assert plan.samples_per_epoch == plan.size
+    for span in spans:
+        assert np.array_equal(span.lengths, spans[0].lengths)
+    assert sum(int(span.padding.sum()) for span in spans) == plan.padding_per_epoch < plan.replicas
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_ranks_take_contiguous_slices_of_the_global_batch(plan: Plan, epoch: int) -> None:
+    whole = order(plan, epoch)
+    for position in range(plan.batches_per_epoch):
+        begin = position * plan.global_batch_size
+        expected = whole[begin : begin + plan.global_batch_size]
+        assert np.array_equal(plan.global_span(epoch, position, position + 1), expected)
+        parts = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
+        joined = np.concatenate([part.indices for part in parts])
+        flags = np.concatenate([part.padding for part in parts])
+        assert np.array_equal(joined[~flags], expected)
+        # Padding ends the batch, and repeats the samples that open the epoch.
+        padding = int(flags.sum())
+        assert not flags[: len(flags) - padding].any()
+        assert np.array_equal(joined[flags], np.resize(whole, padding))
+        if padding:
+            assert position == plan.batches_per_epoch - 1
+
+
+@given(plan=plans(), epoch=EPOCHS, data=st.data())
+@PROPERTY
+def test_a_span_is_its_batches_end_to_end(plan: Plan, epoch: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, plan.batches_per_epoch))
+    stop = data.draw(st.integers(start, plan.batches_per_epoch))
+    rank = data.draw(st.integers(0, plan.replicas - 1))
+    span = plan.span(epoch, start, stop, rank)
+    assert len(span) == stop - start
+    assert span.offsets[0] == 0
+    assert span.offsets[-1] == len(span.indices) == len(span.padding)
+    for number in range(stop - start):
+        single, part = plan.batch(epoch, start + number, rank), span.batch(number)
+        assert np.array_equal(part.indices, single.indices)
+        assert np.array_equal(part.padding, single.padding)
+        assert len(single.indices) == span.lengths[number]
+
+
+@given(epoch=EPOCHS, size=st.integers(24, 5000), seed=st.integers(-(2**63), 2**64 - 1))
+@PROPERTY
+def test_the_global_order_depends_on_the_global_batch_size_only(epoch: int, size: int, seed: int) -> None:
+    divisions = [Plan(size, 24 // replicas, replicas, seed) for replicas in (1, 2, 3, 4, 6, 8, 12, 24)]
+    for position in range(0, divisions[0].batches_per_epoch, 20):
+        batches = [plan.global_span(epoch, position, position + 1) for plan in divisions]
+        assert all(np.array_equal(batch, batches[0]) for batch in batches)
+
+
+def brute_force_next_use(plan: Plan, sample: int, epoch: int, position: int) -> int:
+    batches = plan.batches_per_epoch
+    for distance in range(2 * batches - position):
+        ahead, there = divmod(position + distance, batches)
+        parts = [plan.batch(epoch + ahead, there, rank).indices for rank in range(plan.replicas)]
+        if any((part == sample).any() for part in parts):
+            return distance
+    return NEVER_SOON
+
+
+@given(plan=plans(size_max=60), epoch=EPOCHS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_next_use_agrees_with_brute_force(plan: Plan, epoch: int, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, plan.batches_per_epoch))
+    samples = data.draw(st.lists(st.integers(0, plan.size - 1), min_size=1, max_size=8))
+    expected = [brute_force_next_use(plan, sample, epoch, position) for sample in samples]
+    assert plan.next_use(np.array(samples), epoch, position).tolist() == expected
+
+
+def test_next_use_sees_dropped_samples_and_padding() -> None:
+    dropping = Plan(10, 2, 2, shuffle=False, drop_last=True)
+    assert dropping.next_use(np.array([0, 4, 7, 8, 9]), 0, 1).tolist() == [1, 0, 0, NEVER_SOON, NEVER_SOON]
+    padded = Plan(9, 2, 2, shuffle=False)  # the last global batch is sample 8, and sample 0 again
+    assert padded.next_use(np.array([0, 1, 8]), 0, 1).tolist() == [1, 2, 1]
+    assert padded.next_use(np.array([0, 1, 8]), 0, 3).tolist() == [0, 0, 2]
+
+
+def test_next_use_leaves_its_input_alone_and_takes_none() -> None:
+    for shuffle in (True, False):
+        plan, samples = Plan(1000, 10, shuffle=shuffle), np.arange(1000)
+        plan.next_use(samples, 3, 60)
+        assert np.array_equal(samples, np.arange(1000))
+        assert plan.next_use(np.empty(0, dtype=np.int64), 3, 60).shape == (0,)
+
+
+def test_a_dataset_smaller_than_the_ranks_is_padded_cyclically() -> None:
+    plan = Plan(3, 4, 8, shuffle=False)
+    assert plan.batches_per_epoch == 1
+    parts = [plan.batch(0, 0, rank) for rank in range(8)]
+    assert [part.indices.tolist() for part in parts] == [[0], [1], [2], [0], [1], [2], [0], [1]]
+    assert [part.padding.tolist() for part in parts] == [[False]] * 3 + [[True]] * 5
+
+
+def test_the_short_last_batch() -> None:
+    keeping, dropping = Plan(103, 5, 4), Plan(103, 5, 4, drop_last=True)
+    assert (keeping.batches_per_epoch, keeping.samples_per_epoch, keeping.padding_per_epoch) == (6, 103, 1)
+    assert (dropping.batches_per_epoch, dropping.samples_per_epoch, dropping.padding_per_epoch) == (5, 100, 0)
+    assert np.array_equal(order(keeping, 7)[:100], order(dropping, 7))
+    assert keeping.span(7, 0, 6, 3).lengths.tolist() == [5, 5, 5, 5, 5, 1]
+    even = Plan(100, 5, 4)
+    assert even.batches_per_epoch == Plan(100, 5, 4, drop_last=True).batches_per_epoch == 5
+
+
+def test_orders_follow_seed_and_epoch() -> None:
+    def epoch_order(seed: int, epoch: int) -> bytes:
+        return order(Plan(2000, 8, seed=seed), epoch).tobytes()
+
+    assert epoch_order(1, 0) == epoch_order(1, 0)
+    different = [(1, 0), (1, 1), (0, 1), (2, 0), (-1, 0), (2**64 - 1, 0), (-(2**63), 0), (1, 2**63 - 1)]
+    assert len({epoch_order(*each) for each in different}) == len(different)
+
+
+def test_without_shuffle_every_epoch_has_the_natural_order() -> None:
+    plan = Plan(500, 16, shuffle=False, seed=3)
+    for epoch in (0, 5):
+        assert np.array_equal(order(plan, epoch), np.arange(500))
+
+
+def test_golden_order() -> None:
+    # Written once, never to change: users resume by these orders.
+    plan = Plan(1_281_167, 4, 2, seed=42)
+    assert plan.batch(0, 0, 0).indices.tolist() == [291530, 999663, 1213042, 1279972]
+    assert plan.batch(89, 100_000, 1).indices.tolist() == [38358, 1104003, 974255, 739473]
+
+
+def test_any_place_of_a_huge_catalog_is_reached_at_once() -> None:
+    plan = Plan(2**40, 256, 8, seed=1)
+    position = plan.batches_per_epoch - 1
+    batch = plan.batch(12, position, 7)
+    assert np.array_equal(plan.next_use(batch.indices, 12, position - 1000), np.full(256, 1000))
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_an_empty_span_is_empty(plan: Plan, epoch: int) -> None:
+    for place in (0, plan.batches_per_epoch):
+        span = plan.span(epoch, place, place, 0)
+        assert len(span) == len(span.indices) == len(span.padding) == len(span.lengths) == 0
+        assert len(plan.global_span(epoch, place, place)) == 0
+
+
+def test_numpy_integers_are_taken_and_kept_as_plain_ones() -> None:
+    plan = Plan(np.int64(100), np.int32(10), seed=np.uint64(2**64 - 1))  # type: ignore[arg-type]  # the point
+    assert type(plan.size) is type(plan.batch_size) is type(plan.seed) is int
+    assert plan == Plan(100, 10, seed=2**64 - 1)
+    assert len(plan.batch(np.int64(0), np.int64(9), np.int64(0)).indices) == 10  # type: ignore[arg-type]  # the point
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size must be from 1 to 1099511627776, not 0"),
+        ({"size": 2**40 + 1}, "size must be"),
+        ({"batch_size": 0}, "batch_size must be from 1 to 2147483647, not 0"),
+        ({"batch_size": -3}, "batch_size must be"),
+        ({"batch_size": 2.5}, "batch_size must be an integer, not 2.5"),
+        ({"replicas": 0}, "replicas must be from 1"),
+        ({"seed": 2**64}, "seed must be"),
+        ({"seed": -(2**63) - 1}, "seed must be"),
+        ({"seed": None}, "seed must be an integer, not None"),
+        ({"batch_size": 26, "replicas": 4, "drop_last": True}, "26 x 4 replicas = 104 is larger than"),
+    ],
+)
+def test_bad_plans_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"size": 100, "batch_size": 10}
+    with pytest.raises(PlanError, match=message):
+        Plan(**{**good, **arguments})
+
+
+def test_places_that_do_not_exist_are_refused_by_name() -> None:
+    plan = Plan(100, 5, 2)  # ten global batches
+    with pytest.raises(PlanError, match="rank must be from 0 to 1, not 2"):
+        plan.batch(0, 0, 2)
+    with pytest.raises(PlanError, match="rank must be"):
+        plan.span(0, 0, 1, -1)
+    with pytest.raises(PlanError, match="position must be from 0 to 9, not 10"):
+        plan.batch(0, 10, 0)
+    with pytest.raises(PlanError, match="position must be"):
+        plan.batch(0, -1, 0)
+    with pytest.raises(PlanError, match="epoch must be"):
+        plan.batch(-1, 0, 0)
+    with pytest.raises(PlanError, match="stop must be from 0 to 10, not 11"):
+        plan.span(0, 0, 11, 0)
+    with pytest.raises(PlanError, match="start must be from 0 to 4, not 5"):
+        plan.global_span(0, 5, 4)
+    with pytest.raises(PlanError, match="position must be from 0 to 10, not 11"):
+        plan.next_use(np.array([0]), 0, 11)
+    with pytest.raises(PlanError, match=r"indices must be in range\(100\)"):
+        plan.next_use(np.array([100]), 0, 0)
+    with pytest.raises(PlanError, match="this span has batches 0 to 2, not 3"):
+        plan.span(0, 0, 3, 0).batch(3)
+
+
+def test_refused_places_without_shuffle() -> None:
+    with pytest.raises(PlanError, match=r"indices must be in range\(100\)"):
+        Plan(100, 5, shuffle=False).next_use(np.array([-1]), 0, 0)
