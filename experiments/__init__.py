@@ -1,0 +1,13 @@
+"""Experiments: one YAML spec, one command, one report.
+
+This package trains models through SUPER's public API, exactly as a user would, and reports what the run cost
+in waiting, reading, decoding and computing. `experiments.spec` says what a run is, `experiments.run.run`
+carries it out. Importing the package is cheap: torch is loaded only by the modules that train.
+"""
+
+from __future__ import annotations
+
+from experiments.data import make_digits
+from experiments.spec import Spec, load_spec
+
+__all__ = ["Spec", "load_spec", "make_digits"]

@@ -1,0 +1,32 @@
+"""The loaders that a spec may name, behind one small interface, fed the same files and the same seed.
+
+A new loader is one module here with one `open_*` function, and one row in `LOADERS`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
+from experiments.loaders.super_loader import open_super
+from experiments.loaders.torch_loader import open_torch
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LOADERS", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "open_loader"]
+
+LOADERS: Mapping[str, LoaderFactory] = {"super": open_super, "torch": open_torch}
+
+
+def open_loader(kind: str, request: LoaderRequest) -> Loader:
+    """Open one split with the loader named ``kind``.
+
+    Raises:
+        ConfigError: the name is unknown, or this loader cannot read such a source.
+
+    """
+    if kind not in LOADERS:
+        raise ConfigError(f"loader.kind must be one of {', '.join(LOADERS)}, not {kind!r}")
+    return LOADERS[kind](request)

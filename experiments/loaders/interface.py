@@ -1,0 +1,92 @@
+"""What training asks of a loader: batches with their figures, the classes, and the job's counters.
+
+How batches come to be is left to the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from experiments.records import JobStatsSource
+
+if TYPE_CHECKING:
+    from experiments.data import Source
+    from experiments.spec import LoaderSpec, RecipeSpec
+
+__all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"]
+
+
+class BatchFigures(Protocol):
+    """What is known of one batch; `super_dataset.BatchInfo` has it. Seconds are float."""
+
+    @property
+    def batch_id(self) -> bytes:
+        """Which samples it holds, in which order."""
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that a worker spent reading the cache."""
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds that fetching its samples from the source once took, summed."""
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that decoding its samples once took, summed."""
+
+    @property
+    def hits(self) -> int:
+        """Samples that the first look into the cache found."""
+
+    @property
+    def misses(self) -> int:
+        """Samples that it did not find."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its images."""
+
+
+Batch = tuple[Tensor, Tensor, BatchFigures]
+"""uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures."""
+
+
+class Loader(JobStatsSource, Protocol):
+    """One opened split. Each iteration is one epoch."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes; a label is an index into them."""
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples the split has."""
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch."""
+
+    def close(self) -> None:
+        """End the workers and the job; the loader is of no use after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRequest:
+    """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order."""
+
+    source: Source
+    recipe: RecipeSpec
+    loader: LoaderSpec
+    training: bool
+    seed: int
+    pin_memory: bool
+
+
+LoaderFactory = Callable[[LoaderRequest], Loader]

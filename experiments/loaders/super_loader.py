@@ -1,0 +1,79 @@
+"""SUPER itself, through its public names only, as a user would write it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from experiments.loaders.interface import Batch, Loader, LoaderRequest
+    from experiments.records import JobStats
+    from sampler import SuperSampler
+    from super_dataset import SuperDataset
+
+__all__ = ["open_super"]
+
+
+def open_super(request: LoaderRequest) -> Loader:
+    """Open a split through the coordinator that the spec names, else the default one."""
+    from sampler import SuperSampler  # a run with another loader needs neither
+    from super_dataset import Recipe, SuperDataset
+
+    dataset = SuperDataset(
+        request.source.url,
+        recipe=Recipe.image(resize=request.recipe.resize, crop=request.recipe.crop),
+        key_list=request.source.key_list,
+        return_info=True,
+        read_timeout=request.loader.read_timeout,
+    )
+    sampler = SuperSampler(
+        dataset,
+        batch_size=request.loader.batch_size,
+        shuffle=request.training,
+        seed=request.seed,
+        coordinator=request.loader.coordinator,
+    )
+    batches: DataLoader[Any] = DataLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=None,
+        num_workers=request.loader.num_workers,
+        persistent_workers=request.loader.num_workers > 0,
+        pin_memory=request.pin_memory,
+    )
+    return _SuperLoader(dataset, sampler, batches)
+
+
+class _SuperLoader:
+    """A dataset, its sampler and the DataLoader over both."""
+
+    def __init__(self, dataset: SuperDataset, sampler: SuperSampler, batches: DataLoader[Any]) -> None:
+        self._dataset = dataset
+        self._sampler = sampler
+        self._batches: DataLoader[Any] | None = batches
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self._dataset.classes
+
+    @property
+    def sample_count(self) -> int:
+        return len(self._dataset)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._batches is None:
+            raise RuntimeError("the loader is closed")
+        return iter(self._batches)
+
+    def job_stats(self) -> JobStats:
+        return self._sampler.job_stats()
+
+    def close(self) -> None:
+        self._batches = None  # the last reference: persistent workers end with it
+        self._sampler.close()

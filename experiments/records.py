@@ -1,0 +1,237 @@
+"""What a run measures: a record per step, a summary per pass and per epoch, the job's counters in between.
+
+Plain values only, so that reports need no torch. Taking the measurements is left to `experiments.training`,
+writing them to `experiments.report` and the listeners.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from super_wire.errors import CoordinatorError
+
+__all__ = [
+    "EpochSummary",
+    "JobCounters",
+    "JobMeter",
+    "JobStats",
+    "JobStatsSource",
+    "PassSummary",
+    "PassTotals",
+    "StepRecord",
+]
+
+_log = logging.getLogger(__name__)
+
+
+class JobStats(Protocol):
+    """A job's counters since it was opened, as the coordinator tells them; seconds are sums."""
+
+    @property
+    def invocations(self) -> int:
+        """Function invocations that were asked for."""
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds of fetching from the source."""
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of decoding."""
+
+    @property
+    def push_s(self) -> float:
+        """Seconds of writing to the cache."""
+
+    @property
+    def samples_produced(self) -> int:
+        """Samples that functions put into the cache."""
+
+    @property
+    def samples_failed(self) -> int:
+        """Samples that functions could not produce."""
+
+    @property
+    def cache_hits(self) -> int:
+        """Samples that readers found at their first look."""
+
+    @property
+    def cache_misses(self) -> int:
+        """Samples that they did not find."""
+
+
+class JobStatsSource(Protocol):
+    """Whatever can tell a job's counters: a sampler, or a loader that decodes by itself."""
+
+    def job_stats(self) -> JobStats:
+        """Return the counters as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounters:
+    """One reading of a job's counters, or the difference of two."""
+
+    invocations: int = 0
+    fetch_s: float = 0.0
+    decode_s: float = 0.0
+    push_s: float = 0.0
+    samples_produced: int = 0
+    samples_failed: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    @classmethod
+    def read(cls, stats: JobStats) -> JobCounters:
+        """Copy the counters out of what a source gave."""
+        return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
+
+    def since(self, earlier: JobCounters) -> JobCounters:
+        """Return what was counted after ``earlier``.
+
+        A counter that went down was reset (the coordinator was restarted): then all of it is new, which is
+        how Prometheus treats counters.
+        """
+        changes = {}
+        for item in fields(self):
+            now, before = getattr(self, item.name), getattr(earlier, item.name)
+            changes[item.name] = now - before if now >= before else now
+        return JobCounters(**changes)
+
+
+class JobMeter:
+    """Cuts a job's running counters into laps, each of which begins where the last one ended.
+
+    The first lap begins with the job, whose counters start at zero: it has what is produced ahead of the
+    first epoch.
+    """
+
+    def __init__(self, source: JobStatsSource) -> None:
+        """Meter the job of ``source``."""
+        self._source = source
+        self._last = JobCounters()
+
+    def lap(self) -> JobCounters | None:
+        """Return what was counted since the last lap.
+
+        None if the coordinator did not answer: a training run does not end for want of a statistic. The next
+        lap then covers both.
+        """
+        try:
+            now = JobCounters.read(self._source.job_stats())
+        except CoordinatorError as error:
+            _log.warning("the coordinator gave no job statistics: %s", error)
+            return None
+        lap, self._last = now.since(self._last), now
+        return lap
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of a pass.
+
+    ``wait_s`` is the trainer blocked on the loader, ``read_s`` a worker reading the cache, ``compute_s`` the
+    step on the device. ``fetch_s`` and ``decode_s`` are what the batch's samples once cost to produce, maybe
+    long ago. ``finished_at_s`` is a Unix timestamp.
+    """
+
+    epoch: int
+    split: str
+    step: int
+    batch_id: str
+    samples: int
+    wait_s: float
+    read_s: float
+    fetch_s: float
+    decode_s: float
+    compute_s: float
+    total_s: float
+    hits: int
+    misses: int
+    size_bytes: int
+    loss: float
+    accuracy: float
+    finished_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassSummary:
+    """One pass over one split.
+
+    Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``decode_s`` and
+    ``invocations`` are those spent in this lap of the job, summed over functions; None where the coordinator
+    did not tell.
+    """
+
+    samples: int
+    batches: int
+    wall_s: float
+    first_batch_s: float
+    wait_s: float
+    read_s: float
+    compute_s: float
+    decode_s: float | None
+    invocations: int | None
+    hits: int
+    misses: int
+    size_bytes: int
+    loss: float
+    accuracy: float
+    images_per_s: float
+    job: JobCounters | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSummary:
+    """One epoch: the training pass and, where there is validation data, the pass over it."""
+
+    epoch: int
+    train: PassSummary
+    val: PassSummary | None
+
+
+class PassTotals:
+    """Adds step records up to a pass."""
+
+    def __init__(self) -> None:
+        """Start from nothing."""
+        self._samples = self._batches = self._hits = self._misses = self._size_bytes = 0
+        self._wait_s = self._read_s = self._compute_s = self._first_batch_s = 0.0
+        self._loss_sum = self._correct = 0.0
+
+    def add(self, step: StepRecord) -> None:
+        """Count one step."""
+        if self._batches == 0:
+            self._first_batch_s = step.wait_s
+        self._batches += 1
+        self._samples += step.samples
+        self._hits += step.hits
+        self._misses += step.misses
+        self._size_bytes += step.size_bytes
+        self._wait_s += step.wait_s
+        self._read_s += step.read_s
+        self._compute_s += step.compute_s
+        self._loss_sum += step.loss * step.samples
+        self._correct += step.accuracy * step.samples
+
+    def summary(self, wall_s: float, job: JobCounters | None) -> PassSummary:
+        """Return the pass; means are over samples, not over batches."""
+        return PassSummary(
+            samples=self._samples,
+            batches=self._batches,
+            wall_s=wall_s,
+            first_batch_s=self._first_batch_s,
+            wait_s=self._wait_s,
+            read_s=self._read_s,
+            compute_s=self._compute_s,
+            decode_s=None if job is None else job.decode_s,
+            invocations=None if job is None else job.invocations,
+            hits=self._hits,
+            misses=self._misses,
+            size_bytes=self._size_bytes,
+            loss=self._loss_sum / max(self._samples, 1),
+            accuracy=self._correct / max(self._samples, 1),
+            images_per_s=self._samples / wall_s if wall_s > 0 else 0.0,
+            job=job,
+        )

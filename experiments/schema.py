@@ -1,0 +1,137 @@
+"""Turns plain mappings into frozen dataclasses, field by field, with errors that name the key and the remedy.
+
+A dataclass declares its fields with the functions below (`whole`, `number`, `text`, ...), which keep a check
+in the field's metadata; `build` applies them. What the keys mean is left to `experiments.spec`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["build", "choice", "number", "optional_text", "section", "text", "whole"]
+
+Made = TypeVar("Made", bound="DataclassInstance")
+Check = Callable[[object, str], object]
+
+
+def whole(default: int, *, at_least: int) -> int:
+    """Declare a field that holds a whole number."""
+
+    def check(value: object, key: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ConfigError(f"{key} must be a whole number of at least {at_least}, not {value!r}")
+        return value
+
+    return field(default=default, metadata={"check": check})
+
+
+def number(default: float, *, above: float | None = None, at_least: float | None = None) -> float:
+    """Declare a field that holds a finite number within a bound."""
+    bound = f" above {above:g}" if above is not None else ""
+    bound += f" of at least {at_least:g}" if at_least is not None else ""
+
+    def check(value: object, key: str) -> float:
+        parsed = _to_float(value)
+        if (
+            not math.isfinite(parsed)
+            or (above is not None and parsed <= above)
+            or (at_least is not None and parsed < at_least)
+        ):
+            raise ConfigError(f"{key} must be a number{bound}, not {value!r}")
+        return parsed
+
+    return field(default=default, metadata={"check": check})
+
+
+def text(default: str) -> str:
+    """Declare a field that holds text, at least one character."""
+
+    def check(value: object, key: str) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{key} must be text, not {value!r}")
+        return value
+
+    return field(default=default, metadata={"check": check})
+
+
+def optional_text() -> str | None:
+    """Declare a field that holds text or null, null if left out."""
+
+    def check(value: object, key: str) -> str | None:
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise ConfigError(f"{key} must be text or null, not {value!r}")
+        return value
+
+    return field(default=None, metadata={"check": check})
+
+
+def choice(default: str, allowed: tuple[str, ...]) -> str:
+    """Declare a field that holds one of a few names."""
+
+    def check(value: object, key: str) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            hint = _did_you_mean(str(value), allowed)
+            raise ConfigError(f"{key} must be one of {', '.join(allowed)}, not {value!r}{hint}")
+        return value
+
+    return field(default=default, metadata={"check": check})
+
+
+def section(cls: type[Made]) -> dict[str, Check]:
+    """Return the metadata of a field that holds a mapping, itself described by a dataclass; null is empty."""
+
+    def check(value: object, key: str) -> Made:
+        return build(cls, {} if value is None else value, key)
+
+    return {"check": check}
+
+
+def build(cls: type[Made], mapping: object, where: str = "") -> Made:
+    """Make ``cls`` from a mapping.
+
+    Args:
+        cls: a dataclass whose fields were declared with the functions of this module.
+        mapping: the values, as YAML gives them; what is missing takes its default.
+        where: the dotted key of the mapping itself, for messages; empty at the top.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed.
+
+    """
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where or 'a spec'} must be a mapping of keys to values, not {mapping!r}")
+    prefix = f"{where}." if where else ""
+    checks: dict[str, Check] = {item.name: item.metadata["check"] for item in fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if key not in checks:
+            raise ConfigError(
+                f"unknown key {prefix}{key}{_did_you_mean(str(key), tuple(checks), prefix)}; "
+                f"allowed here: {', '.join(prefix + name for name in checks)}",
+            )
+        values[key] = checks[key](value, prefix + key)
+    return cls(**values)
+
+
+def _to_float(value: object) -> float:
+    """Return a number as float, else NaN. YAML 1.1 reads 1e-3, without a point, as text: it counts."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _did_you_mean(given: str, allowed: tuple[str, ...], prefix: str = "") -> str:
+    close = difflib.get_close_matches(given, allowed, n=1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""

@@ -1,0 +1,125 @@
+"""The arithmetic of summaries: sums, means over samples, and counters between epochs."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from experiments.records import JobCounters, JobMeter, PassTotals, StepRecord
+from experiments.strict_json import strict_json
+from super_wire.errors import CoordinatorUnreachableError
+
+
+class ScriptedSource:
+    """Gives one reading after another; an error in the script is raised."""
+
+    def __init__(self, *readings: JobCounters | Exception) -> None:
+        self._readings = list(readings)
+
+    def job_stats(self) -> JobCounters:
+        reading = self._readings.pop(0)
+        if isinstance(reading, Exception):
+            raise reading
+        return reading
+
+
+def step(**changes: object) -> StepRecord:
+    figures: dict[str, object] = {
+        "epoch": 0,
+        "split": "train",
+        "step": 0,
+        "batch_id": "00" * 16,
+        "samples": 4,
+        "wait_s": 0.5,
+        "read_s": 0.25,
+        "fetch_s": 1.0,
+        "decode_s": 2.0,
+        "compute_s": 0.125,
+        "total_s": 0.75,
+        "hits": 3,
+        "misses": 1,
+        "size_bytes": 100,
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "finished_at_s": 0.0,
+    }
+    return StepRecord(**{**figures, **changes})  # type: ignore[arg-type]  # the defaults above fit
+
+
+def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
+    totals = PassTotals()
+    totals.add(step(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
+    totals.add(step(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
+    job = JobCounters(invocations=7, decode_s=1.5)
+    summary = totals.summary(4.0, job)
+    assert (summary.samples, summary.batches) == (8, 2)
+    assert (summary.wait_s, summary.first_batch_s) == (2.5, 2.0)
+    assert (summary.read_s, summary.compute_s) == (0.5, 0.25)
+    assert (summary.hits, summary.misses, summary.size_bytes) == (6, 2, 200)
+    assert (summary.loss, summary.accuracy) == (2.0, 0.75)
+    assert summary.images_per_s == 2.0
+    assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
+
+
+def test_decode_seconds_are_the_jobs_not_the_records():
+    """A cached sample carries what its decoding once took; an epoch reports what was spent in it."""
+    totals = PassTotals()
+    totals.add(step(decode_s=100.0))
+    assert totals.summary(1.0, JobCounters(decode_s=0.0)).decode_s == 0.0
+
+
+def test_a_pass_without_steps_or_statistics_is_no_division_by_zero():
+    summary = PassTotals().summary(0.0, None)
+    assert (summary.images_per_s, summary.loss, summary.accuracy) == (0.0, 0.0, 0.0)
+    assert summary.invocations is None
+    assert summary.decode_s is None
+
+
+def test_laps_are_differences_and_the_first_begins_with_the_job():
+    meter = JobMeter(
+        ScriptedSource(
+            JobCounters(invocations=3, decode_s=1.5, cache_misses=8),
+            JobCounters(invocations=3, decode_s=1.5, cache_misses=8, cache_hits=8),
+            JobCounters(invocations=5, decode_s=2.0, cache_misses=9, cache_hits=15),
+        ),
+    )
+    assert meter.lap() == JobCounters(invocations=3, decode_s=1.5, cache_misses=8)
+    assert meter.lap() == JobCounters(cache_hits=8)
+    assert meter.lap() == JobCounters(invocations=2, decode_s=0.5, cache_misses=1, cache_hits=7)
+
+
+def test_a_counter_that_was_reset_counts_from_zero():
+    meter = JobMeter(
+        ScriptedSource(JobCounters(invocations=10, cache_hits=5), JobCounters(invocations=4, cache_hits=6))
+    )
+    meter.lap()
+    assert meter.lap() == JobCounters(invocations=4, cache_hits=1)
+
+
+def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
+    meter = JobMeter(
+        ScriptedSource(
+            JobCounters(invocations=1),
+            CoordinatorUnreachableError("nobody at 127.0.0.1:1"),
+            JobCounters(invocations=5),
+        ),
+    )
+    meter.lap()
+    with caplog.at_level(logging.WARNING):
+        assert meter.lap() is None
+    assert "nobody at 127.0.0.1:1" in caplog.text
+    assert meter.lap() == JobCounters(invocations=4)
+
+
+def test_other_errors_are_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        JobMeter(ScriptedSource(ZeroDivisionError())).lap()
+
+
+def test_numbers_that_are_not_finite_become_null():
+    text = strict_json(
+        {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
+    )
+    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'

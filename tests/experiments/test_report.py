@@ -1,0 +1,133 @@
+"""The report: one set of figures in the table and in the JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from experiments.records import EpochSummary, JobCounters, PassSummary
+from experiments.report import RunReport, print_report, write_report
+
+TRAIN = PassSummary(
+    samples=1438,
+    batches=45,
+    wall_s=2.0,
+    first_batch_s=0.5,
+    wait_s=1.25,
+    read_s=0.31,
+    compute_s=0.62,
+    decode_s=4.56,
+    invocations=78,
+    hits=1400,
+    misses=38,
+    size_bytes=17_670_144,
+    loss=0.5,
+    accuracy=0.8765,
+    images_per_s=719.0,
+    job=JobCounters(invocations=78, decode_s=4.56, cache_hits=1400, cache_misses=38),
+)
+VAL = replace(TRAIN, samples=359, accuracy=0.9812, decode_s=None, invocations=None, job=None)
+
+
+def report(**changes: object) -> RunReport:
+    return replace(
+        RunReport(
+            name="digits",
+            status="finished",
+            reason=None,
+            started_at="2026-01-01T00:00:00+00:00",
+            wall_s=5.5,
+            directory="runs/digits-1",
+            classes=("0", "1"),
+            train_samples=1438,
+            val_samples=359,
+            epochs=(EpochSummary(0, TRAIN, VAL),),
+            spec={"name": "digits"},
+            environment={"python": "3.11"},
+        ),
+        **changes,  # type: ignore[arg-type]  # names of fields
+    )
+
+
+def printed(value: RunReport, width: int = 80) -> str:
+    file = io.StringIO()
+    print_report(value, Console(file=file, width=width))
+    return file.getvalue()
+
+
+def test_the_table_has_the_figures_and_fits_80_columns():
+    text = printed(report())
+    rows = [line.split() for line in text.splitlines() if line.split()[1:2] in (["train"], ["val"])]
+    assert rows == [
+        ["1", "train", "0.8765", "719", "1.25", "0.31", "4.56", "0.62", "78", "1,400", "38"],
+        ["1", "val", "0.9812", "719", "1.25", "0.31", "-", "0.62", "-", "1,400", "38"],
+    ]
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    assert "validation accuracy 0.9812" in text
+    assert "written to runs/digits-1" in text
+
+
+def test_a_narrow_terminal_hides_no_digit():
+    assert "…" not in printed(report(), width=40)
+
+
+def test_the_json_has_the_same_figures(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(report(), path)
+    loaded = json.loads(path.read_text())
+    train, val = loaded["epochs"][0]["train"], loaded["epochs"][0]["val"]
+    assert (train["wait_s"], train["read_s"], train["decode_s"], train["compute_s"]) == (
+        1.25,
+        0.31,
+        4.56,
+        0.62,
+    )
+    assert (train["invocations"], train["hits"], train["misses"]) == (78, 1400, 38)
+    assert train["job"]["cache_hits"] == 1400
+    assert (val["decode_s"], val["accuracy"]) == (None, 0.9812)
+    assert (loaded["val_accuracy"], loaded["images_per_s"], loaded["format"]) == (0.9812, 719.0, 1)
+    assert loaded["environment"] == {"python": "3.11"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_writing_again_replaces_the_whole(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("x" * 100_000)
+    write_report(report(), path)
+    assert json.loads(path.read_text())["name"] == "digits"
+
+
+def test_a_diverged_loss_is_null(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(report(epochs=(EpochSummary(0, replace(TRAIN, loss=math.nan), None),)), path)
+    assert json.loads(path.read_text())["epochs"][0]["train"]["loss"] is None
+
+
+def test_throughput_is_over_all_epochs():
+    slow = replace(TRAIN, wall_s=6.0)
+    epochs = (EpochSummary(0, slow, VAL), EpochSummary(1, TRAIN, replace(VAL, accuracy=0.99)))
+    both = report(epochs=epochs)
+    assert both.images_per_s == pytest.approx(2 * 1438 / 8.0)
+    assert both.val_accuracy == 0.99
+
+
+def test_a_failed_run_says_why_in_words_as_they_are():
+    text = printed(
+        report(status="failed", reason="ReadTimeoutError: batch [bold]7[/bold]", epochs=(), notes=("n1",))
+    )
+    assert "run digits: failed in 5.5 s" in text
+    assert "reason: ReadTimeoutError: batch [bold]7[/bold]" in text
+    assert "note: n1" in text
+    assert "accuracy" not in text
+
+
+def test_without_validation_data_that_is_said():
+    value = report(epochs=(EpochSummary(0, TRAIN, None),))
+    assert value.val_accuracy is None
+    assert "no validation data was given (data.val)" in printed(value)

@@ -1,0 +1,177 @@
+"""Whole runs with the plain torch loader: what they leave behind, and how they end when something fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from experiments.run import run
+from experiments.spec import Spec, load_spec, parse_spec
+from experiments.training import Trainer
+from super_wire.errors import ConfigError, SourceNotFoundError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """Two classes of plain colours, for training and validation."""
+    directory = tmp_path / "colours"
+    for split, count in (("train", 12), ("val", 4)):
+        for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
+            (directory / split / name).mkdir(parents=True)
+            for index in range(count):
+                image = Image.new("RGB", (16, 16), tuple(value + index for value in colour))
+                image.save(directory / split / name / f"{index}.png")
+    return directory
+
+
+def spec_of(directory: Path, *overrides: str) -> Spec:
+    return load_spec(
+        "digits",
+        [
+            "name=colours",
+            "epochs=2",
+            "loader.kind=torch",
+            "loader.num_workers=0",
+            "loader.batch_size=8",
+            "recipe.resize=16",
+            "recipe.crop=16",
+            f"data.train={directory / 'train'}",
+            f"data.val={directory / 'val'}",
+            f"output={directory.parent / 'runs'}",
+            *overrides,
+        ],
+    )
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def the_run(directory: Path) -> Path:
+    (made,) = (directory.parent / "runs").iterdir()
+    return made
+
+
+def test_a_run_leaves_one_directory_with_all_of_it(colours):
+    console = quiet()
+    report = run(spec_of(colours), console=console)
+    made = the_run(colours)
+    assert made.name.startswith("colours-2")
+    assert report.directory == str(made)
+    assert sorted(entry.name for entry in made.iterdir()) == [
+        "report.json",
+        "spec.yaml",
+        "steps.jsonl",
+        "tensorboard",
+    ]
+    assert load_spec(made / "spec.yaml") == spec_of(colours)
+
+    loaded = json.loads((made / "report.json").read_text())
+    assert (loaded["status"], loaded["reason"], loaded["notes"]) == ("finished", None, [])
+    assert (loaded["classes"], loaded["train_samples"], loaded["val_samples"]) == (["blue", "red"], 24, 8)
+    assert len(loaded["epochs"]) == 2
+    assert parse_spec(loaded["spec"]) == spec_of(colours)
+    assert {"python", "torch_threads", "usable_cpus", "device", "packages"} <= loaded["environment"].keys()
+
+    steps = [json.loads(line) for line in (made / "steps.jsonl").read_text().splitlines()]
+    assert [(step["epoch"], step["split"], step["samples"]) for step in steps] == [
+        (epoch, split, 8) for epoch in range(2) for split in ("train", "train", "train", "val")
+    ]
+    assert "validation accuracy" in console.file.getvalue()
+
+
+def test_tensorboard_has_the_figures_of_the_report(colours):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = run(spec_of(colours), console=quiet())
+    events = EventAccumulator(str(the_run(colours) / "tensorboard"))
+    events.Reload()
+    accuracy = events.Scalars("val/accuracy")
+    assert [event.step for event in accuracy] == [0, 1]
+    assert accuracy[-1].value == pytest.approx(report.val_accuracy)
+    assert [event.value for event in events.Scalars("train/wait_s")] == [
+        pytest.approx(epoch.train.wait_s) for epoch in report.epochs
+    ]
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(6))
+
+
+def test_without_tensorboard_the_run_goes_on_and_says_so(colours, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    report = run(spec_of(colours, "epochs=1"), console=quiet())
+    assert report.status == "finished"
+    (note,) = report.notes
+    assert "pip install 'superdl[train]'" in note
+    assert not (the_run(colours) / "tensorboard").exists()
+
+
+def test_without_validation_data_a_run_finishes(colours):
+    spec = spec_of(colours, "epochs=1", "data.val=null")
+    report = run(spec, console=quiet())
+    assert (report.val_accuracy, report.val_samples, len(report.epochs)) == (None, None, 1)
+
+
+def test_two_runs_in_one_second_have_two_directories(colours):
+    directories = {run(spec_of(colours, "epochs=1"), console=quiet()).directory for _ in range(2)}
+    assert len(directories) == 2
+
+
+def test_different_classes_are_refused_by_name(colours):
+    (colours / "val" / "green").mkdir()
+    with pytest.raises(ConfigError, match=r"different classes \(only in one of them: green\)"):
+        run(spec_of(colours), console=quiet())
+    loaded = json.loads((the_run(colours) / "report.json").read_text())
+    assert loaded["status"] == "failed"
+    assert "green" in loaded["reason"]
+
+
+def test_missing_data_is_reported_and_raised(colours):
+    console = quiet()
+    with pytest.raises(SourceNotFoundError, match=r"data\.train: there is no directory"):
+        run(spec_of(colours, "data.train=absent"), console=console)
+    assert "reason: SourceNotFoundError" in console.file.getvalue()
+
+
+def test_an_interrupted_run_reports_the_epochs_it_did(colours, monkeypatch):
+    whole_epoch = Trainer._epoch
+
+    def interrupted(self, epoch):
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return whole_epoch(self, epoch)
+
+    monkeypatch.setattr(Trainer, "_epoch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec_of(colours), console=quiet())
+    loaded = json.loads((the_run(colours) / "report.json").read_text())
+    assert (loaded["status"], len(loaded["epochs"])) == ("interrupted", 1)
+    assert loaded["reason"] == "KeyboardInterrupt"
+
+
+def test_an_output_that_cannot_be_written_is_named(colours):
+    (colours.parent / "file").write_text("x")
+    with pytest.raises(ConfigError, match="set output to a directory that you may write"):
+        run(spec_of(colours, f"output={colours.parent / 'file'}"), console=quiet())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_digits_are_learnt(tmp_path, seed):
+    overrides = [
+        f"seed={seed}",
+        "loader.kind=torch",
+        f"data.directory={tmp_path / 'digits'}",
+        f"output={tmp_path}",
+    ]
+    report = run(load_spec("digits", overrides), console=quiet())
+    assert report.val_accuracy > 0.975

@@ -1,0 +1,173 @@
+"""Specs: defaults, overrides, and an error by name for all that is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+
+import pytest
+import yaml
+
+from experiments.spec import (
+    LOADER_KINDS,
+    MODEL_NAMES,
+    Spec,
+    apply_overrides,
+    load_spec,
+    parse_spec,
+    spec_file,
+)
+from super_wire.errors import ConfigError
+
+
+def test_the_built_in_spec_is_the_default():
+    assert load_spec("digits") == load_spec() == Spec()
+
+
+def test_overrides_reach_into_sections():
+    spec = load_spec("digits", ["data.train=s3://bucket/train", "loader.batch_size=128", "optimizer.lr=1e-3"])
+    assert spec.data.train == "s3://bucket/train"
+    assert spec.data.val is None
+    assert spec.loader.batch_size == 128
+    assert spec.optimizer.lr == 0.001
+
+
+def test_a_spec_survives_yaml(tmp_path):
+    path = tmp_path / "again.yaml"
+    spec = load_spec("digits", ["name=mine", "loader.coordinator=127.0.0.1:50051", "recipe.crop=32"])
+    path.write_text(yaml.safe_dump(spec.to_mapping()))
+    assert load_spec(path) == spec
+
+
+def test_a_spec_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Spec().seed = 1  # type: ignore[misc]  # that it cannot is the point
+
+
+def test_null_sections_and_empty_files_take_defaults(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("loader:\n")
+    assert load_spec(path) == Spec()
+    path.write_text("")
+    assert load_spec(path) == Spec()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loader.batchsize=2"], r"unknown key loader\.batchsize \(did you mean loader\.batch_size\?\)"),
+        (["lodaer.batch_size=2"], r"unknown key lodaer \(did you mean loader\?\); allowed here: name, seed"),
+        (["zzz=2"], r"unknown key zzz; allowed here"),
+        (["loader.batch_size=0"], r"loader\.batch_size must be a whole number of at least 1, not 0"),
+        (["loader.batch_size=many"], r"loader\.batch_size must be a whole number .* not 'many'"),
+        (["loader.batch_size=2.0"], r"loader\.batch_size must be a whole number"),
+        (["loader.batch_size=true"], r"loader\.batch_size must be a whole number"),
+        (["loader.num_workers=-1"], r"loader\.num_workers must be a whole number of at least 0"),
+        (["loader.read_timeout=0"], r"loader\.read_timeout must be a number above 0, not 0"),
+        (["optimizer.lr=.nan"], r"optimizer\.lr must be a number above 0"),
+        (["optimizer.lr=.inf"], r"optimizer\.lr must be a number above 0"),
+        (["optimizer.lr=fast"], r"optimizer\.lr must be a number above 0, not 'fast'"),
+        (["optimizer.weight_decay=-1"], r"optimizer\.weight_decay must be a number of at least 0"),
+        (
+            ["loader.kind=supr"],
+            r"loader\.kind must be one of super, torch, not 'supr' \(did you mean super\?\)",
+        ),
+        (["model.name=resnet18"], r"model\.name must be one of small_cnn"),
+        (["device=tpu"], r"device must be one of auto, cpu, cuda"),
+        (["data.kind=1"], r"data\.kind must be one of"),
+        (["data.train=5"], r"data\.train must be text or null, not 5"),
+        (["name="], r"name must be text, not None"),
+        (["name=a/b"], r"name becomes part of a folder's name"),
+        (["name=.."], r"name becomes part of a folder's name"),
+        (["recipe.crop=65"], r"recipe\.crop \(65\) must not be larger than recipe\.resize \(64\)"),
+        (["data.val=x"], r"data\.val is given without data\.train"),
+        (["data.kind=digits", "data.train=x"], r"data\.kind digits has its own images"),
+        (["data.kind=url"], r"data\.kind url needs data\.train"),
+        (["data.train_key_list=x"], r"data\.train_key_list is given without data\.train"),
+        (["data.train=x", "data.val_key_list=x"], r"data\.val_key_list is given without data\.val"),
+        (["loader=5"], r"loader must be a mapping of keys to values, not 5"),
+    ],
+)
+def test_bad_values_are_named(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_spec("digits", overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loader.batch_size", r"write key\.key=value"),
+        ("=5", r"write key\.key=value"),
+        ("loader..x=5", r"write key\.key=value"),
+        ("seed.x=5", r"seed holds 0, not a mapping"),
+        ("name=[a, b]", "must be one scalar"),
+        ("name={a: b", "not a YAML scalar"),
+    ],
+)
+def test_bad_overrides_are_quoted(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        apply_overrides({"seed": 0}, [override])
+    assert repr(override) in str(caught.value)
+
+
+def test_overrides_leave_the_mapping_alone():
+    mapping = {"loader": {"batch_size": 1}, "data": None}
+    assert apply_overrides(mapping, ["loader.batch_size=2", "data.train=x=y", "new.key=true"]) == {
+        "loader": {"batch_size": 2},
+        "data": {"train": "x=y"},
+        "new": {"key": True},
+    }
+    assert mapping == {"loader": {"batch_size": 1}, "data": None}
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "text", "5"])
+def test_a_file_that_is_no_mapping_is_named(tmp_path, content):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"bad\.yaml: a spec must be a mapping"):
+        load_spec(path)
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match=r"cannot read the spec .*bad\.yaml"):
+        load_spec(path)
+
+
+def test_a_missing_file_names_the_built_in_specs(tmp_path):
+    with pytest.raises(ConfigError, match=r"no spec at .*absent\.yaml; .* built-in spec: digits"):
+        load_spec(tmp_path / "absent.yaml")
+
+
+def test_a_file_comes_before_a_built_in_spec(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    built_in = spec_file("digits")
+    (tmp_path / "digits").write_text("seed: 7\n")
+    assert load_spec("digits").seed == 7
+    assert load_spec(built_in).seed == 0
+
+
+def test_keys_that_are_not_text_are_unknown():
+    with pytest.raises(ConfigError, match="unknown key 5"):
+        parse_spec({5: 1})
+
+
+def test_the_names_in_the_spec_are_those_that_exist():
+    from experiments.loaders import LOADERS
+    from experiments.models import MODELS
+
+    assert tuple(LOADERS) == LOADER_KINDS
+    assert tuple(MODELS) == MODEL_NAMES
+
+
+def test_reading_a_spec_loads_nothing_heavy():
+    code = (
+        "import sys; import experiments; experiments.load_spec();"
+        "print([name for name in ('torch', 'sklearn', 'grpc', 'PIL', 'rich') if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "[]"

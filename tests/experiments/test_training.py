@@ -1,0 +1,190 @@
+"""The loop: that it learns, measures what it says, is deterministic and tells its listeners in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from experiments.data import Source
+from experiments.device import ComputeSpan, pick_device, seed_everything
+from experiments.loaders import LoaderRequest, open_loader
+from experiments.models import build_model
+from experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
+from experiments.training import Trainer
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from experiments.loaders import Loader
+    from experiments.records import EpochSummary, StepRecord
+
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """Keeps all that a listener is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, str]] = []
+        self.steps: list[StepRecord] = []
+        self.epochs: list[EpochSummary] = []
+
+    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
+        self.calls.append((split, epoch, f"{batches} batches"))
+
+    def on_steps(self, steps: Sequence[StepRecord]) -> None:
+        self.steps += steps
+
+    def on_epoch_end(self, summary: EpochSummary) -> None:
+        self.calls.append(("end", summary.epoch, f"{len(self.steps)} steps"))
+        self.epochs.append(summary)
+
+
+@pytest.fixture(scope="module")
+def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes that mean colour cannot tell: noisy horizontal and vertical stripes, 60 images each."""
+    directory = tmp_path_factory.mktemp("stripes")
+    rng = np.random.default_rng(0)
+    waves = np.where(np.arange(16) % 4 < 2, 60, 190)
+    for name in ("horizontal", "vertical"):
+        (directory / name).mkdir()
+        for index in range(60):
+            clean = np.broadcast_to(np.roll(waves, index), (16, 16))
+            clean = clean.T if name == "horizontal" else clean
+            noisy = (clean + rng.integers(-40, 40, (16, 16))).astype(np.uint8)
+            Image.fromarray(noisy).convert("RGB").save(directory / name / f"{index}.png")
+    return directory
+
+
+def opened(directory: Path, *, training: bool) -> Loader:
+    return open_loader(
+        "torch",
+        LoaderRequest(
+            source=Source(f"file://{directory}"),
+            recipe=RecipeSpec(resize=16, crop=16),
+            loader=LoaderSpec(kind="torch", batch_size=5, num_workers=0),
+            training=training,
+            seed=0,
+            pin_memory=False,
+        ),
+    )
+
+
+def trained(directory: Path, *, epochs: int, listeners: Sequence[Recorder] = ()) -> tuple[EpochSummary, ...]:
+    seed_everything(0)
+    trainer = Trainer(
+        build_model("small_cnn", 2, CPU),
+        opened(directory, training=True),
+        opened(directory, training=False),
+        optimizer=OptimizerSpec(),
+        epochs=epochs,
+        device=CPU,
+        listeners=listeners,
+    )
+    return trainer.fit()
+
+
+def test_a_model_learns_and_listeners_hear_of_it_in_order(stripes):
+    recorder = Recorder()
+    epochs = trained(stripes, epochs=2, listeners=[recorder])
+    last = epochs[-1]
+    assert last.val is not None
+    assert last.val.accuracy > 0.97
+    assert last.train.loss < epochs[0].train.loss
+    assert tuple(recorder.epochs) == epochs
+    assert recorder.calls == [
+        ("train", 0, "24 batches"),
+        ("val", 0, "24 batches"),
+        ("end", 0, "48 steps"),
+        ("train", 1, "24 batches"),
+        ("val", 1, "24 batches"),
+        ("end", 1, "96 steps"),
+    ]
+    assert [(step.epoch, step.split, step.step) for step in recorder.steps] == [
+        (epoch, split, step) for epoch in range(2) for split in ("train", "val") for step in range(24)
+    ]
+
+
+def test_summaries_are_the_sums_of_their_steps(stripes):
+    recorder = Recorder()
+    (epoch,) = trained(stripes, epochs=1, listeners=[recorder])
+    steps = [step for step in recorder.steps if step.split == "train"]
+    assert epoch.train.samples == sum(step.samples for step in steps) == 120
+    assert epoch.train.wait_s == pytest.approx(sum(step.wait_s for step in steps))
+    assert epoch.train.compute_s == pytest.approx(sum(step.compute_s for step in steps))
+    assert epoch.train.decode_s == pytest.approx(sum(step.decode_s for step in steps))
+    assert epoch.train.job is not None
+    assert epoch.train.job.samples_produced == 120
+    assert epoch.train.wall_s >= epoch.train.wait_s + epoch.train.compute_s
+    assert all(step.total_s == pytest.approx(step.wait_s + step.compute_s) for step in steps)
+    assert all(len(bytes.fromhex(step.batch_id)) == 16 for step in steps)
+
+
+def test_decoding_is_counted_anew_each_epoch(stripes):
+    recorder = Recorder()
+    epochs = trained(stripes, epochs=2, listeners=[recorder])
+    for epoch in epochs:
+        expected = sum(
+            step.decode_s for step in recorder.steps if (step.epoch, step.split) == (epoch.epoch, "train")
+        )
+        assert epoch.train.decode_s == pytest.approx(expected)
+
+
+def test_one_seed_gives_one_result(stripes):
+    first, second = (trained(stripes, epochs=1)[0] for _ in range(2))
+    assert (first.train.loss, first.train.accuracy) == (second.train.loss, second.train.accuracy)
+
+
+def test_validation_changes_no_weight(stripes):
+    model = build_model("small_cnn", 2, CPU)
+    loader = opened(stripes, training=False)
+    trainer = Trainer(model, loader, loader, optimizer=OptimizerSpec(), epochs=1, device=CPU)
+    trainer.fit()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    with torch.inference_mode():
+        trainer._pass(1, "val", loader)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_without_validation_data_there_is_no_validation(stripes):
+    model = build_model("small_cnn", 2, CPU)
+    train = opened(stripes, training=True)
+    (epoch,) = Trainer(model, train, None, optimizer=OptimizerSpec(), epochs=1, device=CPU).fit()
+    assert epoch.val is None
+
+
+def test_a_loader_without_batches_is_refused():
+    class Empty:
+        classes = ("a", "b")
+        sample_count = 0
+
+        def __len__(self):
+            return 0
+
+    with pytest.raises(ConfigError, match="gives no batch"):
+        Trainer(
+            build_model("small_cnn", 2, CPU), Empty(), None, optimizer=OptimizerSpec(), epochs=1, device=CPU
+        )
+
+
+def test_a_device_that_is_not_there_is_named():
+    assert pick_device("cpu") == CPU
+    if torch.cuda.is_available():
+        assert pick_device("auto").type == pick_device("cuda").type == "cuda"
+    else:
+        assert pick_device("auto") == CPU
+        with pytest.raises(ConfigError, match="no CUDA device"):
+            pick_device("cuda")
+
+
+def test_on_a_cpu_a_span_is_the_hosts_time():
+    with ComputeSpan(CPU) as span:
+        assert span.seconds <= 0
+    assert span.seconds == span.host_s > 0
