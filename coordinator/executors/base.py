@@ -1,0 +1,86 @@
+"""What the coordinator asks of an executor, and how an invocation fails.
+
+    ExecutorError
+    ├── FunctionCrashedError     the process or machine that ran the function is gone
+    ├── FunctionTimedOutError    the function did not answer within its time limit
+    ├── FunctionRaisedError      the function refused the request as a whole, or is broken
+    └── ThrottledError           no function was free to take the request in time
+
+An invocation that fails says nothing of its samples: some may be in the cache. Failures of single samples are
+no errors here; the result tells them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from super_wire.errors import SuperError
+
+if TYPE_CHECKING:
+    from super_wire.request import PrefetchRequest, PrefetchResult
+
+__all__ = [
+    "Executor",
+    "ExecutorError",
+    "FunctionCrashedError",
+    "FunctionRaisedError",
+    "FunctionTimedOutError",
+    "ThrottledError",
+]
+
+
+class ExecutorError(SuperError):
+    """A request could not be carried out, or functions could not be started."""
+
+
+class FunctionCrashedError(ExecutorError):
+    """What ran the function is gone; the request may or may not have been carried out."""
+
+
+class FunctionTimedOutError(ExecutorError):
+    """The function did not answer within its time limit, and was ended."""
+
+
+class FunctionRaisedError(ExecutorError):
+    """The function raised; the message names type and words of its error."""
+
+
+class ThrottledError(ExecutorError):
+    """No function was free in time; the request was not begun."""
+
+
+class Executor(Protocol):
+    """A way to run functions, used from one event loop."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``local``, ``lambda``, ``ray``."""
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it takes at once now; more than that wait."""
+
+    @property
+    def golden(self) -> str:
+        """Digest of the golden images as all its functions decode them; empty before :meth:`start`."""
+
+    async def start(self) -> None:
+        """Make ready to invoke, within a bounded time.
+
+        Raises:
+            ExecutorError: no function could be started; the message says why.
+        """
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """Carry out one request.
+
+        Args:
+            request: which samples.
+            timeout_s: the function's time limit in seconds, and also the longest wait for a free one.
+
+        Raises:
+            ExecutorError: any of its kinds.
+        """
+
+    async def close(self) -> None:
+        """End all that was started, within a bounded time. Requests under way fail."""

@@ -1,0 +1,9 @@
+"""The function of SUPER: fetches, decodes and pushes the samples that a prefetch request names.
+
+Deploy or run it as ``lambda_prefetch.handler:handler``. It knows nothing of jobs, plans or trainers, and
+which samples are asked for, and when, is the coordinator's. Importing it loads neither torch nor grpc.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

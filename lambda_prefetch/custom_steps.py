@@ -1,0 +1,112 @@
+"""Custom steps: functions of the user's, named ``module:function@version`` and deployed with the function.
+
+A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
+lists it, and used only if it declares the version that the recipe names, as ``__step_version__`` on the
+function or ``__version__`` of the module: else one sample id could stand for the work of two versions.
+
+A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
+on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
+gave; it must not write to it. It returns an array that a record can hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lambda_prefetch.failures import SampleFailedError
+from super_wire.errors import ConfigError
+from super_wire.record import DTYPE_CODES, MAX_NDIM
+from super_wire.request import Outcome
+from super_wire.steps import split_custom_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from lambda_prefetch.draws import Draws
+
+__all__ = ["CustomStep"]
+
+
+class CustomStep:
+    """One custom step, found and checked.
+
+    Raises:
+        ConfigError: its module is not allowed or cannot be imported, it has no such function, or another
+            version.
+    """
+
+    def __init__(
+        self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
+    ) -> None:
+        self._name = name
+        self._params = params
+        self._random = random
+        self._function = _find(name, allowed)
+
+    def run(self, array: NDArray[Any], draws: Draws) -> NDArray[Any]:
+        """What the step makes of an array.
+
+        Raises:
+            SampleFailedError: it raised, or gave no array that a record can hold (outcome ``step_error``).
+        """
+        drawn = {"seed": draws.seed()} if self._random else {}
+        try:
+            made = self._function(array, **self._params, **drawn)
+        except (
+            Exception
+        ) as error:  # the user's code may raise anything; the result tells it, other samples go on
+            why = f"the custom step {self._name} raised {type(error).__name__}: {error}"
+            raise SampleFailedError(Outcome.STEP_ERROR, why) from error
+        if not isinstance(made, np.ndarray):
+            raise self._wrong_result(type(made).__name__)
+        if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
+            raise self._wrong_result(f"{made.dtype} of shape {made.shape}")
+        return made
+
+    def _wrong_result(self, found: str) -> SampleFailedError:
+        why = (
+            f"the custom step {self._name} gave {found}; a record holds a numpy array of up to {MAX_NDIM} "
+            f"dimensions of {', '.join(DTYPE_CODES)}"
+        )
+        return SampleFailedError(Outcome.STEP_ERROR, why)
+
+
+def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
+    module_name, function_name, version = split_custom_name(name)
+    if module_name not in allowed:
+        msg = (
+            f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
+            f"{module_name}; it allows {', '.join(sorted(allowed)) or 'none'}"
+        )
+        raise ConfigError(msg)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        msg = (
+            f"the custom step {name} cannot be imported: {type(error).__name__}: {error}; "
+            "deploy it with the function"
+        )
+        raise ConfigError(msg) from error
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if not callable(function):
+        msg = f"the custom step {name}: the module {module_name} has no function {function_name}"
+        raise ConfigError(msg)
+    declared = getattr(function, "__step_version__", getattr(module, "__version__", None))
+    if declared is None:
+        msg = (
+            f"the custom step {name}: {function_name} declares no version; "
+            f"give it __step_version__ = {version!r}, or its module a __version__"
+        )
+        raise ConfigError(msg)
+    if str(declared) != version:
+        msg = (
+            f"the custom step {name}: version {declared} is deployed; "
+            f"deploy {version}, or name {declared} in the recipe"
+        )
+        raise ConfigError(msg)
+    return function

@@ -1,0 +1,113 @@
+"""Encoded bytes to an upright RGB image, with Pillow.
+
+Greyscale, CMYK, palette, alpha and 16-bit images become RGB as ``Image.convert("RGB")`` makes them, which is
+what torchvision's ImageFolder
+gives: alpha is dropped, not composed. Unlike ImageFolder, an image whose EXIF says that the camera was turned
+    is turned upright.
+What follows is :mod:`lambda_prefetch.transforms`'s.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+
+from PIL import Image, UnidentifiedImageError
+
+from lambda_prefetch.failures import spoiled
+
+__all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
+
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP")
+"""What is decoded: ImageFolder's formats, and GIF, which some data sets hold under a wrong name.
+
+Pillow knows many more, some of which run other programs.
+"""
+
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> how to turn the pixels upright
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(data: bytes, *, limit_pixels: int) -> Image.Image:
+    """An RGB image, upright.
+
+    The header alone is read before the size in pixels is checked, so a decompression bomb costs nothing. Of
+    an animation, the first frame counts.
+
+    Raises:
+        SampleFailedError: a permanent failure, with the reason ``empty``, ``not_an_image``, ``too_large`` or
+            ``undecodable``.
+        MemoryError: the process has not enough memory; the image may be good.
+    """
+    if not data:
+        raise spoiled("empty", "the object has 0 bytes")
+    image = _open(data)
+    check_pixels(*image.size, limit_pixels)
+    try:
+        image.load()
+        # Pillow would warn of transparency that convert() drops; that is what is wanted.
+        image.info.pop("transparency", None)
+        upright = _UPRIGHT.get(_orientation(image))
+        if upright is not None:
+            image = image.transpose(upright)
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except MemoryError:
+        raise
+    except Exception as error:  # broken bytes make Pillow's decoders raise anything; the tombstone tells what
+        raise _undecodable(error) from error
+
+
+def lift_pillows_bound() -> None:
+    """Leave the bound on pixels to the request alone, in this whole process.
+
+    Pillow has one of its own, which warns at half of it, and which crops fall under as well as files. The
+    function's handler calls this once: its process decodes nothing that :func:`check_pixels` has not seen.
+    """
+    Image.MAX_IMAGE_PIXELS = None
+
+
+def check_pixels(width: int, height: int, limit_pixels: int) -> None:
+    """Refuse an image, or what a step would make of it, that has more pixels than the request allows."""
+    if width * height > limit_pixels:
+        raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
+
+
+def _open(data: bytes) -> Image.Image:
+    """Read the header."""
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise spoiled("too_large", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise spoiled("not_an_image", _not_an_image(data)) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # as above
+        raise _undecodable(error) from error
+
+
+def _not_an_image(data: bytes) -> str:
+    known = ", ".join(FORMATS)
+    return f"its {len(data)} bytes begin with {data[:8]!r} and are no {known} that Pillow can open"
+
+
+def _undecodable(error: Exception) -> Exception:
+    return spoiled("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) to 8; 1 where there is none."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except (SyntaxError, ValueError, TypeError, KeyError, IndexError, OSError, struct.error):
+        return 1  # the EXIF block is broken and cannot say; the pixels are good
+    return orientation if isinstance(orientation, int) else 1

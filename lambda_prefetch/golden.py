@@ -1,0 +1,44 @@
+"""Golden images: proof that this function decodes as all others do.
+
+A few small images of the kinds that decoders disagree about are carried along, encoded, and run through fixed
+recipes; the digest of all their pixels is told when the function warms up. One that differs (another libjpeg,
+another Pillow, another processor) would give other bytes for the same sample ids, so whoever starts functions
+refuses it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+from lambda_prefetch.decode import decode
+from lambda_prefetch.golden_images import GOLDEN_IMAGES
+from lambda_prefetch.transforms import Program
+from super_wire.ids import digest128
+from super_wire.recipe import Recipe
+
+__all__ = ["golden_digest"]
+
+_LIMIT_PIXELS = 4096
+_RECIPES: tuple[list[dict[str, Any]], ...] = (
+    [],
+    [{"op": "resize", "size": 17}, {"op": "center_crop", "size": 15}],
+    [{"op": "random_resized_crop", "size": 13}, {"op": "horizontal_flip", "p": 0.5}],
+)
+
+
+def golden_digest() -> str:
+    """32 hex digits over the pixels of all golden images after all golden recipes; takes a millisecond."""
+    fields = []
+    for steps in _RECIPES:
+        program = Program(
+            Recipe(steps, augment_seed=7),
+            bucket="golden",
+            epoch=1,
+            limit_pixels=_LIMIT_PIXELS,
+            step_modules=frozenset(),
+        )
+        for name, encoded in GOLDEN_IMAGES.items():
+            array = program.run(decode(b64decode(encoded), limit_pixels=_LIMIT_PIXELS), name)
+            fields += [str(array.shape).encode(), array.tobytes()]
+    return digest128(*fields).hex()

@@ -1,0 +1,138 @@
+"""The function's entry: ``handler(event, context)``, as AWS Lambda and every other executor call it.
+
+An event is a prefetch request as JSON values, answered with a prefetch result; or a warm event
+``{"super_warm": 1, "cache": address or ""}``, which opens clients and tells version and golden digest. How
+samples are made is :mod:`lambda_prefetch.pipeline`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from lambda_prefetch.decode import lift_pillows_bound
+from lambda_prefetch.golden import golden_digest
+from lambda_prefetch.pipeline import produce
+from lambda_prefetch.push import warm_connection
+from lambda_prefetch.settings import Settings
+from lambda_prefetch.sources import open_source
+from lambda_prefetch.telemetry import telemetry
+from lambda_prefetch.transforms import Program
+from lambda_prefetch.version import function_version
+from super_wire.errors import ConfigError
+from super_wire.ids import sample_ids
+from super_wire.recipe import Recipe
+from super_wire.request import PrefetchRequest, PrefetchResult
+
+__all__ = ["WARM_VERSION", "handler"]
+
+WARM_VERSION = 1
+
+_ANSWER_MARGIN_S = 2.0
+"""Kept free before the function's own time limit, to finish what was begun and to answer."""
+
+_seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
+
+
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """Answer one event.
+
+    Args:
+        event: a prefetch request (:class:`super_wire.PrefetchRequest`) or a warm event, as JSON values.
+        context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
+            ``get_remaining_time_in_millis()``.
+
+    Returns:
+        A prefetch result (:class:`super_wire.PrefetchResult`), or for a warm event ``super_warm``,
+        ``function_version``, ``golden`` and ``cold_start``, as JSON values.
+
+    Raises:
+        ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.
+        CacheError: a warm event's cache is unreachable, or refuses.
+    """
+    begun_ns = time.perf_counter_ns()
+    settings = Settings.from_environment()
+    cold_start = os.getpid() not in _seen_processes
+    if cold_start:
+        _seen_processes.add(os.getpid())
+        lift_pillows_bound()
+    if "super_warm" in event:
+        return _warm(event, settings, cold_start=cold_start)
+    return _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
+
+
+def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dict[str, Any]:
+    if event["super_warm"] != WARM_VERSION:
+        msg = (
+            f"the function reads warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
+            "deploy one version of SUPER"
+        )
+        raise ConfigError(msg)
+    if event.get("cache"):
+        warm_connection(event["cache"], settings)
+    golden = golden_digest()
+    telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
+    return {
+        "super_warm": WARM_VERSION,
+        "function_version": function_version(),
+        "golden": golden,
+        "cold_start": cold_start,
+    }
+
+
+def _prefetch(
+    event: dict[str, Any], context: Any, settings: Settings, *, cold_start: bool, begun_ns: int
+) -> dict[str, Any]:
+    request = PrefetchRequest.from_mapping(event)
+    recipe = Recipe.from_json(request.recipe)
+    _check_ids(request, recipe)
+    program = Program(
+        recipe,
+        bucket=request.bucket,
+        epoch=request.epoch,
+        limit_pixels=request.limits.image_pixels,
+        step_modules=settings.step_modules,
+    )
+    source = open_source(request.bucket, settings)
+    remaining_s = context.get_remaining_time_in_millis() / 1000
+    expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
+    ledger = produce(request, program, source, settings, expires_at=expires_at)
+    result = PrefetchResult(
+        request_id=request.request_id,
+        function_version=function_version(),
+        cold_start=cold_start,
+        outcomes=tuple(ledger.outcomes),
+        fetch_us=tuple(ledger.fetch_us),
+        decode_us=tuple(ledger.decode_us),
+        push_us=tuple(ledger.push_us),
+        source_bytes=tuple(ledger.source_bytes),
+        record_bytes=tuple(ledger.record_bytes),
+        messages=ledger.messages,
+        duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
+    )
+    telemetry(settings.log_level).finished(result, context)
+    return result.to_mapping()
+
+
+def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
+    """Derive every sample id anew: a difference means that the two sides do not mean the same sample."""
+    randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
+    derived = sample_ids(
+        request.bucket,
+        (key.encode() for key in request.keys),
+        (version.encode() for version in request.versions),
+        recipe.digest,
+        randomness,
+    ).hex()
+    if derived == "".join(request.ids):
+        return
+    width = len(request.ids[0])
+    for index, (key, listed) in enumerate(zip(request.keys, request.ids, strict=True)):
+        mine = derived[index * width : (index + 1) * width]
+        if mine != listed:
+            msg = (
+                f"the request calls {request.bucket}/{key} {listed}, this function calls it {mine}: "
+                "deploy one version of SUPER"
+            )
+            raise ConfigError(msg)

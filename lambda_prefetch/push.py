@@ -1,0 +1,207 @@
+"""Pushes finished records to the cache on a thread of its own, while the next samples are decoded.
+
+What has queued up while one exchange was on its way goes out with the next: batches grow as the cache slows
+down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
+never before. A broken connection is opened anew once per invocation, since a warm one may be older than the
+cache it led to; after that the rest of the invocation fails fast.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from lambda_prefetch.budget import ByteBudget
+from lambda_prefetch.cache_connection import CacheConnection
+from super_wire.errors import CacheError
+
+if TYPE_CHECKING:
+    from lambda_prefetch.settings import Settings
+
+__all__ = ["Pushed", "Pusher", "close_idle_connections", "warm_connection"]
+
+_MAX_IDLE = 4
+_MAX_RECORDS_PER_EXCHANGE = 64
+_BUNDLE_RECORDS = 16
+_BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
+
+# Connections kept for the next invocation, by process and address, the longest unused first.
+_idle: dict[tuple[int, str], CacheConnection] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
+
+    index: int
+    record_bytes: int
+    push_us: int
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    index: int
+    key: bytes
+    header: bytes
+    payload: memoryview
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + self.payload.nbytes
+
+
+class Pusher:
+    """Takes records from one thread and stores them from another.
+
+    At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until everything was
+    acknowledged or refused, and then :attr:`results` has one entry for every record; leaving it by an
+    exception gives up what still waits.
+    """
+
+    def __init__(self, cache: str, settings: Settings) -> None:
+        self.results: list[Pushed] = []
+        self._cache = cache
+        self._settings = settings
+        self._budget = ByteBudget(settings.push_bytes)
+        self._bundle: list[_Record] = []
+        self._bundle_bytes = 0
+        self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
+        self._connection: CacheConnection | None = None
+        self._may_reconnect = True
+        self._broken = ""
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="super-push", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._abandoned = kind is not None
+        self._hand_over()
+        self._waiting.put([])
+        self._thread.join()  # every exchange has a deadline, so this ends
+
+    @property
+    def broken(self) -> str:
+        """Why the cache takes nothing any more in this invocation; empty while it does."""
+        return self._broken
+
+    def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
+        """Hand over a record; waits while too many bytes are waiting.
+
+        Small records go in bundles, since waking the other thread costs as much as decoding a small image.
+        """
+        record = _Record(index, key, header, payload)
+        # What is bundled holds room in the budget: it must be on its way before a large one waits for room.
+        if self._bundle_bytes + record.size_bytes > _BUNDLE_BYTES:
+            self._hand_over()
+        self._budget.acquire(record.size_bytes)
+        self._bundle.append(record)
+        self._bundle_bytes += record.size_bytes
+        if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._bundle:
+            self._waiting.put(self._bundle)
+        self._bundle, self._bundle_bytes = [], 0
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            records, more = self._next_batch()
+            if records and not self._abandoned:
+                self._store(records)
+            for record in records:
+                self._budget.release(record.size_bytes)
+        if self._connection is not None:
+            _keep(self._connection)
+
+    def _next_batch(self) -> tuple[list[_Record], bool]:
+        """What waits, at least one record if there is one to come, and whether more may follow."""
+        records: list[_Record] = []
+        bundle = self._waiting.get()
+        while bundle:
+            records += bundle
+            if len(records) >= _MAX_RECORDS_PER_EXCHANGE:
+                return records, True
+            try:
+                bundle = self._waiting.get_nowait()
+            except queue.Empty:
+                return records, True
+        return records, False
+
+    def _store(self, records: list[_Record]) -> None:
+        begun_ns = time.perf_counter_ns()
+        try:
+            refusals = self._exchange(records)
+        except Exception as error:  # noqa: BLE001  # told with each sample; a thread that died silently would stop the invocation
+            self._drop_connection()
+            self._broken = str(error) or type(error).__name__
+            refusals = [self._broken] * len(records)
+        push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
+        for record, refusal in zip(records, refusals, strict=True):
+            self.results.append(Pushed(record.index, record.size_bytes, push_us, refusal))
+
+    def _exchange(self, records: list[_Record]) -> list[str]:
+        if self._broken:
+            return [self._broken] * len(records)
+        commands = [(record.key, record.header, record.payload) for record in records]
+        if self._connection is None:
+            self._connection = _take(self._cache, self._settings)
+        try:
+            return self._connection.store(commands)
+        except CacheError:
+            self._drop_connection()
+            if not self._may_reconnect:
+                raise
+        self._may_reconnect = False
+        self._connection = _open(self._cache, self._settings)
+        return self._connection.store(commands)  # a SET may be repeated: equal ids, equal bytes
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def warm_connection(cache: str, settings: Settings) -> None:
+    """Open a connection for the first invocation to find.
+
+    Raises:
+        CacheError: the cache is unreachable or refuses the credentials.
+    """
+    _keep(_take(cache, settings))
+
+
+def _take(cache: str, settings: Settings) -> CacheConnection:
+    """This process's idle connection, or a new one; whoever takes it has it alone."""
+    kept = _idle.pop((os.getpid(), cache), None)
+    return kept if kept is not None else _open(cache, settings)
+
+
+def _open(cache: str, settings: Settings) -> CacheConnection:
+    return CacheConnection(cache, username=settings.cache_username, password=settings.cache_password)
+
+
+def _keep(connection: CacheConnection) -> None:
+    """Put a connection where the next invocation finds it: one per address, and few addresses."""
+    replaced = _idle.pop((os.getpid(), connection.url), None)
+    _idle[os.getpid(), connection.url] = connection
+    if replaced is None and len(_idle) > _MAX_IDLE:
+        replaced = _idle.pop(next(iter(_idle)))
+    if replaced is not None:
+        replaced.close()
+
+
+def close_idle_connections() -> None:
+    """Close what is kept for the next invocation; it opens its own then."""
+    while _idle:
+        _, connection = _idle.popitem()
+        connection.close()

@@ -1,0 +1,81 @@
+"""What the function's operator decides, read from the environment when an invocation asks; never at import.
+
+A request can choose none of this: credentials, the modules that custom steps may come from, the directories
+that may be read and the memory that may be used are the function's own.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings"]
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The function's settings.
+
+    ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
+    encoded objects and the finished records that wait between the stages; one object or record alone may be
+    larger than that.
+    """
+
+    cache_username: str = ""
+    cache_password: str = field(default="", repr=False)
+    step_modules: frozenset[str] = frozenset()
+    file_roots: tuple[str, ...] = ()
+    s3_endpoint_url: str = ""
+    fetch_threads: int = 0
+    fetch_bytes: int = 64 * _MIB
+    push_bytes: int = 64 * _MIB
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the ``SUPER_*`` variables.
+
+        Raises:
+            ConfigError: a variable has a value that cannot be meant.
+        """
+        variables = os.environ if environment is None else environment
+        modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
+        roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
+        return cls(
+            cache_username=variables.get("SUPER_CACHE_USERNAME", ""),
+            cache_password=variables.get("SUPER_CACHE_PASSWORD", ""),
+            step_modules=frozenset(name for name in modules if name),
+            file_roots=tuple(os.path.realpath(root) for root in roots if root),
+            s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
+            fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
+            fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
+            push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
+            log_level=_log_level(variables),
+        )
+
+
+def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:
+    text = variables.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not low <= int(text) <= high:
+        msg = f"{name} is a whole number from {low} to {high}; not {text!r}"
+        raise ConfigError(msg)
+    return int(text)
+
+
+def _log_level(variables: Mapping[str, str]) -> str:
+    level = variables.get("SUPER_LOG_LEVEL", "INFO").upper()
+    known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if level not in known:
+        msg = f"SUPER_LOG_LEVEL is one of {', '.join(known)}; not {level!r}"
+        raise ConfigError(msg)
+    return level

@@ -1,0 +1,71 @@
+"""What the pipeline asks of a source, and which source a request's bucket means.
+
+How files are read is :mod:`lambda_prefetch.file_source`'s, how S3 is :mod:`lambda_prefetch.s3_source`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from lambda_prefetch.failures import SampleFailedError, spoiled
+from super_wire.errors import ConfigError
+from super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lambda_prefetch.settings import Settings
+
+__all__ = ["Source", "check_size", "check_version", "open_source"]
+
+
+class Source(Protocol):
+    """Reads objects; called by several threads at once."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads read it best."""
+
+    def read(self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
+        """The bytes of one object in exactly this version.
+
+        Args:
+            key: the object's key.
+            version: what the catalog listed.
+            limit_bytes: larger objects are refused before their bytes are read.
+            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait for
+                room.
+
+        Raises:
+            SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
+        """
+
+
+def open_source(bucket: str, settings: Settings) -> Source:
+    """The source that ``bucket`` names: ``s3://name`` or ``file://`` and an absolute directory.
+
+    Raises:
+        ConfigError: another scheme, or a directory that the function's settings do not allow.
+    """
+    if bucket.startswith("file://"):
+        from lambda_prefetch.file_source import FileSource
+
+        return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
+    if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
+        from lambda_prefetch.s3_source import S3Source
+
+        return S3Source(bucket.removeprefix("s3://"), endpoint_url=settings.s3_endpoint_url)
+    msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
+    raise ConfigError(msg)
+
+
+def check_version(found: str, listed: str) -> None:
+    """Refuse an object of another version than the catalog listed, since its id would lie."""
+    if found != listed:
+        raise SampleFailedError(Outcome.CHANGED, f"its version is {found}; the catalog lists {listed}")
+
+
+def check_size(size_bytes: int, limit_bytes: int) -> None:
+    """Refuse an object that is larger than the request allows."""
+    if size_bytes > limit_bytes:
+        raise spoiled("too_large", f"its {size_bytes} bytes are over the limit of {limit_bytes}")

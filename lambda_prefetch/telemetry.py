@@ -1,0 +1,72 @@
+"""What the function tells its operator, by AWS Lambda Powertools: a log line and metrics per invocation.
+
+The structured line and the CloudWatch metrics (EMF) go to standard output, where Lambda collects them. Who
+runs the function elsewhere turns them down with ``SUPER_LOG_LEVEL`` and ``POWERTOOLS_METRICS_DISABLED``. What
+the coordinator needs to know is in the result, never here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from aws_lambda_powertools import Logger, Metrics
+from aws_lambda_powertools.metrics import MetricUnit
+
+from super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from super_wire.request import PrefetchResult
+
+__all__ = ["Telemetry", "telemetry"]
+
+_SERVICE = "super-prefetch"
+_MAX_MESSAGES = 3
+
+
+class Telemetry:
+    """Logger and metrics of this process."""
+
+    def __init__(self, log_level: str) -> None:
+        self._logger = Logger(service=_SERVICE, level=log_level)
+        self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
+
+    def warmed(self, *, cold_start: bool, golden: str) -> None:
+        """A warm event was answered."""
+        self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
+
+    def finished(self, result: PrefetchResult, context: Any) -> None:
+        """A prefetch request was answered; ``context`` is Lambda's."""
+        counts = Counter(result.outcomes)
+        self._logger.info(
+            "prefetched",
+            extra={
+                "request_id": result.request_id,
+                "function_request_id": context.aws_request_id,
+                "cold_start": result.cold_start,
+                "outcomes": dict(counts),
+                "duration_ms": result.duration_us // 1000,
+                "messages": list(result.messages.values())[:_MAX_MESSAGES],
+            },
+        )
+        self._metrics.set_default_dimensions(function_name=context.function_name)
+        samples, cached = len(result.outcomes), counts[Outcome.CACHED]
+        for name, unit, value in (
+            ("ColdStart", MetricUnit.Count, int(result.cold_start)),
+            ("SamplesCached", MetricUnit.Count, cached),
+            ("SamplesFailed", MetricUnit.Count, samples - cached),
+            ("SourceBytes", MetricUnit.Bytes, sum(result.source_bytes)),
+            ("RecordBytes", MetricUnit.Bytes, sum(result.record_bytes)),
+            ("FetchTime", MetricUnit.Microseconds, sum(result.fetch_us)),
+            ("DecodeTime", MetricUnit.Microseconds, sum(result.decode_us)),
+            ("PushTime", MetricUnit.Microseconds, sum(result.push_us)),
+        ):
+            self._metrics.add_metric(name=name, unit=unit, value=value)
+        self._metrics.flush_metrics()
+
+
+@functools.cache
+def telemetry(log_level: str) -> Telemetry:
+    """The process's telemetry, made by the first invocation."""
+    return Telemetry(log_level)

@@ -1,0 +1,155 @@
+"""A recipe's steps, on PIL images, with the pixels that torchvision's transforms give on PIL images.
+
+The geometry (rounding of sides and offsets, padding, the ten tries of a random crop) follows torchvision 0.17
+and later, so that a model trained with ImageFolder sees the same pixels here. What a step may be called with
+is :mod:`super_wire.steps`'; custom steps are :mod:`lambda_prefetch.custom_steps`'.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from lambda_prefetch.custom_steps import CustomStep
+from lambda_prefetch.decode import check_pixels
+from lambda_prefetch.draws import Draws
+from lambda_prefetch.failures import SampleFailedError
+from super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from super_wire.recipe import Recipe
+
+__all__ = ["Program", "center_crop_box", "random_crop_box", "resized_size"]
+
+Picture: TypeAlias = "Image.Image | NDArray[Any]"
+
+_CROP_TRIES = 10
+_CHANNELS = 3
+
+
+class Program:
+    """A recipe made ready to run on the samples of one request.
+
+    Args:
+        recipe: what to do.
+        bucket: names the samples, together with their keys, for random steps.
+        epoch: the epoch, for random steps.
+        limit_pixels: bound on what a step may make of an image.
+        step_modules: modules that custom steps may be imported from.
+
+    Raises:
+        ConfigError: a custom step may not, or cannot, be imported.
+    """
+
+    def __init__(
+        self, recipe: Recipe, *, bucket: str, epoch: int, limit_pixels: int, step_modules: frozenset[str]
+    ) -> None:
+        self._recipe = recipe
+        self._bucket = bucket
+        self._epoch = epoch
+        self._limit_pixels = limit_pixels
+        self._custom = {
+            number: CustomStep(step["name"], step["params"], random=step["random"], allowed=step_modules)
+            for number, step in enumerate(recipe.steps, start=1)
+            if step["op"] == "custom"
+        }
+
+    def run(self, image: Image.Image, key: str) -> NDArray[Any]:
+        """The sample's array: uint8 of shape (height, width, 3), unless a custom step gave another.
+
+        Raises:
+            SampleFailedError: a step would exceed the limit in pixels, or a custom step raised.
+        """
+        picture: Picture = image
+        for number, step in enumerate(self._recipe.steps, start=1):
+            if number in self._custom:
+                picture = self._custom[number].run(np.asarray(picture), self._draws(number, key))
+            else:
+                picture = self._step(step, number, _as_image(picture, number, step["op"]), key)
+        return np.asarray(picture)
+
+    def _step(self, step: Mapping[str, Any], number: int, image: Image.Image, key: str) -> Image.Image:
+        op = step["op"]
+        if op == "resize":
+            size = resized_size(*image.size, step["size"])
+            check_pixels(*size, self._limit_pixels)
+            return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+        if op == "center_crop":
+            check_pixels(step["size"], step["size"], self._limit_pixels)
+            return image.crop(center_crop_box(*image.size, step["size"]))
+        if op == "random_resized_crop":
+            side = (step["size"], step["size"])
+            check_pixels(*side, self._limit_pixels)
+            box = random_crop_box(*image.size, step["scale"], step["ratio"], self._draws(number, key))
+            cropped = image.crop(box)
+            return cropped if cropped.size == side else cropped.resize(side, Image.Resampling.BILINEAR)
+        if self._draws(number, key).uniform() < step["p"]:  # horizontal_flip
+            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return image
+
+    def _draws(self, number: int, key: str) -> Draws:
+        return Draws(self._recipe.digest, number, self._recipe.augment_seed, self._epoch, self._bucket, key)
+
+
+def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
+    """(width, height) once the shorter side is ``shorter``; the longer one is rounded down."""
+    longer = int(shorter * max(width, height) / min(width, height))
+    return (shorter, longer) if width <= height else (longer, shorter)
+
+
+def center_crop_box(width: int, height: int, side: int) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of the central square; outside of a smaller image there are zeros."""
+    left, top = _centred(width, side), _centred(height, side)
+    return left, top, left + side, top + side
+
+
+def _centred(length: int, side: int) -> int:
+    # Half pixels: padding leaves the smaller half before, cropping rounds half to even.
+    return round((length - side) / 2) if length >= side else -((side - length) // 2)
+
+
+def random_crop_box(
+    width: int, height: int, scale: list[float], ratio: list[float], draws: Draws
+) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of a random part of the image.
+
+    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio uniform in that of
+    ``ratio`` (the Inception crop). Where ten tries do not fit into the image, it is the largest central part
+    whose ratio is allowed.
+    """
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_CROP_TRIES):
+        area = width * height * draws.uniform(*scale)
+        aspect = math.exp(draws.uniform(log_low, log_high))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = draws.below(height - h + 1)
+            left = draws.below(width - w + 1)
+            return left, top, left + w, top + h
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = round(w / ratio[0])
+    elif width / height > ratio[1]:
+        w = round(h * ratio[1])
+    w, h = max(w, 1), max(h, 1)  # an image of one row may have no such part
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _as_image(picture: Picture, number: int, op: str) -> Image.Image:
+    if isinstance(picture, Image.Image):
+        return picture
+    if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
+        why = (
+            f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it "
+            f"gave {picture.dtype} of shape {picture.shape}"
+        )
+        raise SampleFailedError(Outcome.STEP_ERROR, why)
+    return Image.fromarray(np.ascontiguousarray(picture))

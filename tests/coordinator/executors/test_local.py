@@ -1,0 +1,351 @@
+"""The local executor with real processes: it runs the real function and survives every failing worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from coordinator.executors import (
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    LocalExecutor,
+    ThrottledError,
+)
+from super_wire.errors import ConfigError
+from super_wire.record import unpack
+from tests.coordinator.executors.asking import TIMEOUT_S, ask
+
+
+@contextlib.asynccontextmanager
+async def pool(function, workers=1):
+    executor = LocalExecutor(workers, function=function)
+    await executor.start()
+    try:
+        yield executor
+    finally:
+        pids = executor.worker_pids
+        await executor.close()
+        assert executor.worker_pids == []
+        assert not [pid for pid in pids if alive(pid)]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def until(condition):
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110  # other processes cannot set an event of ours
+            await asyncio.sleep(0.005)
+
+
+async def pid_of(executor):
+    return int((await executor.invoke(ask("pid"), timeout_s=TIMEOUT_S)).request_id)
+
+
+@pytest.fixture
+def misbehaving(functions):
+    return f"{functions}:misbehaving"
+
+
+def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    versions = []
+    for n in range(8):
+        Image.fromarray(pixels + n).save(tmp_path / f"{n}.png")
+        status = (tmp_path / f"{n}.png").stat()
+        versions.append(f"{status.st_size}-{status.st_mtime_ns}")
+    bucket = f"file://{tmp_path.resolve()}"
+    request = ask("real", bucket, [f"{n}.png" for n in range(8)], versions, valkey.unix_url)
+
+    async def main():
+        async with pool("lambda_prefetch.handler:handler") as executor:
+            assert executor.name == "local"
+            assert len(executor.golden) == 32
+            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
+            second = await executor.invoke(request, timeout_s=TIMEOUT_S)
+            return first, second
+
+    first, second = asyncio.run(main())
+    assert first.outcomes == second.outcomes == ("cached",) * 8
+    assert not second.cold_start  # the warm event was
+    with valkey.client() as client:
+        for n in range(8):
+            assert np.array_equal(unpack(client.get(f"super:r1:{request.ids[n]}"))[1], pixels + n)
+
+
+def test_workers_work_at_the_same_time_and_the_rest_wait_their_turn(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving, workers=2) as executor:
+            await until(lambda: len(executor.worker_pids) == 2)
+            gate = tmp_path / "gate"
+            done = []
+
+            async def call(name):
+                await executor.invoke(ask(name), timeout_s=TIMEOUT_S)
+                done.append(name)
+
+            blocked = [asyncio.create_task(call(f"wait:{gate}")) for _ in range(2)]
+            await asyncio.sleep(0)
+            waiting = [asyncio.create_task(call(f"plain:{n}")) for n in range(4)]
+            await asyncio.sleep(0)
+            assert done == []
+            gate.touch()
+            await asyncio.gather(*blocked, *waiting)
+            assert executor.capacity == 2
+            return [name for name in done if name.startswith("plain")]
+
+    assert sorted(asyncio.run(main())) == [f"plain:{n}" for n in range(4)]
+
+
+def test_who_waits_first_is_served_first(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving) as executor:
+            gate, order = tmp_path / "gate", []
+
+            async def call(name):
+                await executor.invoke(ask(name), timeout_s=TIMEOUT_S)
+                order.append(name)
+
+            calls = [asyncio.create_task(call(f"wait:{gate}"))]
+            for n in range(5):
+                await asyncio.sleep(0)
+                calls.append(asyncio.create_task(call(f"plain:{n}")))
+            gate.touch()
+            await asyncio.gather(*calls)
+            return order[1:]
+
+    assert asyncio.run(main()) == [f"plain:{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("exit:0", "exit code 0"),
+        ("exit:3", "exit code 3"),
+        ("kill", "SIGKILL"),
+        ("system-exit", "exit code 7"),
+    ],
+)
+def test_a_crash_costs_its_request_and_nothing_else(misbehaving, does, words):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            with pytest.raises(FunctionCrashedError, match=words):
+                await executor.invoke(ask(does), timeout_s=TIMEOUT_S)
+            assert await pid_of(executor) != before
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_idle_is_replaced_unnoticed(misbehaving):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            os.kill(before, signal.SIGKILL)
+            await until(lambda: before not in executor.worker_pids)
+            assert await pid_of(executor) != before
+
+    asyncio.run(main())
+
+
+def test_a_crash_leaves_the_other_workers_alone(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving, workers=2) as executor:
+            await until(lambda: len(executor.worker_pids) == 2)
+            gate = tmp_path / "gate"
+            slow = asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S))
+            await asyncio.sleep(0)
+            with pytest.raises(FunctionCrashedError):
+                await executor.invoke(ask("kill"), timeout_s=TIMEOUT_S)
+            gate.touch()
+            assert (await slow).outcomes == ("cached",)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["hang", "hang-in-c"])
+def test_a_hang_is_ended_after_its_time(misbehaving, tmp_path, how):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            with pytest.raises(FunctionTimedOutError, match=r"0\.3 s"):
+                await executor.invoke(ask(f"{how}:{tmp_path}/hangs"), timeout_s=0.3)
+            after = await pid_of(executor)
+            assert after != before
+            await until(lambda: not alive(before))
+
+    asyncio.run(main())
+
+
+def test_what_the_function_raises_is_told_and_the_worker_stays(misbehaving):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            with pytest.raises(FunctionRaisedError, match="ValueError: so be it"):
+                await executor.invoke(ask("raise:so be it"), timeout_s=TIMEOUT_S)
+            with pytest.raises(FunctionRaisedError, match="no prefetch result"):
+                await executor.invoke(ask("nonsense"), timeout_s=TIMEOUT_S)
+            with pytest.raises(FunctionRaisedError, match="TypeError"):
+                await executor.invoke(ask("not-json"), timeout_s=TIMEOUT_S)
+            assert await pid_of(executor) == before
+
+    asyncio.run(main())
+
+
+def test_what_the_function_prints_disturbs_no_answer(misbehaving, capfd):
+    async def main():
+        async with pool(misbehaving) as executor:
+            return await executor.invoke(ask("print"), timeout_s=TIMEOUT_S)
+
+    assert asyncio.run(main()).outcomes == ("cached",)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "printed by the function" in captured.err
+    assert "written to standard output" in captured.err
+
+
+def test_the_real_function_is_quiet_on_a_training_machine(functions, capfd):
+    async def main():
+        async with pool("lambda_prefetch.handler:handler") as executor:
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    asyncio.run(main())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_function_knows_its_time(misbehaving):
+    async def main():
+        async with pool(misbehaving) as executor:
+            return await executor.invoke(ask("remaining"), timeout_s=17)
+
+    assert 10_000 < int(asyncio.run(main()).request_id) <= 17_000
+
+
+def test_nobody_waits_for_ever_for_a_free_worker(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving) as executor:
+            gate = tmp_path / "gate"
+            busy = asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S))
+            await asyncio.sleep(0)
+            with pytest.raises(ThrottledError, match="none of the 1 local workers was free"):
+                await executor.invoke(ask(), timeout_s=0.1)
+            gate.touch()
+            await busy
+            assert (await executor.invoke(ask(), timeout_s=TIMEOUT_S)).outcomes == ("cached",)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            call = asyncio.create_task(executor.invoke(ask(f"hang:{tmp_path}/hangs"), timeout_s=TIMEOUT_S))
+            await until((tmp_path / "hangs").exists)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await pid_of(executor) != before
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_busy_worker_too(misbehaving, tmp_path):
+    async def main():
+        async with pool(misbehaving) as executor:
+            call = asyncio.create_task(executor.invoke(ask(f"hang:{tmp_path}/hangs"), timeout_s=TIMEOUT_S))
+            await until((tmp_path / "hangs").exists)
+        with pytest.raises(ExecutorError):
+            await call
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("{functions}:no_such_function", "AttributeError"),
+        ("no_such_module_anywhere:handler", "ModuleNotFoundError"),
+        ("{functions}:raises_when_warmed", "RuntimeError: no warm welcome"),
+        ("{functions}:without_golden", "without a golden digest"),
+    ],
+)
+def test_a_function_that_cannot_start_is_told_at_once(functions, function, words):
+    async def main():
+        executor = LocalExecutor(2, function=function.format(functions=functions))
+        with pytest.raises(ExecutorError, match=words):
+            await executor.start()
+        assert executor.worker_pids == []
+
+    asyncio.run(main())
+
+
+def test_workers_that_decode_otherwise_are_refused(functions, caplog):
+    async def main():
+        async with pool(f"{functions}:disagreeing", workers=2) as executor:
+            golden = executor.golden
+            await until(lambda: "decodes the golden images" in caplog.text)
+            assert executor.golden == golden
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("workers", "function"), [(0, "a:b"), (-1, "a:b"), (1, "a"), (1, ":b"), (1, "a:")])
+def test_a_pool_that_cannot_be_meant(workers, function):
+    with pytest.raises(ConfigError):
+        LocalExecutor(workers, function=function)
+
+
+COORDINATOR = """
+import asyncio, sys
+from coordinator.executors import LocalExecutor
+from tests.coordinator.executors.asking import ask
+
+async def main():
+    executor = LocalExecutor(2, function="functions_of_tests:misbehaving")
+    await executor.start()
+    while len(executor.worker_pids) < 2:
+        await asyncio.sleep(0.01)
+    print(*executor.worker_pids, flush=True)
+    await executor.invoke(ask("hang:" + sys.argv[1]), timeout_s=3600)
+
+asyncio.run(main())
+"""
+
+
+def test_no_worker_outlives_its_coordinator_even_in_the_middle_of_a_request(functions, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR, f"{tmp_path}/hangs"], stdout=subprocess.PIPE, text=True
+    ) as coordinator:
+        pids = [int(pid) for pid in coordinator.stdout.readline().split()]
+        asyncio.run(until((tmp_path / "hangs").exists))
+        assert len(pids) == 2
+        assert all(alive(pid) for pid in pids)
+        coordinator.kill()
+    asyncio.run(until(lambda: not any(alive(pid) for pid in pids)))
+
+
+def test_ctrl_c_does_not_reach_the_workers(misbehaving):
+    async def main():
+        async with pool(misbehaving) as executor:
+            before = await pid_of(executor)
+            os.kill(before, signal.SIGINT)
+            assert os.getpgid(before) != os.getpgid(0)
+            assert await pid_of(executor) == before
+
+    asyncio.run(main())

@@ -1,0 +1,138 @@
+"""Makes images, prefetch requests and a Lambda context for tests, and reads records back as plain arrays."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from lambda_prefetch.handler import handler
+from super_wire.ids import sample_ids, split_ids
+from super_wire.recipe import Recipe
+from super_wire.record import read_tombstone, unpack
+from super_wire.request import Limits, PrefetchRequest, PrefetchResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from super_wire.record import Tombstone
+    from tests.fixtures.valkey import Valkey
+
+PLAIN = Recipe([])
+
+
+class Context:
+    """What Lambda hands to a handler."""
+
+    function_name = "super-prefetch"
+    aws_request_id = "request-1"
+
+    def __init__(self, remaining_s: float = 60.0) -> None:
+        self.remaining_s = remaining_s
+
+    def get_remaining_time_in_millis(self) -> int:
+        return int(self.remaining_s * 1000)
+
+
+def pixels(height: int = 37, width: int = 53, seed: int = 0) -> NDArray[np.uint8]:
+    """A smooth picture with some noise, uint8 of shape (height, width, 3)."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.stack([x * 5 + y, 200 - y * 4, np.hypot(x - 20, y - 9) * 6], axis=-1)
+    return np.clip(waves + random.normal(0, 4, waves.shape), 0, 255).astype(np.uint8)
+
+
+def encode(image: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:
+    """An image in a file format."""
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def file_version(path: Path) -> str:
+    """As the catalog tells it."""
+    status = path.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def request_for(
+    bucket: str,
+    versions: dict[str, str],
+    cache: str,
+    recipe: Recipe = PLAIN,
+    *,
+    epoch: int = 0,
+    limits: Limits | None = None,
+    expires_in_s: float = 60.0,
+) -> PrefetchRequest:
+    """A request for keys in given versions, with their true ids."""
+    randomness = (recipe.augment_seed, epoch) if recipe.random else None
+    keys = [key.encode() for key in versions]
+    listed = [version.encode() for version in versions.values()]
+    ids = split_ids(sample_ids(bucket, keys, listed, recipe.digest, randomness))
+    return PrefetchRequest(
+        request_id="test",
+        bucket=bucket,
+        recipe=recipe.json,
+        epoch=epoch,
+        cache=cache,
+        expires_at=time.time() + expires_in_s,
+        keys=tuple(versions),
+        versions=tuple(versions.values()),
+        ids=tuple(one.hex() for one in ids),
+        limits=limits or Limits(),
+    )
+
+
+def file_request(
+    root: Path, keys: list[str], cache: str, recipe: Recipe = PLAIN, **options: Any
+) -> PrefetchRequest:
+    """A request for files below ``root``; one that is missing is listed all the same."""
+    versions = {
+        key: file_version(root / key) if (root / key).exists() else "10-1234567890123456789" for key in keys
+    }
+    return request_for(f"file://{root.resolve()}", versions, cache, recipe, **options)
+
+
+def run(request: PrefetchRequest, context: Context | None = None) -> PrefetchResult:
+    """What the handler answers, read as the coordinator reads it."""
+    event = json.loads(request.to_json())
+    answer = json.loads(json.dumps(handler(event, context or Context())))
+    return PrefetchResult.from_mapping(answer)
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
+    """Poll for what another thread or process is about to do; fails after ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def raw_record(valkey: Valkey, request: PrefetchRequest, index: int) -> bytes | None:
+    """The record's bytes as they lie in the cache."""
+    with valkey.client() as client:
+        value: bytes | None = client.get(f"super:r1:{request.ids[index]}")
+    return value
+
+
+def array_of(valkey: Valkey, request: PrefetchRequest, index: int) -> NDArray[Any]:
+    """The sample that the cache holds."""
+    record = raw_record(valkey, request, index)
+    assert record is not None
+    return unpack(record)[1]
+
+
+def tombstone_of(valkey: Valkey, request: PrefetchRequest, index: int) -> Tombstone:
+    """The tombstone that the cache holds."""
+    record = raw_record(valkey, request, index)
+    assert record is not None
+    return read_tombstone(record)

@@ -1,0 +1,131 @@
+"""Custom steps run only if the function's settings allow their module, in the version that is named."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.transforms import Program
+from super_wire.errors import ConfigError
+from super_wire.recipe import Recipe
+from super_wire.request import Outcome
+from tests.lambda_prefetch.prefetching import pixels
+
+MODULE = """
+import numpy as np
+__version__ = "2.1"
+def invert(array, amount=255):
+    return amount - array
+def noise(array, *, seed):
+    return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
+def floats(array):
+    return array.astype(np.float32) / 255
+def fails(array):
+    raise RuntimeError("no such luck")
+def gives_text(array):
+    return "text"
+def gives_objects(array):
+    return np.array([None])
+def pinned(array):
+    return array
+pinned.__step_version__ = "7"
+not_callable = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "step_module_of_tests.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "step_module_of_tests"
+    sys.modules.pop("step_module_of_tests", None)
+
+
+def custom(name, *, random=False, **params):
+    return {"op": "custom", "name": name, "params": params, "random": random}
+
+
+def run(steps, *allowed, epoch=0):
+    program = Program(
+        Recipe(steps), bucket="b", epoch=epoch, limit_pixels=10**6, step_modules=frozenset(allowed)
+    )
+    return program.run(Image.fromarray(pixels()), "key")
+
+
+def test_a_step_gets_array_and_params(module):
+    made = run([custom(f"{module}:invert@2.1", amount=250)], module)
+    assert np.array_equal(made, 250 - pixels())
+
+
+def test_steps_of_both_kinds_follow_each_other(module):
+    made = run(
+        [{"op": "resize", "size": 20}, custom(f"{module}:invert@2.1"), {"op": "center_crop", "size": 9}],
+        module,
+    )
+    plain = run([{"op": "resize", "size": 20}, {"op": "center_crop", "size": 9}])
+    assert np.array_equal(made, 255 - plain)
+
+
+def test_a_step_may_give_another_dtype(module):
+    made = run([custom(f"{module}:floats@2.1")], module)
+    assert made.dtype == np.float32
+    assert np.array_equal(made, pixels().astype(np.float32) / 255)
+
+
+def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
+    steps = [custom(f"{module}:noise@2.1", random=True)]
+    assert np.array_equal(run(steps, module, epoch=1), run(steps, module, epoch=1))
+    assert not np.array_equal(run(steps, module, epoch=1), run(steps, module, epoch=2))
+
+
+def test_the_functions_own_version_goes_before_the_modules(module):
+    assert np.array_equal(run([custom(f"{module}:pinned@7")], module), pixels())
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "words"),
+    [
+        ("{module}:invert@2.1", [], "SUPER_STEP_MODULES does not list step_module_of_tests; it allows none"),
+        ("os:getcwd@1", ["step_module_of_tests"], "SUPER_STEP_MODULES does not list os"),
+        ("{module}:invert@2.2", ["step_module_of_tests"], "version 2.1 is deployed"),
+        ("{module}:pinned@2.1", ["step_module_of_tests"], "version 7 is deployed"),
+        ("{module}:absent@2.1", ["step_module_of_tests"], "has no function absent"),
+        ("{module}:not_callable@2.1", ["step_module_of_tests"], "has no function not_callable"),
+        ("no_such_module_here:f@1", ["no_such_module_here"], "cannot be imported: ModuleNotFoundError"),
+        ("colorsys:rgb_to_hsv@1", ["colorsys"], "declares no version"),
+    ],
+)
+def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):
+    with pytest.raises(ConfigError, match=words):
+        run([custom(name.format(module=module))], *allowed)
+
+
+def test_a_module_that_is_not_allowed_is_not_even_imported(module):
+    with pytest.raises(ConfigError):
+        run([custom(f"{module}:invert@2.1")])
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("fails", "RuntimeError: no such luck"),
+        ("gives_text", "gave str"),
+        ("gives_objects", "gave object of shape"),
+    ],
+)
+def test_a_step_that_raises_or_gives_no_array_fails_the_sample_for_now(module, function, words):
+    with pytest.raises(SampleFailedError, match=words) as caught:
+        run([custom(f"{module}:{function}@2.1")], module)
+    assert caught.value.outcome is Outcome.STEP_ERROR
+    assert not caught.value.reason
+
+
+def test_an_image_step_after_something_else_than_an_image(module):
+    with pytest.raises(SampleFailedError, match=r"step 2 \(resize\) needs uint8") as caught:
+        run([custom(f"{module}:floats@2.1"), {"op": "resize", "size": 8}], module)
+    assert caught.value.outcome is Outcome.STEP_ERROR

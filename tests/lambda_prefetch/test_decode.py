@@ -1,0 +1,210 @@
+"""Dirty input: what can be decoded becomes upright RGB, as independently decoded; the rest fails for good."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from lambda_prefetch.decode import decode
+from lambda_prefetch.failures import SampleFailedError
+from super_wire.request import Outcome
+from tests.lambda_prefetch.prefetching import encode, pixels
+
+LIMIT = 1_000_000
+
+
+def decoded(data, limit_pixels=LIMIT):
+    image = decode(data, limit_pixels=limit_pixels)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def independent(data):
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+
+
+def failure_of(data, limit_pixels=LIMIT):
+    with pytest.raises(SampleFailedError) as caught:
+        decode(data, limit_pixels=limit_pixels)
+    assert caught.value.outcome is Outcome.TOMBSTONE
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF"])
+def test_lossless_formats_give_the_very_pixels(kind):
+    assert np.array_equal(decoded(encode(pixels(), kind)), pixels())
+
+
+def test_webp():
+    assert np.array_equal(decoded(encode(pixels(), "WEBP", lossless=True)), pixels())
+
+
+def test_colour_jpeg():
+    data = encode(pixels(), "JPEG", quality=90)
+    assert np.array_equal(decoded(data), independent(data))
+    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 12
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_greyscale(kind):
+    grey = Image.fromarray(pixels()).convert("L")
+    array = decoded(encode(grey, kind))
+    assert array.shape == (37, 53, 3)
+    assert (array[..., 0] == array[..., 1]).all()
+    assert (array[..., 0] == array[..., 2]).all()
+    assert np.abs(array[..., 0].astype(int) - np.asarray(grey)).mean() < 4
+
+
+def test_cmyk():
+    data = encode(Image.fromarray(pixels()).convert("CMYK"), "JPEG", quality=95, subsampling=0)
+    assert np.array_equal(decoded(data), independent(data))
+    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 6  # not inverted
+
+
+def test_palette():
+    data = encode(Image.fromarray(pixels()).quantize(64), "PNG")
+    assert np.array_equal(decoded(data), independent(data))
+    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 12
+
+
+def test_palette_with_transparency():
+    image = Image.fromarray(pixels()).quantize(8)
+    opaque = np.asarray(image.convert("RGB"))
+    data = encode(image, "PNG", transparency=bytes([0, 128, 255, 255, 255, 255, 255, 7]))
+    assert np.array_equal(decoded(data), opaque)
+
+
+def test_gif_gives_its_first_frame():
+    frames = [Image.fromarray(pixels(seed=seed)).quantize(32) for seed in (0, 1)]
+    data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.array_equal(decoded(data), np.asarray(frames[0].convert("RGB")))
+
+
+def test_alpha_is_dropped():
+    alpha = np.random.default_rng(0).integers(0, 256, (37, 53, 1), dtype=np.uint8)
+    data = encode(Image.fromarray(np.concatenate([pixels(), alpha], axis=-1)), "PNG")
+    assert np.array_equal(decoded(data), pixels())
+
+
+def test_greyscale_with_alpha():
+    data = encode(Image.fromarray(pixels()).convert("LA"), "PNG")
+    assert np.array_equal(decoded(data), independent(data))
+
+
+def png_16_bit(samples):
+    """A PNG of 16 bits per channel, which Pillow cannot write; ``samples`` is uint16 of shape (h, w, 4)."""
+    height, width = samples.shape[:2]
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    header = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)
+    ihdr, idat, iend = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + ihdr + idat + iend
+
+
+def test_16_bit_colour_with_alpha():
+    samples = np.random.default_rng(0).integers(0, 65536, (9, 11, 4), dtype=np.uint16)
+    assert np.array_equal(decoded(png_16_bit(samples)), (samples[..., :3] >> 8).astype(np.uint8))
+
+
+def test_16_bit_greyscale_is_what_pillow_makes_of_it():
+    data = encode(Image.fromarray(np.arange(0, 4096, 64, dtype=np.uint16).reshape(8, 8)), "PNG")
+    assert np.array_equal(decoded(data), independent(data))
+
+
+# EXIF orientation -> how a stored array is turned upright, by the EXIF standard
+TURN = {
+    1: lambda a: a,
+    2: np.fliplr,
+    3: lambda a: np.rot90(a, 2),
+    4: np.flipud,
+    5: lambda a: np.swapaxes(a, 0, 1),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: np.swapaxes(np.rot90(a, 2), 0, 1),
+    8: lambda a: np.rot90(a, 1),
+}
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG"])
+@pytest.mark.parametrize("orientation", list(TURN))
+def test_exif_rotation_becomes_upright(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(pixels(), kind, exif=exif)
+    stored = np.asarray(Image.open(io.BytesIO(encode(pixels(), kind))).convert("RGB"))
+    assert np.array_equal(decoded(data), TURN[orientation](stored))
+
+
+def test_broken_exif_spoils_no_image():
+    data = encode(pixels(), "JPEG", exif=b"Exif\0\0this is no TIFF header")
+    assert np.array_equal(decoded(data), decoded(encode(pixels(), "JPEG")))
+
+
+def test_truncated():
+    data = encode(pixels(300, 300), "JPEG")
+    failure = failure_of(data[: len(data) // 2])
+    assert failure.reason == "undecodable"
+    assert "truncated" in failure.why
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "GIF", "BMP"])
+def test_truncated_in_other_formats(kind):
+    data = encode(pixels(300, 300), kind)
+    assert failure_of(data[: len(data) // 2]).reason in {"undecodable", "not_an_image"}
+
+
+def test_broken_in_the_middle_fails_or_decodes_but_never_raises_otherwise():
+    random = np.random.default_rng(0)
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM"):
+        for _ in range(60):
+            data = bytearray(encode(pixels(), kind))
+            for at in random.integers(0, len(data), 8):
+                data[at] = random.integers(0, 256)
+            try:
+                decoded(bytes(data))
+            except SampleFailedError as failure:
+                assert failure.outcome is Outcome.TOMBSTONE  # noqa: PT017  # either is right; a foreign error is not
+
+
+def test_zero_bytes():
+    assert failure_of(b"").reason == "empty"
+
+
+@pytest.mark.parametrize(
+    "data", [b"<html>404</html>", b"\0" * 100, b"\xff\xd8\xff", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
+)
+def test_not_an_image(data):
+    assert failure_of(data).reason in {"not_an_image", "undecodable"}
+
+
+def test_formats_that_nobody_asked_for_are_no_images():
+    failure = failure_of(encode(pixels(), "PDF"))
+    assert failure.reason == "not_an_image"
+    assert "JPEG" in failure.why
+
+
+def test_the_bound_on_pixels_is_checked_before_decoding():
+    # 2 KB that claim 30000 x 30000 pixels, with no data behind: only the header was looked at if the reason
+    # is the size.
+    header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
+    crc = struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    bomb = (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + header + crc + b"\0\0\0\0IDAT" + b"\0" * 2000
+    )
+    assert failure_of(bomb).reason == "too_large"
+
+
+def test_the_bound_on_pixels_is_the_requests():
+    data = encode(pixels(100, 100))
+    assert decoded(data, limit_pixels=10_000).shape == (100, 100, 3)
+    failure = failure_of(data, limit_pixels=9_999)
+    assert failure.reason == "too_large"
+    assert "100 x 100" in failure.why
+    assert "9999" in failure.why

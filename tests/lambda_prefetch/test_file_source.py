@@ -1,0 +1,158 @@
+"""Files are read in exactly the listed version, and never from outside the source's directory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.file_source import FileSource
+from lambda_prefetch.settings import Settings
+from lambda_prefetch.sources import open_source
+from super_wire.errors import ConfigError
+from super_wire.request import Outcome
+from tests.lambda_prefetch.prefetching import file_version
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def root(tmp_path):
+    directory = tmp_path / "source"
+    (directory / "cats").mkdir(parents=True)
+    (directory / "cats" / "one.jpg").write_bytes(b"one")
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    (tmp_path / "source-of-another").mkdir()
+    (tmp_path / "source-of-another" / "x.jpg").write_bytes(b"secret")
+    return directory.resolve()
+
+
+def read(root, key, version=None, reserve=lambda _: None):
+    listed = file_version(root / key) if version is None else version
+    return FileSource(str(root)).read(key, listed, limit_bytes=LIMIT, reserve=reserve)
+
+
+def failure(root, key, version="6-1"):
+    with pytest.raises(SampleFailedError) as caught:
+        read(root, key, version)
+    return caught.value
+
+
+def test_it_reads_and_asks_for_room_first(root):
+    asked = []
+    assert read(root, "cats/one.jpg", reserve=asked.append) == b"one"
+    assert asked == [3]
+
+
+def test_links_within_the_directory_are_followed(root):
+    (root / "dogs").symlink_to("cats")
+    (root / "cats" / "two.jpg").symlink_to("one.jpg")
+    assert read(root, "dogs/two.jpg") == b"one"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../secret.jpg",
+        "cats/../../secret.jpg",
+        "cats/../cats/one.jpg",
+        "..",
+        "/etc/passwd",
+        "cats/\0",
+        "link-to-file.jpg",
+        "link-to-directory/secret.jpg",
+        "link-to-neighbour/x.jpg",
+        "absolute-link.jpg",
+        "link-to-link.jpg",
+    ],
+)
+def test_nothing_outside_the_directory_is_read(root, key):
+    (root / "link-to-file.jpg").symlink_to("../secret.jpg")
+    (root / "link-to-directory").symlink_to("..")
+    (root / "link-to-neighbour").symlink_to("../source-of-another")
+    (root / "absolute-link.jpg").symlink_to(root.parent / "secret.jpg")
+    (root / "link-to-link.jpg").symlink_to("link-to-file.jpg")
+    found = failure(root, key, file_version(root.parent / "secret.jpg"))
+    assert found.outcome is Outcome.REFUSED
+    assert "leaves the source's directory" in found.why
+
+
+def test_missing(root):
+    assert failure(root, "cats/none.jpg").outcome is Outcome.MISSING
+    assert failure(root, "none/one.jpg").outcome is Outcome.MISSING
+    assert failure(root, "cats/one.jpg/deeper.jpg").outcome is Outcome.MISSING
+
+
+def test_changed(root):
+    listed = file_version(root / "cats/one.jpg")
+    (root / "cats/one.jpg").write_bytes(b"other")
+    found = failure(root, "cats/one.jpg", listed)
+    assert found.outcome is Outcome.CHANGED
+    assert listed in found.why
+
+
+def test_changed_while_it_was_read(root):
+    def write(_):
+        (root / "cats/one.jpg").write_bytes(b"two")
+        os.utime(root / "cats/one.jpg", ns=(1, 1))
+
+    with pytest.raises(SampleFailedError) as caught:
+        read(root, "cats/one.jpg", reserve=write)
+    assert caught.value.outcome is Outcome.CHANGED
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_waited_for(root, make):
+    make(root / "odd.jpg")
+    assert failure(root, "odd.jpg").outcome is Outcome.CHANGED
+
+
+def test_too_large_is_told_before_reading(root):
+    (root / "big.jpg").write_bytes(b"x" * (LIMIT + 1))
+    asked = []
+    with pytest.raises(SampleFailedError) as caught:
+        read(root, "big.jpg", reserve=asked.append)
+    assert (caught.value.outcome, caught.value.reason) == (Outcome.TOMBSTONE, "too_large")
+    assert not asked
+
+
+@pytest.fixture
+def nobody():
+    """Not root for the time of a test, for whom nothing is forbidden."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def test_no_permission(root, nobody):
+    version = "3-1"
+    if os.getuid() != 0:
+        (root / "cats/one.jpg").chmod(0)
+    found = failure(root, "cats/one.jpg", version)
+    assert (found.outcome, found.why) == (Outcome.REFUSED, "permission denied")
+
+
+def test_a_name_that_the_system_refuses_is_a_source_error(root):
+    assert failure(root, "x" * 5000).outcome is Outcome.SOURCE_ERROR
+
+
+@pytest.mark.parametrize("allowed", ["", "parent", "root"])
+def test_allowed_roots(root, allowed):
+    roots = {"": (), "parent": (str(root.parent),), "root": ("/nowhere", str(root))}[allowed]
+    assert open_source(f"file://{root}", Settings(file_roots=roots)).threads > 0
+
+
+def test_a_directory_outside_the_allowed_roots_is_refused(root):
+    settings = Settings(file_roots=(str(root / "cats"), f"{root}-of-another"))
+    with pytest.raises(ConfigError, match="SUPER_FILE_ROOTS allows"):
+        open_source(f"file://{root}", settings)
+
+
+@pytest.mark.parametrize("bucket", ["gs://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])
+def test_a_bucket_of_no_known_kind_is_refused(bucket):
+    with pytest.raises(ConfigError, match=r"bucket"):
+        open_source(bucket, Settings())

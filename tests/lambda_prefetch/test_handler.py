@@ -1,0 +1,382 @@
+"""The whole function: real files and objects in, records in a real cache out, an honest answer for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambda_prefetch.file_source import FileSource
+from lambda_prefetch.handler import handler
+from super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
+from super_wire.recipe import Recipe
+from super_wire.record import parse_header
+from super_wire.request import Limits, PrefetchResult
+from tests.fixtures.valkey import Valkey
+from tests.lambda_prefetch.prefetching import (
+    Context,
+    array_of,
+    encode,
+    file_request,
+    pixels,
+    raw_record,
+    request_for,
+    run,
+    tombstone_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Five good images, 0.png to 4.png."""
+    for n in range(5):
+        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
+    return tmp_path
+
+
+GOOD = [f"{n}.png" for n in range(5)]
+
+
+def test_samples_are_cached_with_their_pixels(root, valkey):
+    request = file_request(root, GOOD, valkey.unix_url)
+    result = run(request)
+    assert result.request_id == "test"
+    assert result.outcomes == ("cached",) * 5
+    assert result.messages == {}
+    for n in range(5):
+        assert np.array_equal(array_of(valkey, request, n), pixels(seed=n))
+    assert result.source_bytes == tuple((root / name).stat().st_size for name in GOOD)
+    assert result.record_bytes == (64 + 37 * 53 * 3,) * 5
+    assert all(us > 0 for us in (*result.fetch_us, *result.decode_us, result.duration_us))
+
+
+def test_the_record_tells_its_times(root, valkey):
+    request = file_request(root, GOOD, valkey.unix_url)
+    result = run(request)
+    header = parse_header(raw_record(valkey, request, 2))
+    assert (header.fetch_us, header.decode_us) == (result.fetch_us[2], result.decode_us[2])
+
+
+def test_the_recipe_is_run(root, valkey):
+    request = file_request(root, GOOD, valkey.unix_url, Recipe.image(resize=20, crop=16))
+    run(request)
+    resized = np.asarray(Image.fromarray(pixels(seed=1)).resize((28, 20), Image.Resampling.BILINEAR))
+    assert np.array_equal(array_of(valkey, request, 1), resized[2:18, 6:22])
+
+
+def test_the_same_request_twice_gives_the_same_bytes(root, valkey):
+    recipe = Recipe([{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}], augment_seed=5)
+    request = file_request(root, GOOD, valkey.unix_url, recipe, epoch=2)
+
+    def payload(n):
+        return raw_record(valkey, request, n)[64:]
+
+    run(request)
+    first = [payload(n) for n in range(5)]
+    with valkey.client() as client:
+        client.flushall()
+    run(request)
+    assert [payload(n) for n in range(5)] == first
+
+
+def test_random_recipes_are_fresh_each_epoch(root, valkey):
+    recipe = Recipe([{"op": "random_resized_crop", "size": 16}])
+    requests = [file_request(root, GOOD, valkey.unix_url, recipe, epoch=epoch) for epoch in (0, 1)]
+    for request in requests:
+        assert run(request).outcomes == ("cached",) * 5
+    first, second = (array_of(valkey, request, 0) for request in requests)
+    assert not np.array_equal(first, second)
+
+
+def test_from_s3(s3, moto_url, valkey):
+    bodies = {f"train/{n}.png": encode(pixels(seed=n)) for n in range(20)}
+    versions = {
+        key: s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
+        for key, body in bodies.items()
+    }
+    versions["train/none.png"] = "0" * 32
+    request = request_for("s3://data", versions, valkey.url)
+    result = run(request)
+    assert result.outcomes == ("cached",) * 20 + ("missing",)
+    assert result.messages["20"].startswith("s3://data/train/none.png: ")
+    assert np.array_equal(array_of(valkey, request, 19), pixels(seed=19))
+
+
+WHOLE = encode(pixels(300, 300), "JPEG")
+SPOILED = {
+    "truncated.jpg": (WHOLE[: len(WHOLE) // 2], "undecodable"),
+    "zero.jpg": (b"", "empty"),
+    "text.jpg": (b"this is no image", "not_an_image"),
+    "bomb.png": (encode(Image.new("1", (3000, 3000))), "too_large"),
+    "heavy.bmp": (encode(pixels(400, 400), "BMP"), "too_large"),
+}
+
+
+@pytest.mark.parametrize("name", list(SPOILED))
+def test_what_can_never_be_decoded_is_a_tombstone_that_names_the_key(root, valkey, name):
+    body, reason = SPOILED[name]
+    (root / "cats").mkdir()
+    (root / "cats" / name).write_bytes(body)
+    limits = Limits(object_bytes=300_000, image_pixels=1_000_000)
+    request = file_request(root, ["0.png", f"cats/{name}", "1.png"], valkey.unix_url, limits=limits)
+    result = run(request)
+    assert result.outcomes == ("cached", "tombstone", "cached")
+    tombstone = tombstone_of(valkey, request, 1)
+    assert (tombstone.key, tombstone.reason, tombstone.permanent) == (f"cats/{name}", reason, True)
+    assert f"cats/{name}" in tombstone.message
+    assert result.messages == {"1": tombstone.message}
+    assert result.record_bytes[1] == len(raw_record(valkey, request, 1))
+
+
+def test_what_may_pass_leaves_nothing_in_the_cache(root, valkey):
+    request = file_request(root, ["none.png", *GOOD], valkey.unix_url)
+    (root / "3.png").write_bytes(encode(pixels(seed=9)))
+    os.utime(root / "3.png", ns=(5, 5))
+    result = run(request)
+    assert result.outcomes == ("missing", "cached", "cached", "cached", "changed", "cached")
+    assert "none.png" in result.messages["0"]
+    assert "3.png" in result.messages["4"]
+    assert raw_record(valkey, request, 0) is None
+    assert raw_record(valkey, request, 4) is None
+
+
+def test_a_key_that_leaves_the_directory_is_refused(root, valkey):
+    (root.parent / "outside.png").write_bytes(encode(pixels()))
+    request = file_request(root, ["../outside.png", "0.png"], valkey.unix_url)
+    result = run(request)
+    assert result.outcomes == ("refused", "cached")
+    assert raw_record(valkey, request, 0) is None
+
+
+def test_what_has_not_begun_when_the_request_expires_is_not_begun(root, valkey):
+    request = file_request(root, GOOD, valkey.unix_url, expires_in_s=-1)
+    result = run(request)
+    assert result.outcomes == ("expired",) * 5
+    assert "0.png" in result.messages["0"]
+    assert result.source_bytes == (0,) * 5
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+
+
+def test_nothing_is_begun_shortly_before_the_functions_own_end(root, valkey):
+    request = file_request(root, GOOD, valkey.unix_url)
+    assert run(request, Context(remaining_s=1.0)).outcomes == ("expired",) * 5
+
+
+def test_a_full_cache_is_told_and_never_called_cached(root):
+    names = [f"copy{n}.png" for n in range(60)]
+    for name in names:
+        (root / name).write_bytes(encode(np.zeros((300, 300, 3), np.uint8)))
+    server = Valkey(maxmemory="8mb")
+    server.start()
+    try:
+        request = file_request(root, names, server.unix_url)
+        result = run(request)
+        with server.client() as client:
+            there = [client.exists(f"super:r1:{one}") == 1 for one in request.ids]
+    finally:
+        server.close()
+    assert [outcome == "cached" for outcome in result.outcomes] == there
+    assert set(result.outcomes) == {"cached", "cache_error"}
+    refused = result.outcomes.index("cache_error")
+    assert "OOM" in result.messages[str(refused)]
+    assert result.record_bytes[refused] == 0
+
+
+def test_a_cache_that_is_gone_fails_every_sample_and_not_the_function(root, valkey):
+    valkey.kill()
+    (root / "bad.png").write_bytes(b"no image")
+    result = run(file_request(root, ["bad.png", *GOOD], valkey.unix_url))
+    assert result.outcomes == ("cache_error",) * 6
+    assert all(valkey.unix_url in message for message in result.messages.values())
+
+
+def test_the_functions_credentials_are_its_settings(root, valkey, monkeypatch):
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "+@connection", "+set", "~super:r1:*")
+        client.execute_command("ACL", "SETUSER", "default", ">other")
+    request = file_request(root, GOOD, valkey.unix_url)
+    assert "NOAUTH" in run(request).messages["0"]
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "fn")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
+    assert run(request).outcomes == ("cached",) * 5
+
+
+def test_many_samples_through_small_budgets(root, valkey, monkeypatch):
+    monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
+    monkeypatch.setenv("SUPER_PUSH_BYTES", str(2**20))
+    monkeypatch.setenv("SUPER_FETCH_THREADS", "8")
+    for n in range(30):
+        (root / f"big{n}.bmp").write_bytes(encode(pixels(640 if n % 7 == 0 else 200, 640, seed=n), "BMP"))
+    names = [f"big{n}.bmp" for n in range(30)]
+    request = file_request(root, names, valkey.unix_url)
+    assert run(request).outcomes == ("cached",) * 30
+    assert np.array_equal(array_of(valkey, request, 29), pixels(200, 640, seed=29))
+
+
+def test_custom_steps_need_the_functions_permission(root, valkey, monkeypatch, tmp_path):
+    (tmp_path / "steps_of_handler_test.py").write_text(
+        "__version__ = '1'\n"
+        "def darker(array):\n"
+        "    if array[0, 0, 0] == 7:\n"
+        "        raise RuntimeError('seven')\n"
+        "    return array // 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = Recipe([{"op": "custom", "name": "steps_of_handler_test:darker@1"}])
+    unlucky = pixels()
+    unlucky[0, 0, 0] = 7
+    (root / "unlucky.png").write_bytes(encode(unlucky))
+    request = file_request(root, ["0.png", "unlucky.png"], valkey.unix_url, recipe)
+    with pytest.raises(ConfigError, match="SUPER_STEP_MODULES"):
+        run(request)
+    monkeypatch.setenv("SUPER_STEP_MODULES", "other, steps_of_handler_test")
+    result = run(request)
+    assert result.outcomes == ("cached", "step_error")
+    assert "unlucky.png" in result.messages["1"]
+    assert "seven" in result.messages["1"]
+    assert np.array_equal(array_of(valkey, request, 0), pixels() // 2)
+    assert raw_record(valkey, request, 1) is None
+
+
+def event_of(root, valkey, **changes):
+    return {**json.loads(file_request(root, GOOD, valkey.unix_url).to_json()), **changes}
+
+
+def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
+    event = event_of(root, valkey)
+    event["ids"][3] = "0" * 32
+    with pytest.raises(ConfigError, match=r"3\.png 0{32}, this function calls it"):
+        handler(event, Context())
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+
+
+def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
+    assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
+    recipe = Recipe([{"op": "horizontal_flip"}])
+    event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
+    with pytest.raises(ConfigError, match="this function calls it"):
+        handler({**event, "epoch": 5}, Context())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"super_request": 2}, ConfigError),
+        ({"recipe": "{}"}, RecipeError),
+        ({"bucket": "gs://x"}, ConfigError),
+        ({"keys": []}, ConfigError),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
+    with pytest.raises(error):
+        handler(event_of(root, valkey, **changes), Context())
+
+
+def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
+    answer = handler({"super_warm": 1, "cache": valkey.unix_url}, Context())
+    assert answer["super_warm"] == 1
+    assert len(answer["golden"]) == 32
+    assert answer["function_version"]
+    with valkey.client() as client:
+        assert len(client.client_list()) == 2
+
+
+def test_a_warm_event_needs_no_cache():
+    assert handler({"super_warm": 1, "cache": ""}, Context())["golden"]
+
+
+def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
+    with pytest.raises(ConfigError, match="deploy one version"):
+        handler({"super_warm": 2, "cache": ""}, Context())
+    with pytest.raises(CacheUnreachableError):
+        handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
+
+
+PROGRAM = """
+import json, sys
+sys.path.insert(0, {root!r})
+from lambda_prefetch.file_source import FileSource
+from lambda_prefetch.handler import handler
+from tests.lambda_prefetch.prefetching import Context
+heavy = sorted({{"torch", "grpc", "boto3", "google.protobuf"}} & set(sys.modules))
+first = handler({{"super_warm": 1, "cache": ""}}, Context())
+second = handler(json.loads(sys.stdin.read()), Context())
+print(json.dumps([heavy, first, second]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "77"])
+def test_a_fresh_process_starts_cold_once_and_loads_nothing_heavy(root, valkey, hash_seed):
+    recipe = Recipe([{"op": "random_resized_crop", "size": 16}])
+    request = file_request(root, GOOD, valkey.unix_url, recipe)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(root=str(ROOT))],
+        input=request.to_json(),
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    heavy, first, second = json.loads(done.stderr)
+    theirs = [raw_record(valkey, request, n)[64:] for n in range(5)]
+    assert heavy == []
+    assert (first["cold_start"], second["cold_start"]) == (True, False)
+    assert first["golden"] == handler({"super_warm": 1, "cache": ""}, Context())["golden"]
+    assert PrefetchResult.from_mapping(second).outcomes == ("cached",) * 5
+    run(request)
+    assert [raw_record(valkey, request, n)[64:] for n in range(5)] == theirs
+    assert {json.loads(line)["message"] for line in done.stdout.splitlines() if "message" in line} == {
+        "warmed",
+        "prefetched",
+    }
+
+
+def test_no_thread_outlives_an_invocation(root, valkey):
+    before = set(threading.enumerate())
+    run(file_request(root, [*GOOD, "none.png"], valkey.unix_url))
+    assert set(threading.enumerate()) == before
+
+
+def test_a_record_larger_than_any_cache_takes_is_a_tombstone(root, valkey, monkeypatch):
+    monkeypatch.setattr("lambda_prefetch.pipeline.MAX_RECORD_BYTES", 1000)
+    request = file_request(root, ["0.png"], valkey.unix_url)
+    assert run(request).outcomes == ("tombstone",)
+    assert tombstone_of(valkey, request, 0).reason == "too_large"
+
+
+def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatch):
+    def decode(data, *, limit_pixels):
+        raise MemoryError
+
+    monkeypatch.setattr("lambda_prefetch.pipeline.decode", decode)
+    result = run(file_request(root, ["0.png"], valkey.unix_url))
+    assert result.outcomes == ("source_error",)
+    assert "memory" in result.messages["0"]
+
+
+def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
+    """The request expires while its first sample is read."""
+    monkeypatch.setenv("SUPER_FETCH_THREADS", "1")
+    read, expires_in_s = FileSource.read, 0.5
+
+    def slow_read(self, *arguments, **options):
+        while time.time() < request.expires_at:
+            time.sleep(0.01)
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(FileSource, "read", slow_read)
+    request = file_request(root, GOOD, valkey.unix_url, expires_in_s=expires_in_s)
+    assert run(request).outcomes == ("cached", "expired", "expired", "expired", "expired")

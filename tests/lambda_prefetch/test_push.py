@@ -1,0 +1,106 @@
+"""The pusher acknowledges what the cache acknowledged, mends one broken connection, and then fails fast."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from lambda_prefetch.push import Pusher, close_idle_connections, warm_connection
+from lambda_prefetch.settings import Settings
+from super_wire.errors import CacheUnreachableError
+from tests.lambda_prefetch.prefetching import wait_until
+
+HEADER = b"h" * 64
+SETTINGS = Settings(push_bytes=2**20)
+
+
+def push(cache, payloads, settings=SETTINGS):
+    with Pusher(cache, settings) as pusher:
+        for index, payload in enumerate(payloads):
+            pusher.put(index, b"k%d" % index, HEADER, memoryview(payload))
+    return sorted(pusher.results, key=lambda pushed: pushed.index)
+
+
+def clients_of(valkey):
+    with valkey.client() as client:
+        return len(client.client_list()) - 1  # not counting the one that asks
+
+
+def test_every_record_is_acknowledged_and_there(valkey):
+    payloads = [b"x" * (n * 997 % 40_000) for n in range(300)]
+    results = push(valkey.unix_url, payloads)
+    assert [pushed.index for pushed in results] == list(range(300))
+    assert not any(pushed.refusal for pushed in results)
+    assert [pushed.record_bytes for pushed in results] == [64 + len(payload) for payload in payloads]
+    with valkey.client() as client:
+        assert [client.get(f"k{n}") for n in range(300)] == [HEADER + payload for payload in payloads]
+
+
+def test_records_larger_than_the_budget_pass_between_small_ones(valkey):
+    payloads = [b"s", b"L" * 3_000_000, b"s", b"s", b"L" * 1_100_000, b"s"] * 5
+    assert not any(pushed.refusal for pushed in push(valkey.unix_url, payloads))
+
+
+def test_nothing_to_push_opens_no_connection(tmp_path):
+    assert push(f"unix://{tmp_path}/none.sock", []) == []
+
+
+def test_the_connection_stays_for_the_next_invocation(valkey):
+    for _ in range(3):
+        push(valkey.unix_url, [b"x"])
+    assert clients_of(valkey) == 1
+
+
+def test_a_warm_connection_is_found(valkey):
+    warm_connection(valkey.unix_url, SETTINGS)
+    assert clients_of(valkey) == 1
+    push(valkey.unix_url, [b"x"])
+    assert clients_of(valkey) == 1
+
+
+def test_few_connections_are_kept_however_many_addresses_there_are(valkey):
+    for database in range(8):
+        push(f"{valkey.url}/{database}", [b"x"])
+    assert clients_of(valkey) == 4
+    close_idle_connections()
+    wait_until(lambda: clients_of(valkey) == 0)
+
+
+def test_warming_up_tells_when_nobody_answers(tmp_path):
+    with pytest.raises(CacheUnreachableError):
+        warm_connection(f"unix://{tmp_path}/none.sock", SETTINGS)
+
+
+def test_a_cache_that_was_restarted_is_met_again_at_once(valkey):
+    push(valkey.unix_url, [b"x"])
+    valkey.restart_empty()
+    assert [pushed.refusal for pushed in push(valkey.unix_url, [b"y"])] == [""]
+    with valkey.client() as client:
+        assert client.get("k0") == HEADER + b"y"
+
+
+def test_a_cache_that_is_gone_refuses_everything_and_says_why(valkey):
+    push(valkey.unix_url, [b"x"])
+    valkey.kill()
+    results = push(valkey.unix_url, [b"y" * 200_000] * 40)
+    assert len(results) == 40
+    assert all(valkey.unix_url in pushed.refusal for pushed in results)
+
+
+def test_the_pusher_says_that_it_is_broken(tmp_path):
+    with Pusher(f"unix://{tmp_path}/none.sock", SETTINGS) as pusher:
+        pusher.put(0, b"k", HEADER, memoryview(b"x" * 300_000))
+        pusher.put(1, b"k", HEADER, memoryview(b"x" * 900_000))  # has room only once the first was given up
+        assert "none.sock" in pusher.broken
+
+
+def fail_after_a_record(pusher):
+    pusher.put(0, b"k", HEADER, memoryview(b"x"))
+    raise ZeroDivisionError
+
+
+def test_an_exception_ends_the_thread_and_gives_up_what_waits(valkey):
+    with pytest.raises(ZeroDivisionError), Pusher(valkey.unix_url, SETTINGS) as pusher:
+        fail_after_a_record(pusher)
+    assert not [thread for thread in threading.enumerate() if thread.name == "super-push"]

@@ -1,0 +1,143 @@
+"""Objects are read over real HTTP in exactly the listed version; refusals become the right outcome."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.s3_source import S3Source
+from super_wire.request import Outcome
+from tests.fixtures.valkey import free_port
+
+LIMIT = 1000
+
+
+def read(url, key, version, bucket="data", reserve=lambda _: None):
+    source = S3Source(bucket, endpoint_url=url)
+    return source.read(key, version, limit_bytes=LIMIT, reserve=reserve)
+
+
+def failure(*arguments, **options):
+    with pytest.raises(SampleFailedError) as caught:
+        read(*arguments, **options)
+    return caught.value
+
+
+def put(s3, key, body):
+    etag: str = s3.put_object(Bucket="data", Key=key, Body=body)["ETag"]
+    return etag.strip('"')
+
+
+def test_it_reads_and_asks_for_room_first(s3, moto_url):
+    asked = []
+    version = put(s3, "cats/ö ne.jpg", b"one")
+    assert read(moto_url, "cats/ö ne.jpg", version, reserve=asked.append) == b"one"
+    assert asked == [3]
+
+
+def test_a_version_may_be_listed_with_its_quotes(s3, moto_url):
+    version = put(s3, "one.jpg", b"one")
+    assert read(moto_url, "one.jpg", f'"{version}"') == b"one"
+
+
+def test_an_empty_object_is_read(s3, moto_url):
+    assert read(moto_url, "empty.jpg", put(s3, "empty.jpg", b"")) == b""
+
+
+def test_missing_object_and_bucket(s3, moto_url):
+    found = failure(moto_url, "none.jpg", "0" * 32)
+    assert found.outcome is Outcome.MISSING
+    assert "NoSuchKey" in found.why
+    assert failure(moto_url, "none.jpg", "0" * 32, bucket="no-such-bucket").outcome is Outcome.MISSING
+
+
+def test_changed(s3, moto_url):
+    version = put(s3, "one.jpg", b"one")
+    put(s3, "one.jpg", b"two")
+    assert failure(moto_url, "one.jpg", version).outcome is Outcome.CHANGED
+
+
+def test_too_large_is_told_before_reading(s3, moto_url):
+    asked = []
+    version = put(s3, "big.jpg", b"x" * (LIMIT + 1))
+    found = failure(moto_url, "big.jpg", version, reserve=asked.append)
+    assert (found.outcome, found.reason) == (Outcome.TOMBSTONE, "too_large")
+    assert not asked
+
+
+def test_no_credentials(s3, moto_url, monkeypatch, tmp_path):
+    version = put(s3, "one.jpg", b"one")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # Another spelling of the address, so that this process's client for the first one is not reused.
+    found = failure(moto_url + "/", "one.jpg", version)
+    assert found.outcome is Outcome.REFUSED
+    assert "no credentials" in found.why
+
+
+def test_a_server_that_is_not_there_fails_within_bounds(s3):
+    found = failure(f"http://127.0.0.1:{free_port()}", "one.jpg", "0" * 32)
+    assert found.outcome is Outcome.SOURCE_ERROR
+    assert "Could not connect" in found.why
+
+
+@pytest.fixture
+def rclone(tmp_path, monkeypatch):
+    """rclone's S3 server: it checks signatures and ignores If-Match."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "one.jpg").write_bytes(b"one")
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("rclone")),
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        "key,secret",
+    ]
+    server = subprocess.Popen([*command, "--config", "/dev/null", str(tmp_path)], stderr=subprocess.DEVNULL)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    url = f"http://127.0.0.1:{port}"
+    config = Config(response_checksum_validation="when_required")
+    client = boto3.session.Session().client("s3", endpoint_url=url, config=config)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            etag = client.head_object(Bucket="data", Key="one.jpg")["ETag"].strip('"')
+        except (BotoCoreError, ClientError):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        else:
+            break
+    yield url, etag
+    client.close()
+    server.kill()
+    server.wait()
+
+
+def test_a_server_that_ignores_if_match_cannot_pass_another_version(rclone):
+    url, version = rclone
+    assert read(url, "one.jpg", version) == b"one"
+    found = failure(url, "one.jpg", "0" * 32)
+    assert found.outcome is Outcome.CHANGED
+    assert version in found.why
+
+
+def test_refused(rclone, monkeypatch):
+    url, version = rclone
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    found = failure(url + "/", "one.jpg", version)
+    assert found.outcome is Outcome.REFUSED
+    assert "403" in found.why

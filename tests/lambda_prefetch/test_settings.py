@@ -1,0 +1,62 @@
+"""Settings come from the environment when asked, and what cannot be meant is refused by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lambda_prefetch.settings import Settings
+from super_wire.errors import ConfigError
+
+
+def test_defaults():
+    assert Settings.from_environment({}) == Settings()
+
+
+def test_all_of_them(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    settings = Settings.from_environment(
+        {
+            "SUPER_CACHE_USERNAME": "fn",
+            "SUPER_CACHE_PASSWORD": "word",
+            "SUPER_STEP_MODULES": "a.b, c,",
+            "SUPER_FILE_ROOTS": os.pathsep.join([str(tmp_path / "link"), "/data"]),
+            "SUPER_S3_ENDPOINT_URL": "http://127.0.0.1:9000",
+            "SUPER_FETCH_THREADS": "5",
+            "SUPER_FETCH_BYTES": "2097152",
+            "SUPER_PUSH_BYTES": "3145728",
+            "SUPER_LOG_LEVEL": "warning",
+        }
+    )
+    assert settings == Settings(
+        cache_username="fn",
+        cache_password="word",
+        step_modules=frozenset({"a.b", "c"}),
+        file_roots=(os.path.realpath(tmp_path), "/data"),
+        s3_endpoint_url="http://127.0.0.1:9000",
+        fetch_threads=5,
+        fetch_bytes=2 * 2**20,
+        push_bytes=3 * 2**20,
+        log_level="WARNING",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SUPER_FETCH_THREADS", "many"),
+        ("SUPER_FETCH_THREADS", "65"),
+        ("SUPER_FETCH_THREADS", "-1"),
+        ("SUPER_FETCH_BYTES", "1000"),
+        ("SUPER_PUSH_BYTES", "1e9"),
+        ("SUPER_LOG_LEVEL", "loud"),
+    ],
+)
+def test_what_cannot_be_meant(name, value):
+    with pytest.raises(ConfigError, match=name):
+        Settings.from_environment({name: value})
+
+
+def test_the_password_is_not_shown():
+    assert "hunter2" not in repr(Settings(cache_password="hunter2"))

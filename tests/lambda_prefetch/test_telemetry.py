@@ -1,0 +1,62 @@
+"""One structured line and one set of metrics per invocation, and nothing where they are turned down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from lambda_prefetch.telemetry import telemetry
+from lambda_prefetch.settings import Settings
+from super_wire.request import PrefetchResult
+from tests.lambda_prefetch.prefetching import Context
+result = PrefetchResult(
+    request_id="r1", function_version="0", cold_start=True, outcomes=("cached", "missing"), fetch_us=(10, 5),
+    decode_us=(20, 0), push_us=(30, 0), source_bytes=(100, 0), record_bytes=(200, 0),
+    messages={"1": "file:///a/b.jpg: there is no such file"}, duration_us=7000,
+)
+for _ in range(2):
+    telemetry(Settings.from_environment().log_level).finished(result, Context())
+"""
+
+
+def lines(**variables):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_line_and_a_set_of_metrics_per_invocation():
+    log, metrics, second_log, second_metrics = lines()
+    assert (log["level"], log["message"], log["request_id"]) == ("INFO", "prefetched", "r1")
+    assert log["outcomes"] == {"cached": 1, "missing": 1}
+    assert log["messages"] == ["file:///a/b.jpg: there is no such file"]
+    assert log["duration_ms"] == 7
+    assert metrics["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "SUPER"
+    assert metrics["function_name"] == "super-prefetch"
+    expected = {
+        "ColdStart": 1,
+        "SamplesCached": 1,
+        "SamplesFailed": 1,
+        "SourceBytes": 100,
+        "RecordBytes": 200,
+    }
+    times = {"FetchTime": 15, "DecodeTime": 20, "PushTime": 30}
+    for found in (metrics, second_metrics):
+        assert {name: found[name][0] for name in expected | times} == expected | times
+    assert second_log["request_id"] == "r1"
+
+
+def test_silent_where_they_are_turned_down():
+    assert lines(SUPER_LOG_LEVEL="WARNING", POWERTOOLS_METRICS_DISABLED="true") == []

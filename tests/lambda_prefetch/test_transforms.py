@@ -1,0 +1,199 @@
+"""Steps give torchvision's pixels: geometry, resampling, and chance by its law."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from lambda_prefetch.draws import Draws
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.transforms import Program, random_crop_box, resized_size
+from super_wire.recipe import Recipe
+from super_wire.request import Outcome
+from tests.lambda_prefetch.prefetching import pixels
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDES = st.integers(1, 400)
+SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
+
+
+def run(steps, array, *, seed=0, epoch=0, key="k", limit_pixels=10**6):
+    program = Program(
+        Recipe(steps, augment_seed=seed),
+        bucket="s3://data",
+        epoch=epoch,
+        limit_pixels=limit_pixels,
+        step_modules=frozenset(),
+    )
+    return program.run(Image.fromarray(array), key)
+
+
+def test_no_steps_give_the_image():
+    array = run([], pixels())
+    assert array.dtype == np.uint8
+    assert np.array_equal(array, pixels())
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "shorter", "expected"),
+    [
+        # What torchvision.transforms.functional.resize gives for an int size.
+        (500, 375, 256, (341, 256)),
+        (375, 500, 256, (256, 341)),
+        (333, 500, 256, (256, 384)),
+        (256, 256, 256, (256, 256)),
+        (300, 300, 64, (64, 64)),
+        (1, 7, 3, (3, 21)),
+        (640, 427, 232, (347, 232)),
+        (101, 67, 67, (101, 67)),
+    ],
+)
+def test_resize_rounds_the_longer_side_down(width, height, shorter, expected):
+    assert resized_size(width, height, shorter) == expected
+
+
+def test_resize_is_pillows_antialiased_bilinear():
+    array = run([{"op": "resize", "size": 20}], pixels(37, 53))
+    reference = Image.fromarray(pixels(37, 53)).resize((28, 20), Image.Resampling.BILINEAR)
+    assert np.array_equal(array, np.asarray(reference))
+
+
+def test_resize_to_its_own_size_changes_nothing():
+    assert np.array_equal(run([{"op": "resize", "size": 37}], pixels(37, 53)), pixels(37, 53))
+
+
+def reference_center_crop(array, side):
+    """torchvision's rule: pad what is too small, the smaller half first; then crop, half pixels to even."""
+    for axis in (0, 1):
+        missing = side - array.shape[axis]
+        if missing > 0:
+            padding = [(0, 0)] * 3
+            padding[axis] = (missing // 2, (missing + 1) // 2)
+            array = np.pad(array, padding)
+        at = round((array.shape[axis] - side) / 2.0)
+        array = np.take(array, range(at, at + side), axis=axis)
+    return array
+
+
+@given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 80))
+def test_center_crop_is_torchvisions(height, width, side):
+    array = pixels(height, width)
+    assert np.array_equal(
+        run([{"op": "center_crop", "size": side}], array), reference_center_crop(array, side)
+    )
+
+
+def test_the_usual_evaluation_recipe():
+    array = pixels(375, 500)
+    made = run(Recipe.image(resize=256, crop=224).steps, array)
+    resized = np.asarray(Image.fromarray(array).resize((341, 256), Image.Resampling.BILINEAR))
+    assert np.array_equal(made, resized[16:240, 58:282])  # (341 - 224) / 2 = 58.5, rounded half to even
+
+
+@given(width=SIDES, height=SIDES, key=st.text(max_size=8))
+def test_a_random_crop_lies_inside_and_keeps_scale_and_ratio(width, height, key):
+    draws = Draws(bytes(16), 1, 0, 0, "b", key)
+    left, top, right, bottom = random_crop_box(width, height, SCALE, RATIO, draws)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+
+
+def test_random_crops_follow_their_law():
+    boxes = np.array(
+        [random_crop_box(1000, 1000, SCALE, RATIO, Draws(bytes(16), 1, 0, n, "b", "k")) for n in range(4000)]
+    )
+    w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    area, log_ratio = w * h / 1e6, np.log(w / h)
+    # On a square, only the largest areas meet a ratio that does not fit, and are drawn again.
+    small = area[area < 0.7]
+    assert abs(np.histogram(small, bins=4, range=(0.08, 0.7))[0] / len(small) - 0.25).max() < 0.03
+    assert abs(log_ratio.mean()) < 0.02
+    assert log_ratio.min() >= np.log(3 / 4) - 0.01
+    assert log_ratio.max() <= np.log(4 / 3) + 0.01
+    middle = (boxes[:, 0] + boxes[:, 2]) / 2
+    assert abs(middle.mean() - 500) < 15
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "box"),
+    [
+        # Nothing of these ratios fits with the whole area: torchvision falls back to the central part.
+        (300, 30, (130, 0, 170, 30)),
+        (30, 300, (0, 130, 30, 170)),
+    ],
+)
+def test_a_random_crop_that_never_fits_is_central(width, height, box):
+    assert random_crop_box(width, height, [1.0, 1.0], RATIO, Draws(bytes(16), 1, 0, 0, "b", "k")) == box
+
+
+def test_random_resized_crop_is_crop_then_resize():
+    array = pixels(200, 300)
+    recipe = Recipe([{"op": "random_resized_crop", "size": 32}])
+    made = run(recipe.steps, array, key="some")
+    box = random_crop_box(300, 200, SCALE, RATIO, Draws(recipe.digest, 1, 0, 0, "s3://data", "some"))
+    reference = Image.fromarray(array).crop(box).resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.array_equal(made, np.asarray(reference))
+
+
+def test_flip_flips_with_its_probability():
+    flipped = [
+        np.array_equal(run([{"op": "horizontal_flip", "p": 0.3}], pixels(), epoch=epoch), pixels()[:, ::-1])
+        for epoch in range(500)
+    ]
+    assert 0.2 < np.mean(flipped) < 0.4
+    assert np.array_equal(run([{"op": "horizontal_flip", "p": 0}], pixels()), pixels())
+    assert np.array_equal(run([{"op": "horizontal_flip", "p": 1}], pixels()), pixels()[:, ::-1])
+
+
+RANDOM_STEPS = [{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}]
+
+
+def test_random_steps_are_fresh_each_epoch_and_for_each_sample_and_seed():
+    made = {
+        run(RANDOM_STEPS, pixels(64, 64), epoch=epoch, key=key, seed=seed).tobytes()
+        for epoch in range(4)
+        for key in "ab"
+        for seed in range(2)
+    }
+    assert len(made) == 16
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_random_steps_are_equal_in_every_process(hash_seed):
+    program = (
+        "from tests.lambda_prefetch.test_transforms import *\n"
+        "import hashlib; print(hashlib.sha256(run(RANDOM_STEPS, pixels(64, 64), epoch=2)).hexdigest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == hashlib.sha256(run(RANDOM_STEPS, pixels(64, 64), epoch=2)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"op": "resize", "size": 1000}],  # 1 x 3000 pixels become 1000 x 3000000
+        [{"op": "center_crop", "size": 1001}],
+        [{"op": "random_resized_crop", "size": 1001}],
+    ],
+)
+def test_a_step_cannot_blow_an_image_up_beyond_the_limit(steps):
+    with pytest.raises(SampleFailedError) as caught:
+        run(steps, np.zeros((1, 3000, 3), np.uint8), limit_pixels=1_000_000)
+    assert caught.value.outcome is Outcome.TOMBSTONE
+    assert caught.value.reason == "too_large"

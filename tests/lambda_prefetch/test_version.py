@@ -1,0 +1,23 @@
+"""The function tells the installed version, or that it was not installed."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from lambda_prefetch.version import function_version
+
+
+def test_installed(tmp_path, monkeypatch):
+    info = tmp_path / "superdl-12.34.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: superdl\nVersion: 12.34\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert function_version() == "12.34"
+
+
+def test_not_installed(monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("lambda_prefetch.version.version", version)
+    assert function_version().startswith("0+unpackaged")
