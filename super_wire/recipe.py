@@ -89,11 +89,11 @@ class Recipe:
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             msg = f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}"
             raise RecipeError(msg) from error
         if version != PIPELINE_VERSION:
-            msg = f"the recipe wants pipeline {version}, not {PIPELINE_VERSION}: use one version of SUPER"
+            msg = f"the recipe wants pipeline {version!r}, not {PIPELINE_VERSION}: use one version of SUPER"
             raise RecipeError(msg)
         return cls(steps, augment_seed=seed)
 

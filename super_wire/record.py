@@ -52,6 +52,7 @@ MAX_NDIM = 6
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
+_MAX_ARRAY_BYTES = 2**63  # as numpy counts: an empty array's sides that are not zero count too
 
 HEADER_DTYPE = np.dtype(
     [
@@ -213,7 +214,11 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None) -> Header:
         msg = f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}"
         raise RecordLengthError(msg)
     dtype, shape = DTYPE_NAMES[code], tuple(rest[:ndim])
-    if math.prod(shape) * np.dtype(dtype).itemsize != payload_bytes:
+    item_bytes = np.dtype(dtype).itemsize
+    if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
+        msg = f"no array has shape {shape}"
+        raise RecordLengthError(msg)
+    if math.prod(shape) * item_bytes != payload_bytes:
         msg = f"shape {shape} of {dtype} is not {payload_bytes} payload bytes"
         raise RecordLengthError(msg)
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
@@ -265,6 +270,6 @@ def read_tombstone(record: Bytes) -> Tombstone:
         return Tombstone(
             str(fields["key"]), str(fields["reason"]), str(fields["message"]), bool(fields["permanent"])
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         msg = f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
         raise RecordLengthError(msg) from error

@@ -21,6 +21,8 @@ __all__ = ["REPORT_STREAM_MAXLEN", "ReadReport"]
 REPORT_STREAM_MAXLEN = 4096
 """Bound of a job's report stream, given with every XADD (approximate trimming)."""
 
+_MAX_NUMBER = 2**63
+
 _NUMBERS = {
     b"r": "rank",
     b"e": "epoch",
@@ -59,7 +61,7 @@ class ReadReport:
 
     def to_fields(self) -> dict[bytes, bytes]:
         """As the fields of a stream entry."""
-        entry = {short: str(getattr(self, name)).encode() for short, name in _NUMBERS.items()}
+        entry = {short: b"%d" % getattr(self, name) for short, name in _NUMBERS.items()}
         for short, offsets in ((b"m", self.missed), (b"c", self.corrupt)):
             if offsets:
                 entry[short] = np.asarray(offsets, dtype="<u4").tobytes()
@@ -73,8 +75,8 @@ class ReadReport:
         except KeyError as error:
             msg = f"a read report lacks the field {error}"
             raise ValueError(msg) from error
-        if min(numbers.values()) < 0:
-            msg = f"a read report has no negative numbers: {numbers}"
+        if not all(0 <= number < _MAX_NUMBER for number in numbers.values()):
+            msg = f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}"
             raise ValueError(msg)
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import enum
 import json
+import math
+import re
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from super_wire.errors import ConfigError
 from super_wire.ids import ID_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "MAX_SAMPLES_PER_REQUEST",
@@ -26,7 +32,7 @@ __all__ = [
 
 REQUEST_VERSION = 1
 MAX_SAMPLES_PER_REQUEST = 4096
-_ONE_VERSION = "deploy one version of SUPER"
+_HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
 class Outcome(enum.StrEnum):
@@ -87,10 +93,7 @@ class PrefetchRequest:
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        version = event.get("super_request")
-        if version != REQUEST_VERSION:
-            msg = f"the function reads requests of version {REQUEST_VERSION}, not {version!r}: {_ONE_VERSION}"
-            raise ConfigError(msg)
+        _check_version(event, "super_request", "the function reads requests")
         request = _build(cls, event, "prefetch request")
         count = len(request.keys)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
@@ -99,8 +102,8 @@ class PrefetchRequest:
         if not count == len(request.versions) == len(request.ids):
             msg = "a prefetch request has as many versions and ids as keys"
             raise ConfigError(msg)
-        if any(len(hex_id) != 2 * ID_BYTES for hex_id in request.ids):
-            msg = f"a sample id has {2 * ID_BYTES} hex digits"
+        if not all(map(_HEX_ID.fullmatch, request.ids)):
+            msg = f"a sample id has {2 * ID_BYTES} lower-case hex digits"
             raise ConfigError(msg)
         return request
 
@@ -133,12 +136,7 @@ class PrefetchResult:
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        version = answer.get("super_result")
-        if version != REQUEST_VERSION:
-            msg = (
-                f"the coordinator reads results of version {REQUEST_VERSION}, not {version!r}: {_ONE_VERSION}"
-            )
-            raise ConfigError(msg)
+        _check_version(answer, "super_result", "the coordinator reads results")
         result = _build(cls, answer, "prefetch result")
         count = len(result.outcomes)
         columns = (
@@ -154,15 +152,51 @@ class PrefetchResult:
         known = frozenset(Outcome)
         strange = {outcome for outcome in result.outcomes if outcome not in known}
         if strange:
-            msg = f"unknown outcomes in a prefetch result: {sorted(strange)}"
+            msg = f"unknown outcomes in a prefetch result: {_shown(sorted(strange))}"
             raise ConfigError(msg)
         return result
 
 
 _Message = TypeVar("_Message", PrefetchRequest, PrefetchResult)
 
-_TUPLE_ITEMS = {"tuple[str, ...]": str, "tuple[int, ...]": int}
-_SCALARS = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict[str, str]": dict}
+
+def _shown(value: object) -> str:
+    """A value that came over the network, in a few words however large it is."""
+    return reprlib.repr(value)
+
+
+def _check_version(mapping: object, name: str, reader: str) -> None:
+    version = mapping.get(name) if isinstance(mapping, dict) else None
+    if type(version) is not int or version != REQUEST_VERSION:
+        msg = f"{reader} of version {REQUEST_VERSION}, not {_shown(version)}: deploy one version of SUPER"
+        raise ConfigError(msg)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _are(items: object, good: Callable[[object], bool]) -> bool:
+    return isinstance(items, (list, tuple)) and all(map(good, items))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# annotation of a field -> whether a JSON value may stand for it
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": _is_count,
+    "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[str, ...]": lambda value: _are(value, _is_text),
+    "tuple[int, ...]": lambda value: _are(value, _is_count),
+    "dict[str, str]": lambda value: isinstance(value, dict) and _are([*value, *value.values()], _is_text),
+    "Limits": lambda value: (
+        isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(Limits))
+    ),
+}
 
 
 def _build(cls: type[_Message], mapping: dict[str, Any], name: str) -> _Message:
@@ -172,18 +206,11 @@ def _build(cls: type[_Message], mapping: dict[str, Any], name: str) -> _Message:
         if entry.name not in mapping:
             msg = f"the {name} lacks {entry.name!r}"
             raise ConfigError(msg)
-        value = mapping[entry.name]
-        kind = str(entry.type)
-        if kind in _TUPLE_ITEMS:
-            good = isinstance(value, (list, tuple)) and all(type(v) is _TUPLE_ITEMS[kind] for v in value)
-            values[entry.name] = tuple(value) if good else None
-        elif kind == "Limits":
-            good = isinstance(value, dict) and all(type(value.get(f.name)) is int for f in fields(Limits))
-            values[entry.name] = Limits(**{f.name: value[f.name] for f in fields(Limits)}) if good else None
-        else:
-            good = isinstance(value, _SCALARS[kind])  # type: ignore[arg-type]  # a type or a pair of types
-            values[entry.name] = value
-        if not good:
-            msg = f"in a {name}, {entry.name} is {kind}; not {str(value)[:80]!r}"
+        value, kind = mapping[entry.name], str(entry.type)
+        if not _CHECKS[kind](value):
+            msg = f"in a {name}, {entry.name} is {kind}, without negative numbers; not {_shown(value)}"
             raise ConfigError(msg)
+        if kind == "Limits":
+            value = Limits(**{bound.name: value[bound.name] for bound in fields(Limits)})
+        values[entry.name] = tuple(value) if kind.startswith("tuple") else value
     return cls(**values)

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -59,16 +59,15 @@ class _Parameter:
         self.where, self.value = where, value
 
     def fail(self, expected: str) -> NoReturn:
-        msg = f"{self.where} is {expected}; not {self.value!r}"
+        msg = f"{self.where} is {expected}; not {reprlib.repr(self.value)}"
         raise RecipeError(msg)
 
     def number(self, low: float, high: float, expected: str) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             self.fail(expected)
-        number = float(self.value)
-        if not math.isfinite(number) or not low <= number <= high:
+        if not low <= self.value <= high:  # before float(): an integer may be too large for it
             self.fail(expected)
-        return number + 0.0  # -0.0 becomes 0.0
+        return float(self.value) + 0.0  # -0.0 becomes 0.0
 
     def side(self) -> int:
         expected = f"a whole number of pixels from 1 to {MAX_SIDE}"
@@ -104,9 +103,8 @@ class _Parameter:
         return self.value
 
     def custom_name(self) -> str:
-        if not isinstance(self.value, str):
+        if not isinstance(self.value, str) or not _CUSTOM_NAME.fullmatch(self.value):
             self.fail("a text module:function@version")
-        split_custom_name(self.value)
         return self.value
 
     def json_mapping(self) -> dict[str, Any]:
@@ -114,7 +112,7 @@ class _Parameter:
             self.fail("a mapping of JSON values")
         try:
             text = json.dumps(dict(self.value), sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             self.fail("a mapping of JSON values")
         if len(text) > _MAX_CUSTOM_JSON:
             self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")

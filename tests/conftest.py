@@ -1,4 +1,4 @@
-"""Hypothesis profiles.
+"""Fixtures that all tests may use, by file, and hypothesis profiles.
 
 ``light`` is the default: few, and the same each time. ``make test-full`` takes ``heavy``: many, and new.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from hypothesis import settings
+
+pytest_plugins = ["tests.fixtures.images", "tests.fixtures.valkey", "tests.fixtures.stack"]
 
 # No deadlines: this machine's neighbours decide how long an example takes, not the code.
 settings.register_profile("light", max_examples=50, deadline=None, derandomize=True)

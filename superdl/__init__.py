@@ -1,0 +1,35 @@
+"""SUPER in one import: ``from superdl import Recipe, SuperDataset, SuperSampler``.
+
+The packages behind it are imported when a name is first asked for, so that ``superdl --help`` pays for none
+of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sampler import SuperSampler
+    from super_dataset import BatchInfo, SuperDataset
+    from super_wire import Recipe
+
+__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperSampler"]
+
+_HOMES = {
+    "BatchInfo": "super_dataset",
+    "Recipe": "super_wire",
+    "SuperDataset": "super_dataset",
+    "SuperSampler": "sampler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        msg = f"module 'superdl' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""``superdl coordinator``: run a coordinator in the foreground. The work is :mod:`coordinator`'s."""
+
+from __future__ import annotations
+
+from coordinator.__main__ import add_arguments, run
+
+__all__ = ["add_arguments", "run"]

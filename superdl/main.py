@@ -1,0 +1,66 @@
+"""The command ``superdl``: parses, hands over to a subcommand's module, maps errors to exit codes.
+
+Exit codes: 0 done; 1 it failed, the reason is on stderr; 2 wrong use or settings; 130 interrupted.
+Subcommands are imported when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "run": "train from a spec and report",
+    "coordinator": "run a coordinator",
+    "stats": "show what a coordinator's jobs do, or what happened to a batch",
+    "bench": "measure SUPER beside other loaders (needs a checkout)",
+}
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    from importlib.metadata import version  # only when the command runs
+
+    parser = argparse.ArgumentParser(prog="superdl", description="SUPER: a data loader for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"superdl {version('superdl')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == chosen:
+            import_module(f"superdl.{name}_command").add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and give the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    chosen = next((word for word in words if word in _COMMANDS), None)
+    arguments = _parser(chosen).parse_args(words)
+    from super_wire.errors import ConfigError, SuperError, UsageError  # not for --help
+
+    try:
+        code: int = import_module(f"superdl.{arguments.command}_command").run(arguments)
+    except (ConfigError, UsageError) as error:
+        sys.stderr.write(f"superdl {arguments.command}: {error}\n")
+        return 2
+    except SuperError as error:
+        sys.stderr.write(f"superdl {arguments.command}: {type(error).__name__}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"superdl {arguments.command}: interrupted\n")
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""``superdl run SPEC``: train from a spec and report. The work is :mod:`experiments.run`'s."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one value, such as data.train=s3://bucket/train; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the spec."""
+    from rich.console import Console  # --help needs none of this
+
+    from experiments import load_spec
+    from experiments.run import run as run_spec
+
+    console = Console(stderr=True) if arguments.json else None
+    report = run_spec(load_spec(arguments.spec, arguments.overrides), console=console)
+    if arguments.json:
+        sys.stdout.write(json.dumps(report.to_mapping(), indent=2) + "\n")
+    return 0

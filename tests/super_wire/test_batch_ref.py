@@ -1,0 +1,75 @@
+"""A BatchRef is small, picklable and says all that a reader needs."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire.batch_ref import BatchRef
+from super_wire.ids import batch_id, digest128
+
+
+def ref_of(count, *, labels=None, padding=b"", keys=()):
+    ids = b"".join(digest128(b"%d" % number) for number in range(count))
+    column = np.arange(count, dtype=np.int64) if labels is None else labels
+    return BatchRef(
+        dataset_id=bytes(16),
+        job="9f" * 16,
+        rank=3,
+        epoch=7,
+        position=12_345,
+        batch_id=batch_id(ids),
+        sample_ids=ids,
+        labels=column.tobytes(),
+        label_dtype=column.dtype.name,
+        padding=padding,
+        keys=keys,
+        cache="unix:///run/user/1000/super/redis.sock",
+    )
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles(protocol):
+    ref = ref_of(5, padding=b"\0\0\0\0\1", keys=("a", "b", "ä", "d", "e"))
+    back = pickle.loads(pickle.dumps(ref, protocol))
+    assert back == ref
+    assert hash(back) == hash(ref)
+
+
+def test_is_small():
+    assert len(pickle.dumps(ref_of(256))) < 8192
+    assert len(pickle.dumps(ref_of(256, padding=bytes(256)))) < 8192
+
+
+@given(st.integers(0, 20), st.sampled_from(["int64", "float64", "uint8", "float32"]))
+def test_labels_and_length(count, dtype):
+    labels = np.arange(count).astype(dtype)
+    ref = ref_of(count, labels=labels)
+    assert len(ref) == count
+    assert ref.label_array().dtype == dtype
+    assert ref.label_array().tolist() == labels.tolist()
+    assert not ref.label_array().flags.writeable
+
+
+def test_padding():
+    assert ref_of(3).padding_mask().tolist() == [False, False, False]
+    assert ref_of(3).padding_mask().dtype == np.bool_
+    assert ref_of(3, padding=b"\0\1\1").padding_mask().tolist() == [False, True, True]
+
+
+def test_names_a_sample_by_its_key_or_by_id_and_how_to_resolve_it():
+    named = ref_of(2, keys=("cat/1.jpg", "cat/2.jpg"))
+    assert named.name_of(1) == "cat/2.jpg"
+    ref = replace(named, keys=())
+    hex_id = ref.sample_ids[16:32].hex()
+    assert ref.name_of(1) == f"sample {hex_id} (its key: superdl stats --batch {ref.batch_id.hex()})"
+
+
+def test_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        ref_of(1).epoch = 2

@@ -1,0 +1,161 @@
+"""Ids are equal for equal fields in every process, and differ for others, however these are joined."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from super_wire.ids import ID_BYTES, batch_id, digest128, sample_id, sample_ids, split_ids
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Few characters, so that hypothesis meets different fields of one concatenation.
+TEXT = st.text("a/:0\0", max_size=6)
+SEED = st.integers(-(2**63), 2**63 - 1)
+EPOCH = st.integers(0, 2**64 - 1)
+RANDOMNESS = st.none() | st.tuples(SEED, EPOCH)
+DIGEST = st.binary(max_size=20)
+FIELDS = st.tuples(TEXT, TEXT, TEXT, DIGEST, RANDOMNESS)
+
+
+@given(FIELDS, FIELDS)
+def test_different_fields_different_ids(first, second):
+    assert (sample_id(*first) == sample_id(*second)) is (first == second)
+
+
+@given(st.lists(TEXT, min_size=4, max_size=4), st.data())
+def test_fields_of_one_concatenation_have_different_ids(fields, data):
+    whole = "".join(fields)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), min_size=3, max_size=3)))
+    other = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    assume(other != fields)
+
+    def of(bucket, key, version, digest):
+        return sample_id(bucket, key, version, digest.encode())
+
+    assert of(*fields) != of(*other)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=5), st.lists(st.binary(max_size=6), max_size=5))
+def test_lists_of_fields_differ_by_their_digests(first, second):
+    assert (digest128(*first) == digest128(*second)) is (first == second)
+
+
+def test_randomness_is_no_recipe():
+    seed, epoch = (1).to_bytes(8, "little"), (2).to_bytes(8, "little")
+    ids = {
+        sample_id("b", "k", "v", b"d", (1, 2)),
+        sample_id("b", "k", "v", b"d" + seed + epoch),
+        sample_id("b", "k", "v", b"d"),
+        sample_id("b", "k", "v", b"d", (2, 1)),
+    }
+    assert len(ids) == 4
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), max_size=8), DIGEST, RANDOMNESS)
+def test_many_are_the_ids_of_each(samples, digest, randomness):
+    many = sample_ids(
+        "b",
+        [key.encode() for key, _ in samples],
+        [version.encode() for _, version in samples],
+        digest,
+        randomness,
+    )
+    assert split_ids(many) == [sample_id("b", key, version, digest, randomness) for key, version in samples]
+
+
+def test_as_many_versions_as_keys():
+    with pytest.raises(ValueError, match="shorter"):
+        sample_ids("b", [b"k", b"l"], [b"v"], b"d")
+
+
+GOLDEN = {
+    "deterministic": (
+        ("s3://my-bucket", "train/größe/1.jpg", "9b2cf535f27731c974343645a3985328", bytes(range(16))),
+        "36e8706ba3c4ce09a2f72573dcf53f53",
+    ),
+    "random": (
+        (
+            "s3://my-bucket",
+            "train/größe/1.jpg",
+            "9b2cf535f27731c974343645a3985328",
+            bytes(range(16)),
+            (-1, 3),
+        ),
+        "9d72afae9997aa3a2046af018b1e6308",
+    ),
+}
+
+
+def test_golden_values():
+    """These never change: whoever changes them makes every cache worthless."""
+    for fields, expected in GOLDEN.values():
+        assert sample_id(*fields).hex() == expected
+    ids = b"".join(sample_id(*fields) for fields, _ in GOLDEN.values())
+    assert batch_id(ids).hex() == "fe2914f26a67d752656da3e7d2f1eb0d"
+    assert digest128().hex() == "cae66941d9efbd404e4d88758ea67670"
+
+
+def test_the_layout_is_the_one_written_down():
+    fields = [
+        b"s3://b",
+        "ä".encode(),
+        b"v",
+        b"digest",
+        (-5).to_bytes(8, "little", signed=True),
+        (9).to_bytes(8, "little"),
+    ]
+    prefixed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    expected = hashlib.blake2b(prefixed, digest_size=16).digest()
+    assert sample_id("s3://b", "ä", "v", b"digest", (-5, 9)) == expected
+
+
+def test_equal_in_every_process():
+    program = (
+        "from super_wire import Recipe, batch_id, sample_id; "
+        "r = Recipe.image(resize=256, crop=224); i = sample_id('s3://b', 'k', 'v', r.digest); "
+        "print(i.hex(), batch_id(i + i).hex(), r.json)"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("0", "1", "random")
+    }
+    assert len(printed) == 1
+
+
+@given(st.binary(max_size=80))
+def test_split_ids(data):
+    if len(data) % ID_BYTES:
+        with pytest.raises(ValueError, match="no whole number"):
+            split_ids(data)
+    else:
+        assert b"".join(split_ids(data)) == data
+        assert all(len(one) == ID_BYTES for one in split_ids(data))
+
+
+@given(
+    st.lists(st.binary(min_size=16, max_size=16), max_size=5),
+    st.lists(st.binary(min_size=16, max_size=16), max_size=5),
+)
+def test_batches_differ_by_content_and_order(first, second):
+    assert (batch_id(b"".join(first)) == batch_id(b"".join(second))) is (first == second)
+    assert batch_id(bytes(16) + b"".join(first)) != batch_id(b"".join(first))
+
+
+def test_order_makes_another_batch():
+    one, two = bytes(16), b"\1" * 16
+    assert batch_id(one + two) != batch_id(two + one)

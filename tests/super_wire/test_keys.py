@@ -1,0 +1,36 @@
+"""Names in the cache are ASCII, begin as an ACL expects, and none looks like a cluster hash tag."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire import keys
+from super_wire.keys import cache_key, cache_keys, report_stream
+
+ID = st.binary(min_size=16, max_size=16)
+
+
+@given(ID)
+def test_a_cache_key_is_the_prefix_and_the_id_in_hex(sample):
+    key = cache_key(sample)
+    assert key.decode("ascii") == f"super:r1:{sample.hex()}"
+    assert bytes.fromhex(key.removeprefix(b"super:r1:").decode()) == sample
+    assert not set(b"{}") & set(key)
+
+
+@given(st.lists(ID, max_size=9))
+def test_many_are_the_keys_of_each(samples):
+    assert cache_keys(b"".join(samples)) == [cache_key(sample) for sample in samples]
+
+
+def test_streams_and_the_rest():
+    assert report_stream("job-1") == b"super:n1:job-1"
+
+
+@pytest.mark.parametrize("name", ["RECORD_PREFIX", "REPORT_PREFIX", "LOCK_KEY", "GOLDEN_KEY"])
+def test_all_names_begin_alike(name):
+    value = getattr(keys, name)
+    assert value.startswith(b"super:")
+    assert value.isascii()

@@ -1,0 +1,259 @@
+"""Equal meaning gives an equal digest, other meaning another, and recipes survive travelling."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire.errors import RecipeError
+from super_wire.recipe import PIPELINE_VERSION, Recipe
+
+SIDE = st.integers(1, 16384)
+SHARE = st.floats(0.01, 1.0)
+NAME = st.from_regex(r"[a-z][a-z.]{0,5}:[a-z]{1,4}@[0-9]{1,2}", fullmatch=True)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | FINITE | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def span(values):
+    return tuple(sorted(values))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"op": st.just("resize"), "size": SIDE}),
+        st.fixed_dictionaries({"op": st.just("center_crop"), "size": SIDE}),
+        st.fixed_dictionaries(
+            {"op": st.just("random_resized_crop"), "size": SIDE},
+            optional={"scale": st.tuples(SHARE, SHARE).map(span), "ratio": st.tuples(SHARE, SHARE).map(span)},
+        ),
+        st.fixed_dictionaries({"op": st.just("horizontal_flip")}, optional={"p": st.floats(0, 1)}),
+        st.fixed_dictionaries(
+            {"op": st.just("custom"), "name": NAME},
+            optional={"params": st.dictionaries(st.text(), JSON_VALUES, max_size=3), "random": st.booleans()},
+        ),
+    ),
+    max_size=5,
+)
+SEEDS = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(STEPS, SEEDS)
+def test_travels_by_json_pickle_and_copy(steps, seed):
+    recipe = Recipe(steps, augment_seed=seed)
+    for other in (
+        Recipe.from_json(recipe.json),
+        Recipe.from_json(recipe.json.encode()),
+        pickle.loads(pickle.dumps(recipe)),
+        copy.deepcopy(recipe),
+        Recipe(recipe.steps, augment_seed=recipe.augment_seed),
+    ):
+        assert other == recipe
+        assert hash(other) == hash(recipe)
+        assert (other.json, other.digest, other.augment_seed) == (
+            recipe.json,
+            recipe.digest,
+            recipe.augment_seed,
+        )
+        assert other.steps == recipe.steps
+    assert recipe.json.isascii()
+    assert len(recipe.digest) == 16
+
+
+@given(STEPS, STEPS)
+def test_equal_digests_are_equal_canonical_steps(first, second):
+    one, two = Recipe(first), Recipe(second)
+    assert (one.digest == two.digest) is (one.steps == two.steps)
+
+
+@given(STEPS, st.randoms(use_true_random=False))
+def test_the_order_of_parameters_means_nothing(steps, random):
+    shuffled = []
+    for step in steps:
+        names = list(step)
+        random.shuffle(names)
+        shuffled.append({name: step[name] for name in names})
+    assert Recipe(shuffled).digest == Recipe(steps).digest
+
+
+@given(STEPS)
+def test_defaults_may_be_written_out(steps):
+    assert Recipe([dict(step) for step in Recipe(steps).steps]).digest == Recipe(steps).digest
+
+
+def one(op, **parameters):
+    return Recipe([{"op": op, **parameters}])
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        [one("resize", size=224), one("resize", size=224.0), Recipe.image(resize=224)],
+        [
+            one("center_crop", size=224),
+            one("center_crop", size=[224, 224]),
+            one("center_crop", size=(224, 224.0)),
+            Recipe.image(crop=224),
+        ],
+        [
+            one("random_resized_crop", size=64),
+            one("random_resized_crop", size=[64, 64], scale=(0.08, 1), ratio=[3 / 4, 4 / 3]),
+        ],
+        [one("horizontal_flip"), one("horizontal_flip", p=0.5)],
+        [one("horizontal_flip", p=0), one("horizontal_flip", p=-0.0), one("horizontal_flip", p=0.0)],
+        [
+            one("custom", name="m:f@1"),
+            one("custom", name="m:f@1", params={}, random=False),
+            one("custom", params={}, name="m:f@1"),
+        ],
+        [
+            one("custom", name="m:f@1", params={"a": (1, 2), "b": None}),
+            one("custom", name="m:f@1", params={"b": None, "a": [1, 2]}),
+        ],
+        [Recipe([]), Recipe(()), Recipe.image()],
+    ],
+    ids=lambda same: repr(same[0]),
+)
+def test_equal_meaning_equal_digest(same):
+    assert len({recipe.digest for recipe in same}) == 1
+    assert len(set(same)) == 1
+
+
+def test_other_meaning_other_digest():
+    recipes = [
+        Recipe([]),
+        one("resize", size=224),
+        one("resize", size=225),
+        one("center_crop", size=224),
+        one("random_resized_crop", size=224),
+        one("random_resized_crop", size=224, scale=(0.1, 1)),
+        one("random_resized_crop", size=224, ratio=(0.5, 1)),
+        one("horizontal_flip"),
+        one("horizontal_flip", p=0.25),
+        one("custom", name="m:f@1"),
+        one("custom", name="m:f@2"),
+        one("custom", name="m:g@1"),
+        one("custom", name="m:f@1", random=True),
+        one("custom", name="m:f@1", params={"a": 1}),
+        one("custom", name="m:f@1", params={"a": "1"}),
+        one("custom", name="m:f@1", params={"a": True}),
+        Recipe.image(resize=256, crop=224),
+        Recipe([{"op": "center_crop", "size": 224}, {"op": "resize", "size": 256}]),
+    ]
+    assert len({recipe.digest for recipe in recipes}) == len(recipes)
+
+
+def test_the_augment_seed_is_no_part_of_the_digest_and_counts_only_where_something_is_random():
+    random = [{"op": "horizontal_flip"}]
+    assert Recipe(random, augment_seed=1).digest == Recipe(random, augment_seed=2).digest
+    assert Recipe(random, augment_seed=1) != Recipe(random, augment_seed=2)
+    assert Recipe([], augment_seed=1) == Recipe([], augment_seed=2)
+    assert Recipe([], augment_seed=1).augment_seed == 0
+
+
+def test_golden_values():
+    """These change with the pipeline version and never without it."""
+    assert PIPELINE_VERSION == 1
+    recipe = Recipe.image(resize=256, crop=224)
+    assert recipe.json == (
+        '{"augment_seed":0,"pipeline":1,"steps":[{"op":"resize","size":256},{"op":"center_crop","size":224}]}'
+    )
+    assert recipe.digest.hex() == "e1b51ba99ee5871e35362942ad913c40"
+    assert one("random_resized_crop", size=224).json == (
+        '{"augment_seed":0,"pipeline":1,"steps":[{"op":"random_resized_crop",'
+        '"ratio":[0.75,1.3333333333333333],"scale":[0.08,1.0],"size":224}]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "random"),
+    [
+        (Recipe.image(resize=256, crop=224), False),
+        (one("random_resized_crop", size=8), True),
+        (one("horizontal_flip"), True),
+        (one("custom", name="m:f@1"), False),
+        (one("custom", name="m:f@1", random=True), True),
+        (one("custom", name="m:f@1", params={"random": True}), False),
+    ],
+)
+def test_random(recipe, random):
+    assert recipe.random is random
+
+
+@pytest.mark.parametrize(
+    ("steps", "shape"),
+    [
+        ([], None),
+        ([{"op": "resize", "size": 8}], None),
+        ([{"op": "center_crop", "size": 8}], (8, 8, 3)),
+        ([{"op": "random_resized_crop", "size": 9}, {"op": "horizontal_flip"}], (9, 9, 3)),
+        ([{"op": "center_crop", "size": 8}, {"op": "resize", "size": 4}], None),
+        ([{"op": "center_crop", "size": 8}, {"op": "custom", "name": "m:f@1"}], None),
+        ([{"op": "custom", "name": "m:f@1"}, {"op": "center_crop", "size": 8}], (8, 8, 3)),
+    ],
+)
+def test_output_shape(steps, shape):
+    assert Recipe(steps).output_shape == shape
+
+
+def test_repr_makes_the_recipe_again():
+    recipe = Recipe([{"op": "horizontal_flip"}], augment_seed=7)
+    assert eval(repr(recipe), {"Recipe": Recipe}) == recipe  # noqa: S307  # our own repr
+    assert "augment_seed" not in repr(Recipe([]))
+
+
+@pytest.mark.parametrize(
+    "steps", ["resize", b"resize", None, 5, iter([]), {"op": "resize", "size": 8}, [None], ["resize"]]
+)
+def test_steps_of_another_type(steps):
+    with pytest.raises(RecipeError, match=r"a list of mappings|is a mapping such as"):
+        Recipe(steps)
+
+
+def test_the_number_of_steps_is_bounded():
+    step = {"op": "horizontal_flip"}
+    assert len(Recipe([step] * 64).steps) == 64
+    with pytest.raises(RecipeError, match="at most 64 steps; this one has 65"):
+        Recipe([step] * 65)
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None, 2**63, -(2**63) - 1])
+def test_augment_seeds(seed):
+    with pytest.raises(RecipeError, match="augment_seed"):
+        Recipe([], augment_seed=seed)
+
+
+@pytest.mark.parametrize("version", [PIPELINE_VERSION + 1, 0, "1", None])
+def test_a_recipe_of_another_pipeline_version_is_refused(version):
+    text = json.dumps({"pipeline": version, "steps": [], "augment_seed": 0})
+    with pytest.raises(RecipeError, match=f"the recipe wants pipeline {version!r}, not 1"):
+        Recipe.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "null", '"x"', "{}", '{"pipeline":1}', b"\xff\xff", "[" * 100_000],
+    ids=lambda t: repr(t[:9]),
+)
+def test_what_is_no_recipe(text):
+    with pytest.raises(RecipeError, match="a recipe is JSON with pipeline, steps and augment_seed"):
+        Recipe.from_json(text)
+
+
+@given(JSON_VALUES, JSON_VALUES)
+def test_any_json_is_a_recipe_or_a_recipe_error(steps, seed):
+    text = json.dumps({"pipeline": 1, "steps": steps, "augment_seed": seed})
+    try:
+        recipe = Recipe.from_json(text)
+    except RecipeError:
+        return
+    assert recipe.steps == ()

@@ -1,0 +1,284 @@
+"""Records come back as they went in, copy nothing, and bytes that are none give a RecordError only."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from super_wire.errors import (
+    RecordError,
+    RecordHashError,
+    RecordLengthError,
+    RecordMagicError,
+    RecordVersionError,
+)
+from super_wire.record import (
+    DTYPE_CODES,
+    DTYPE_NAMES,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    Header,
+    Kind,
+    Tombstone,
+    pack,
+    pack_tombstone,
+    parse_header,
+    read_tombstone,
+    unpack,
+    verify_payload,
+)
+
+LAYOUT = struct.Struct("<4sBBBBQQ6IIIQ")
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=6, min_side=0, max_side=4)
+ARRAYS = st.sampled_from(list(DTYPE_CODES)).flatmap(lambda name: hnp.arrays(np.dtype(name), SHAPES))
+TOMBSTONES = st.builds(Tombstone, st.text(), st.text(), st.text(), st.booleans())
+
+
+def record_of(array, **times):
+    """One whole record."""
+    header, payload = pack(array, **times)
+    return header + bytes(payload)
+
+
+IMAGE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+RECORD = record_of(IMAGE, fetch_us=11, decode_us=22)
+
+
+def changed(**fields):
+    """The example record with other header fields, and the payload it says it has."""
+    header = np.frombuffer(RECORD[:HEADER_BYTES], HEADER_DTYPE).copy()
+    for name, value in fields.items():
+        header[name] = value
+    return header.tobytes() + RECORD[HEADER_BYTES:]
+
+
+@given(ARRAYS, st.sampled_from([bytes, bytearray, memoryview]))
+def test_round_trip(array, kind):
+    header, back = unpack(kind(record_of(array, fetch_us=3, decode_us=2**40)))
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
+    assert (header.kind, header.dtype, header.shape) == (Kind.DATA, array.dtype.name, array.shape)
+    assert (header.fetch_us, header.decode_us) == (3, 2**32 - 1)
+    assert header.payload_bytes == array.nbytes
+
+
+@given(ARRAYS)
+def test_any_memory_order_and_byte_order_gives_the_same_record(array):
+    expected = record_of(array)
+    assert record_of(array.copy(order="F")) == expected
+    assert record_of(array.astype(array.dtype.newbyteorder(">"))) == expected
+    every_second = np.repeat(array[..., np.newaxis], 2, axis=-1)[..., 0]
+    assert record_of(every_second) == expected
+
+
+def test_packing_copies_nothing():
+    array = np.zeros((5, 4, 3), dtype=np.float32)
+    _, payload = pack(array)
+    assert np.shares_memory(np.frombuffer(payload, dtype=np.uint8), array)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7])
+def test_unpacking_copies_nothing_at_any_alignment(offset):
+    buffer = bytearray(offset) + record_of(np.arange(6, dtype=np.float64))
+    _, array = unpack(memoryview(buffer)[offset:])
+    assert np.shares_memory(array, np.frombuffer(buffer, dtype=np.uint8))
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+    assert array.flags.writeable
+    assert not unpack(bytes(RECORD))[1].flags.writeable
+
+
+@given(ARRAYS)
+def test_the_numpy_view_of_headers_agrees_with_the_struct(array):
+    header, payload = pack(array, fetch_us=5, decode_us=6)
+    assert len(header) == HEADER_BYTES == HEADER_DTYPE.itemsize == LAYOUT.size == 64
+    (seen,) = np.frombuffer(header, HEADER_DTYPE)
+    magic, version, kind, dtype, ndim, size, digest, *rest = LAYOUT.unpack(header)
+    names = ("magic", "version", "kind", "dtype", "ndim", "payload_bytes", "payload_hash")
+    assert [seen[name].item() for name in names] == [magic, version, kind, dtype, ndim, size, digest]
+    assert [*seen["shape"], seen["fetch_us"], seen["decode_us"], seen["reserved"]] == rest
+    assert (magic, version, kind, ndim) == (b"SUPR", 1, 1, array.ndim)
+    assert rest[: array.ndim] == list(array.shape)
+    assert not any(rest[array.ndim : 6])
+    assert digest == xxhash.xxh3_64_intdigest(bytes(payload))
+
+
+def test_golden_record():
+    """This never changes: other versions of SUPER read what this one wrote."""
+    assert RECORD[:HEADER_BYTES].hex(" ", 16).split() == [
+        "53555052010101031200000000000000",
+        "d5eec0d4902491f60200000003000000",
+        "03000000000000000000000000000000",
+        "0b000000160000000000000000000000",
+    ]
+    assert DTYPE_NAMES == {
+        1: "uint8", 2: "int8", 3: "uint16", 4: "int16", 5: "uint32", 6: "int32", 7: "uint64", 8: "int64",
+        9: "float16", 10: "float32", 11: "float64", 12: "bool",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "S3", "U3", "object"])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(TypeError, match="records hold uint8"):
+        pack(np.zeros(2, dtype=dtype))
+
+
+def test_more_dimensions_are_refused():
+    with pytest.raises(RecordLengthError, match="up to 6 dimensions"):
+        pack(np.zeros((1,) * 7))
+
+
+def test_sides_that_do_not_fit_are_refused():
+    endless = np.lib.stride_tricks.as_strided(np.zeros(1, dtype=np.uint8), (2**32,), (0,))
+    with pytest.raises(RecordLengthError, match=r"below 2\*\*32"):
+        pack(endless)
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "reason"),
+    [
+        (b"", RecordLengthError, "at least 64 bytes; these are 0"),
+        (RECORD[:63], RecordLengthError, "these are 63"),
+        (RECORD[:-1], RecordLengthError, "tells 82 bytes; the record has 81"),
+        (RECORD + b"\0", RecordLengthError, "tells 82 bytes; the record has 83"),
+        (changed(magic=b"RPUS"), RecordMagicError, "begins with b'SUPR'; this one with b'RPUS'"),
+        (changed(version=2), RecordVersionError, "reads record version 1; this one is version 2"),
+        (changed(kind=0), RecordVersionError, "no kind 0"),
+        (changed(kind=3), RecordVersionError, "no kind 3"),
+        (changed(dtype=0), RecordVersionError, "dtype code 0"),
+        (changed(dtype=13), RecordVersionError, "dtype code 13"),
+        (changed(ndim=7), RecordLengthError, "this header says 7"),
+        (changed(ndim=2), RecordLengthError, "is not 18 payload bytes"),
+        (changed(shape=(2, 3, 4, 0, 0, 0)), RecordLengthError, "is not 18 payload bytes"),
+        (changed(payload_bytes=17), RecordLengthError, "is not 17 payload bytes"),
+        (changed(dtype=DTYPE_CODES["uint16"]), RecordLengthError, "of uint16 is not 18"),
+        (changed(payload_hash=1), RecordHashError, "the header says 0000000000000001"),
+        (RECORD[:-1] + b"\xff", RecordHashError, "the payload's xxh3-64"),
+        (
+            pack_tombstone(Tombstone("k", "r", "m", permanent=True)),
+            RecordVersionError,
+            "this one is a tombstone",
+        ),
+    ],
+)
+def test_bad_records(record, error, reason):
+    with pytest.raises(error, match=reason):
+        unpack(record)
+
+
+@pytest.mark.parametrize(
+    "sides", [(0, *(2**32 - 1,) * 5), (*(2**32 - 1,) * 5, 0), (2**32 - 1, 0, 2**31, 1, 1, 1)]
+)
+def test_shapes_that_numpy_cannot_have(sides):
+    header = LAYOUT.pack(b"SUPR", 1, 1, 11, 6, 0, xxhash.xxh3_64_intdigest(b""), *sides, 0, 0, 0)
+    with pytest.raises(RecordLengthError, match="no array has shape"):
+        unpack(header)
+
+
+def test_the_hash_is_verified_on_demand_only():
+    broken = RECORD[:-1] + b"\xff"
+    header, array = unpack(broken, verify=False)
+    assert array[-1, -1, -1] == 255
+    with pytest.raises(RecordHashError):
+        verify_payload(header, broken[HEADER_BYTES:])
+
+
+def test_a_header_alone_can_be_read():
+    header = parse_header(RECORD[:HEADER_BYTES])
+    assert header == Header(
+        Kind.DATA, "uint8", (2, 3, 3), 18, xxhash.xxh3_64_intdigest(IMAGE.tobytes()), 11, 22
+    )
+    assert parse_header(RECORD[:HEADER_BYTES], record_bytes=82) == header
+    with pytest.raises(RecordLengthError, match="the record has 81"):
+        parse_header(RECORD[:HEADER_BYTES], record_bytes=81)
+
+
+@given(TOMBSTONES)
+def test_tombstones_round_trip(tombstone):
+    record = pack_tombstone(tombstone)
+    assert read_tombstone(record) == tombstone
+    assert parse_header(record, record_bytes=len(record)).kind is Kind.TOMBSTONE
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{}", b"[]", b"7", b"\xff", b'{"key": "k"}', b"[" * 100_000, b'"key"', b"null"],
+    ids=lambda payload: repr(payload[:9]),
+)
+def test_tombstones_of_other_json(payload):
+    header = LAYOUT.pack(
+        b"SUPR", 1, 2, 1, 1, len(payload), xxhash.xxh3_64_intdigest(payload), len(payload), *[0] * 8
+    )
+    with pytest.raises(RecordLengthError, match="key, reason, message and permanent"):
+        read_tombstone(header + payload)
+
+
+def test_data_is_no_tombstone():
+    with pytest.raises(RecordVersionError, match="this is a data record"):
+        read_tombstone(RECORD)
+
+
+# What follows "SUPR" decides how far a reader gets, so most examples begin well.
+ANY_BYTES = st.one_of(
+    st.binary(max_size=200),
+    st.binary(min_size=60, max_size=200).map(lambda tail: b"SUPR" + tail),
+    st.builds(
+        lambda kind, dtype, ndim, tail: b"SUPR\1" + bytes([kind, dtype, ndim]) + tail,
+        st.integers(0, 3),
+        st.integers(0, 13),
+        st.integers(0, 7),
+        st.binary(min_size=56, max_size=200),
+    ),
+    st.builds(
+        lambda dtype, ndim, size, sides, payload: (
+            LAYOUT.pack(b"SUPR", 1, 1, dtype, ndim, size, xxhash.xxh3_64_intdigest(payload), *sides, 0, 0, 0)
+            + payload
+        ),
+        st.integers(1, 12),
+        st.integers(0, 6),
+        st.integers(0, 4),
+        st.tuples(*[st.sampled_from([0, 1, 2, 4, 2**16, 2**31, 2**32 - 1])] * 6),
+        st.binary(max_size=4),
+    ),
+)
+
+
+@given(ANY_BYTES)
+def test_any_bytes_are_a_record_or_a_record_error(data):
+    for read in (unpack, lambda record: unpack(record, verify=False), read_tombstone, parse_header):
+        try:
+            read(data)
+        except RecordError:
+            continue
+
+
+@given(ARRAYS, st.data())
+def test_one_changed_byte_never_changes_what_is_read_silently(array, data):
+    record = bytearray(record_of(array))
+    place = data.draw(st.integers(0, len(record) - 1))
+    record[place] ^= data.draw(st.integers(1, 255))
+    try:
+        _, back = unpack(record)
+    except RecordError:
+        return
+    assert back.tobytes() == array.tobytes()
+    assert place < HEADER_BYTES
+
+
+@given(TOMBSTONES, st.data())
+def test_one_changed_byte_never_changes_a_tombstone_silently(tombstone, data):
+    record = bytearray(pack_tombstone(tombstone))
+    place = data.draw(st.integers(0, len(record) - 1))
+    record[place] ^= data.draw(st.integers(1, 255))
+    try:
+        back = read_tombstone(record)
+    except RecordError:
+        return
+    assert back == tombstone

@@ -1,0 +1,73 @@
+"""Read reports survive the stream, and entries that are none of ours give a ValueError."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire.report import REPORT_STREAM_MAXLEN, ReadReport
+
+COUNT = st.integers(0, 2**63 - 1)
+OFFSETS = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)
+REPORTS = st.builds(ReadReport, *[COUNT] * 10, OFFSETS, OFFSETS)
+REPORT = ReadReport(1, 2, 3, 256, 250, 60, 70, 80, 1, 0, (5, 0, 255), (5,))
+
+
+@given(REPORTS)
+def test_round_trip(report):
+    entry = report.to_fields()
+    assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in entry.items())
+    assert ReadReport.from_fields(entry) == report
+
+
+def test_golden_fields():
+    """Readers and coordinators of one protocol version understand each other."""
+    assert REPORT.to_fields() == {
+        b"r": b"1", b"e": b"2", b"p": b"3", b"n": b"256", b"h": b"250", b"w": b"60", b"f": b"70", b"b": b"80",
+        b"a": b"1", b"d": b"0", b"m": b"\5\0\0\0\0\0\0\0\xff\0\0\0", b"c": b"\5\0\0\0",
+    }  # fmt: skip
+
+
+def test_a_report_is_small():
+    whole_batch = replace(REPORT, missed=tuple(range(256)), corrupt=())
+    assert sum(len(name) + len(value) for name, value in whole_batch.to_fields().items()) < 1100
+    assert sum(map(len, replace(REPORT, missed=(), corrupt=()).to_fields())) == 10
+    assert REPORT_STREAM_MAXLEN > 0
+
+
+def test_numbers_of_other_types_are_written_as_numbers():
+    report = replace(REPORT, done=True, hits=np.int64(250), missed=(np.int64(5), 0, 255))
+    assert ReadReport.from_fields(report.to_fields()) == replace(REPORT, done=1)
+
+
+@pytest.mark.parametrize("name", sorted(set(REPORT.to_fields()) - {b"m", b"c"}))
+@pytest.mark.parametrize(
+    "value", [None, b"", b"x", b"-1", b"1.5", b"True", b"9223372036854775808", b"1" * 5000, b"\xff"]
+)
+def test_bad_numbers(name, value):
+    entry = REPORT.to_fields()
+    del entry[name]
+    if value is not None:
+        entry[name] = value
+    with pytest.raises(ValueError, match=r"lacks the field|lie from 0|invalid literal|Exceeds the limit"):
+        ReadReport.from_fields(entry)
+
+
+@pytest.mark.parametrize("name", [b"m", b"c"])
+def test_bad_offsets(name):
+    with pytest.raises(ValueError, match="multiple of element size"):
+        ReadReport.from_fields(REPORT.to_fields() | {name: b"123"})
+
+
+@given(st.dictionaries(st.sampled_from([*REPORT.to_fields(), b"z"]), st.binary(max_size=9) | st.just(b"7")))
+def test_any_entry_is_a_report_or_a_value_error(entry):
+    for candidate in (entry, REPORT.to_fields() | entry):
+        try:
+            report = ReadReport.from_fields(candidate)
+        except ValueError:
+            continue
+        assert all(getattr(report, field.name) is not None for field in fields(report))

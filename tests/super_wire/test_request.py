@@ -1,0 +1,196 @@
+"""Requests and results survive JSON; anything else that arrives is refused by a ConfigError."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire.errors import ConfigError
+from super_wire.request import (
+    MAX_SAMPLES_PER_REQUEST,
+    REQUEST_VERSION,
+    Limits,
+    Outcome,
+    PrefetchRequest,
+    PrefetchResult,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+COUNT = st.integers(0, 2**63 - 1)
+HEX_ID = st.binary(min_size=16, max_size=16).map(bytes.hex)
+
+
+def columns(*kinds):
+    """As many tuples, of one length from 1."""
+    return st.lists(st.tuples(*kinds), min_size=1, max_size=4).map(
+        lambda rows: tuple(zip(*rows, strict=True))
+    )
+
+
+@st.composite
+def requests(draw):
+    keys, versions, ids = draw(columns(TEXT, TEXT, HEX_ID))
+    expires_at = draw(st.floats(0, allow_nan=False, allow_infinity=False))
+    limits = draw(st.builds(Limits, COUNT, COUNT))
+    bucket, recipe, cache = draw(TEXT), draw(TEXT), draw(TEXT)
+    return PrefetchRequest(
+        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits
+    )
+
+
+@st.composite
+def results(draw):
+    outcome = st.sampled_from([str(one) for one in Outcome])
+    outcomes, *numbers = draw(columns(outcome, *[COUNT] * 5))
+    messages = draw(st.dictionaries(TEXT, TEXT, max_size=3))
+    return PrefetchResult(
+        draw(TEXT), draw(TEXT), draw(st.booleans()), outcomes, *numbers, messages, draw(COUNT)
+    )
+
+
+REQUEST = PrefetchRequest(
+    "r", "s3://b", "{}", 0, "redis://h:1", 1.5, ("k", "l"), ("v", "w"), ("0" * 32, "f" * 32)
+)
+RESULT = PrefetchResult(
+    "r", "1", True, ("cached", "missing"), (1, 2), (3, 4), (5, 6), (7, 8), (9, 0), {"1": "gone"}, 10
+)
+
+
+@given(requests())
+def test_requests_round_trip(request_):
+    assert PrefetchRequest.from_mapping(json.loads(request_.to_json())) == request_
+
+
+@given(results())
+def test_results_round_trip(result):
+    assert PrefetchResult.from_mapping(json.loads(json.dumps(result.to_mapping()))) == result
+    assert PrefetchResult.from_mapping(result.to_mapping()) == result  # as an executor without JSON gives it
+
+
+def test_outcomes_as_members_are_outcomes():
+    mapping = RESULT.to_mapping() | {"outcomes": [Outcome.CACHED, Outcome.MISSING]}
+    assert PrefetchResult.from_mapping(mapping).outcomes == ("cached", "missing")
+
+
+def test_golden_json():
+    """Functions and coordinators of one request version understand each other."""
+    assert REQUEST.to_json() == (
+        '{"super_request":1,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
+        '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
+        '"limits":{"object_bytes":268435456,"image_pixels":178956970}}'
+    )
+    assert json.dumps(RESULT.to_mapping()) == (
+        '{"super_result": 1, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
+        '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10}'
+    )
+
+
+BAD_REQUESTS = {
+    "epoch": [-1, 1.0, True, "1", None, 2**63],
+    "expires_at": ["1", None, True, float("nan"), float("inf"), 10**400, -1, -0.5],
+    "bucket": [None, 1, b"s3://b", ["s3://b"]],
+    "keys": [None, "kl", ["k"], ["k", 1], {"k": 1, "l": 2}, [["k"], ["l"]]],
+    "versions": [None, ["v"], ["v", None]],
+    "ids": [
+        ["0" * 32],
+        ["0" * 32, "f" * 31],
+        ["0" * 32, "g" * 32],
+        ["0" * 32, "F" * 32],
+        ["0" * 32, "f" * 32 + "\n"],
+    ],
+    "limits": [
+        None,
+        {},
+        [],
+        {"object_bytes": 1},
+        {"object_bytes": 1, "image_pixels": "1"},
+        {"object_bytes": -1, "image_pixels": 1},
+    ],
+    "super_request": [None, 2, "1"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD_REQUESTS.items() for value in values]
+)
+def test_bad_requests(name, value):
+    mapping = json.loads(REQUEST.to_json()) | {name: value}
+    with pytest.raises(ConfigError, match=f"{name}|version 1|as many versions|lower-case hex"):
+        PrefetchRequest.from_mapping(mapping)
+
+
+BAD_RESULTS = {
+    "outcomes": [None, ["cached"], ["cached", "eaten"], ["cached", ["missing"]], ["cached", "CACHED"]],
+    "fetch_us": [[1], [1, -1], [1, 1.5], [1, "2"], [1, True], [1, 2**63]],
+    "record_bytes": [[], [1, 2, 3], None],
+    "messages": [None, [], {"1": 2}, {"1": None}],
+    "cold_start": [0, 1, "true", None],
+    "duration_us": [-1, 1.0, None],
+    "super_result": [None, 0, 2],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD_RESULTS.items() for value in values]
+)
+def test_bad_results(name, value):
+    with pytest.raises(ConfigError, match=f"{name}|version 1|differ in length|unknown outcomes"):
+        PrefetchResult.from_mapping(RESULT.to_mapping() | {name: value})
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(PrefetchRequest)])
+def test_requests_lack_nothing(field):
+    mapping = json.loads(REQUEST.to_json())
+    del mapping[field]
+    with pytest.raises(ConfigError, match=f"the prefetch request lacks '{field}'"):
+        PrefetchRequest.from_mapping(mapping)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(PrefetchResult)])
+def test_results_lack_nothing(field):
+    mapping = RESULT.to_mapping()
+    del mapping[field]
+    with pytest.raises(ConfigError, match=f"the prefetch result lacks '{field}'"):
+        PrefetchResult.from_mapping(mapping)
+
+
+@pytest.mark.parametrize("count", [0, MAX_SAMPLES_PER_REQUEST + 1])
+def test_the_number_of_samples_is_bounded(count):
+    mapping = asdict(REQUEST) | {"super_request": REQUEST_VERSION, "keys": ["k"] * count}
+    with pytest.raises(ConfigError, match=f"1 to 4096 samples; this one {count}"):
+        PrefetchRequest.from_mapping(mapping)
+
+
+def test_what_came_is_shown_in_few_words():
+    mapping = asdict(REQUEST) | {"super_request": REQUEST_VERSION, "epoch": ["x" * 10_000] * 10_000}
+    with pytest.raises(ConfigError) as caught:
+        PrefetchRequest.from_mapping(mapping)
+    assert len(str(caught.value)) < 300
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good"),
+    [(PrefetchRequest, json.loads(REQUEST.to_json())), (PrefetchResult, RESULT.to_mapping())],
+)
+@given(data=st.data())
+def test_any_json_is_read_or_refused(kind, good, data):
+    field = data.draw(st.sampled_from(list(good)))
+    for value in (data.draw(JSON_VALUES), good | {field: data.draw(JSON_VALUES)}):
+        try:
+            read = kind.from_mapping(value)
+        except ConfigError:
+            continue
+        assert isinstance(read, kind)

@@ -1,0 +1,168 @@
+"""A step that is unknown, incomplete or ill-typed is refused by its number, name and value."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from super_wire.errors import RecipeError
+from super_wire.steps import MAX_SIDE, OPS, RANDOM_OPS, SHAPE_KEEPING_OPS, canonical_step, split_custom_name
+
+GOOD = {
+    "resize": {"size": 8},
+    "center_crop": {"size": 8},
+    "random_resized_crop": {"size": 8},
+    "horizontal_flip": {},
+    "custom": {"name": "m:f@1"},
+}
+NOT_NUMBERS = [None, "8", True, False, [], {}, b"8", 8j, object()]
+NOT_SIDES = [*NOT_NUMBERS, 0, -1, 8.5, MAX_SIDE + 1, float("nan"), float("inf"), 10**400]
+NOT_SQUARES = [*NOT_SIDES, [8], [8, 9], [8, 8, 8], (0, 0), ["8", "8"]]
+NOT_SPANS = [
+    *NOT_NUMBERS, 0.5, [0.5], [0.1, 0.5, 1], [0.5, 0.1], [0, 1], [-0.1, 1], [None, 1], [0.5, float("nan")],
+    ["0.1", "0.5"], "ab", [0.5, 101], [0.5, 10**400],
+]  # fmt: skip
+BAD = {
+    ("resize", "size"): [*NOT_SIDES, [8, 8]],
+    ("center_crop", "size"): NOT_SQUARES,
+    ("random_resized_crop", "size"): NOT_SQUARES,
+    ("random_resized_crop", "scale"): [*NOT_SPANS, [0.5, 1.01]],
+    ("random_resized_crop", "ratio"): NOT_SPANS,
+    ("horizontal_flip", "p"): [*NOT_NUMBERS, -0.01, 1.01, float("nan")],
+    ("custom", "name"): [
+        None,
+        5,
+        "",
+        "f",
+        "m:f",
+        "m@1",
+        "m:f@",
+        ":f@1",
+        "m:f@1 ",
+        "m:f@1;import os",
+        "m/n:f@1",
+        "1:f@1",
+    ],
+    ("custom", "params"): [
+        None,
+        5,
+        "{}",
+        [],
+        {"a": object()},
+        {"a": float("nan")},
+        {"a": {1, 2}},
+        {"a": "x" * 70_000},
+    ],
+    ("custom", "random"): [None, 0, 1, "true"],
+}
+
+
+def test_every_parameter_of_every_step_is_tried():
+    assert set(BAD) == {(op, name) for op, parameters in OPS.items() for name in parameters}
+    assert set(GOOD) == set(OPS)
+    assert set(OPS) >= RANDOM_OPS | SHAPE_KEEPING_OPS
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_good_steps_have_all_parameters_in_canonical_form(op):
+    step = canonical_step({"op": op, **GOOD[op]}, 1)
+    assert set(step) == {"op", *OPS[op]}
+    assert canonical_step(step, 1) == step
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value"),
+    [(op, name, value) for (op, name), values in BAD.items() for value in values],
+    ids=lambda v: repr(v)[:20],
+)
+def test_ill_typed_parameters(op, name, value):
+    with pytest.raises(RecipeError, match=rf"^step 3 \({op}\): {name} is ") as caught:
+        canonical_step({"op": op, **GOOD[op], name: value}, 3)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("op", "near"),
+    [
+        ("resise", "resize"),
+        ("Resize", "resize"),
+        ("centre_crop", "center_crop"),
+        ("horizontal-flip", "horizontal_flip"),
+    ],
+)
+def test_unknown_steps_that_are_nearly_known(op, near):
+    with pytest.raises(RecipeError, match=f"^step 2: there is no step '{op}'; did you mean '{near}'\\?$"):
+        canonical_step({"op": op}, 2)
+
+
+def test_unknown_steps():
+    with pytest.raises(
+        RecipeError, match="no step 'zzz'; there are resize, center_crop, random_resized_crop"
+    ):
+        canonical_step({"op": "zzz"}, 1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_unknown_parameters(op):
+    with pytest.raises(
+        RecipeError, match=rf"step 1 \({op}\) has no parameter sise; it has {', '.join(OPS[op])}"
+    ):
+        canonical_step({"op": op, **GOOD[op], "sise": 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("resize", "size"), ("center_crop", "size"), ("random_resized_crop", "size"), ("custom", "name")],
+)
+def test_missing_parameters(op, name):
+    with pytest.raises(RecipeError, match=rf"step 4 \({op}\) needs the parameter {name}"):
+        canonical_step({"op": op}, 4)
+
+
+@pytest.mark.parametrize(
+    "step", [None, "resize", [], ["op", "resize"], {}, {"op": 5}, {"op": None}, {"size": 8}]
+)
+def test_what_is_no_step(step):
+    with pytest.raises(RecipeError, match=r'step 1 is a mapping such as {"op": "resize", "size": 256}'):
+        canonical_step(step, 1)
+
+
+def test_nested_without_end():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    circle = {}
+    circle["a"] = circle
+    for params in ({"a": deep}, circle):
+        with pytest.raises(RecipeError, match=r"step 1 \(custom\): params is a mapping of JSON values"):
+            canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
+
+
+def test_parameters_are_copied():
+    params = {"a": [1]}
+    step = canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
+    params["a"].append(2)
+    assert step["params"] == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("m:f@1", ("m", "f", "1")),
+        ("my_pkg.sub:do_it@2026.11-rc+1", ("my_pkg.sub", "do_it", "2026.11-rc+1")),
+    ],
+)
+def test_custom_names(name, parts):
+    assert split_custom_name(name) == parts
+
+
+@given(st.text())
+def test_any_text_is_a_custom_name_or_refused(name):
+    try:
+        module, function, version = split_custom_name(name)
+    except RecipeError as error:
+        message = str(error)
+        assert repr(name) in message
+    else:
+        assert f"{module}:{function}@{version}" == name
