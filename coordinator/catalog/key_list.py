@@ -1,0 +1,196 @@
+"""Key lists: a file that names the samples of a source and their labels, read by the coordinator.
+
+Keys are relative to the source: of ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
+How rows are written in each format is :mod:`coordinator.catalog.key_list_rows`'s; finding the versions of a
+list that has none is :mod:`coordinator.catalog.lister`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+
+from coordinator.catalog.key_list_labels import LabelColumn
+from coordinator.catalog.key_list_rows import FORMATS, BadRowError
+from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from coordinator.catalog.s3_client import make_s3_client, s3_failures
+from coordinator.catalog.source import local_path, scheme_of, split_s3_url
+from super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from coordinator.catalog.key_list_rows import Row
+    from coordinator.catalog.listing import Tally
+
+__all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
+
+KEY_LIST_HELP = (
+    "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
+    'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
+)
+"""What to do where a source's folders do not say its labels."""
+
+MAX_KEY_LIST_BYTES = 4 * 2**30
+_MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
+_MAX_VERSION_BYTES = 256
+_CHUNK_BYTES = 2**20
+_ROWS_AT_A_TIME = 1000
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """What a key list says, in its order.
+
+    ``keys`` are relative to the source; ``versions`` is ``None`` if the list has no such column; ``labels``
+    and ``classes`` are as in :class:`~coordinator.catalog.catalog.Catalog`.
+    """
+
+    url: str
+    keys: PackedStrings
+    versions: PackedStrings | None
+    labels: NDArray[Any]
+    classes: tuple[str, ...]
+
+
+def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
+    """Read and check a key list.
+
+    Args:
+        url: ``s3://``, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+        tally: asked now and then whether the list is still wanted; counts rows where the list alone tells
+            what there is.
+        of_files: whether the source is a directory, out of which no key may lead.
+
+    Raises:
+        SourceNotFoundError: there is no such file.
+        SourceForbiddenError: it may not be read.
+        SourceEmptyError: it has no row.
+        SourceError: it cannot be read, is too large, or has a bad row: the message names line and reason.
+        ListingCancelledError: nobody wants the list any more.
+    """
+    read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
+    if read_rows is None:
+        msg = f"key_list {url!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
+        raise SourceError(msg)
+    keys, versions, labels = PackedStringsBuilder(), PackedStringsBuilder(), LabelColumn()
+    with _open(url, tally) as stream:
+        try:
+            for row in read_rows(stream):
+                if len(keys) % _ROWS_AT_A_TIME == 0:
+                    tally.check()
+                try:
+                    keys.append(_key(row, of_files=of_files))
+                    if row.version is not None:
+                        versions.append(_version(row))
+                    labels.append(row.label)
+                except ValueError as error:
+                    raise BadRowError(row.number, str(error)) from error
+        except BadRowError as error:
+            where = f", line {error.number}" if error.number else ""
+            msg = f"key_list {url}{where}: {error.reason}"
+            raise SourceError(msg) from error
+    if not len(keys):
+        msg = f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
+        raise SourceEmptyError(msg)
+    if len(versions):
+        tally.add(len(keys))
+    values, classes = labels.finish()
+    packed = keys.build()
+    _check_unique(packed, url)
+    return KeyList(url, packed, versions.build() if len(versions) else None, values, classes)
+
+
+def _check_unique(keys: PackedStrings, url: str) -> None:
+    ordered = keys.reorder(keys.sort_order())
+    repeated = ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN])
+    if repeated:
+        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
+        msg = f"key_list {url}: a key is listed once; these come more often: {names}"
+        raise SourceError(msg)
+
+
+def _key(row: Row, *, of_files: bool) -> bytes:
+    key = row.key
+    if not isinstance(key, str) or not key or "\0" in key:
+        msg = f"a key is a text of one character or more, without NUL; not {str(key)[:60]!r}"
+        raise ValueError(msg)
+    if of_files and not {"", ".", ".."}.isdisjoint(key.split("/")):
+        msg = (
+            f"the key {key[:200]!r} is not a path below the source: write it without leading /, // , . and .."
+        )
+        raise ValueError(msg)
+    encoded = key.encode()
+    if len(encoded) > _MAX_KEY_BYTES:
+        msg = f"the key {key[:60]!r}... has {len(encoded)} bytes; at most {_MAX_KEY_BYTES} are possible"
+        raise ValueError(msg)
+    return encoded
+
+
+def _version(row: Row) -> bytes:
+    version = row.version
+    if not isinstance(version, str) or not version.strip('"') or len(version) > _MAX_VERSION_BYTES:
+        msg = (
+            f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "
+            "leave the column out to have the versions looked up"
+        )
+        raise ValueError(msg)
+    return version.strip('"').encode()
+
+
+@contextmanager
+def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
+    """The bytes of a key list as a local, seekable file."""
+    if scheme_of(url, "key_list") == "s3":
+        with tempfile.TemporaryFile() as stream:
+            _download(url, cast("BinaryIO", stream), tally)
+            stream.seek(0)
+            yield cast("BinaryIO", stream)
+        return
+    path = Path(local_path(url)).absolute()
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+            msg = f"key_list {path} is no file"
+            raise SourceError(msg)
+        opened = path.open("rb")  # errors of opening are told apart from those of reading
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"key_list {path} does not exist on the coordinator's machine"
+        raise SourceNotFoundError(msg) from error
+    except PermissionError as error:
+        msg = (
+            f"the coordinator (user id {os.geteuid()}) may not read key_list {path}: grant it read permission"
+        )
+        raise SourceForbiddenError(msg) from error
+    except OSError as error:
+        msg = f"key_list {path} cannot be read: {error.strerror}"
+        raise SourceError(msg) from error
+    with opened:
+        _check_size(url, os.fstat(opened.fileno()).st_size)
+        yield opened
+
+
+def _download(url: str, stream: BinaryIO, tally: Tally) -> None:
+    bucket, key = split_s3_url(url)
+    with s3_failures(f"key_list {url}"):
+        answer = make_s3_client().get_object(Bucket=bucket, Key=key)
+        with closing(answer["Body"]) as body:
+            _check_size(url, int(answer["ContentLength"]))
+            for chunk in body.iter_chunks(_CHUNK_BYTES):
+                tally.check()
+                stream.write(chunk)
+
+
+def _check_size(url: str, size_bytes: int) -> None:
+    if size_bytes > MAX_KEY_LIST_BYTES:
+        msg = f"key_list {url} has {size_bytes} bytes; at most {MAX_KEY_LIST_BYTES} are read"
+        raise SourceError(msg)

@@ -1,0 +1,137 @@
+"""Makes the catalog of a source: lists it, finds classes by folders or by a key list, sorts and packs.
+
+Blocking, with threads of its own: the coordinator runs it beside its event loop. The pieces are
+:mod:`coordinator.catalog.listing_file`, :mod:`coordinator.catalog.listing_s3` and
+:mod:`coordinator.catalog.key_list`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.catalog.catalog import Catalog
+from coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
+from coordinator.catalog.listing import EXTENSIONS, Folder, Tally
+from coordinator.catalog.listing_file import list_directory, probe_directory
+from coordinator.catalog.listing_s3 import list_bucket, probe_bucket
+from coordinator.catalog.packed import PackedStrings
+from coordinator.catalog.source import Source, parse_source
+from super_wire.errors import SourceEmptyError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["list_source"]
+
+_SHOWN = 5
+
+
+def list_source(
+    source: str,
+    key_list: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    cancelled: threading.Event | None = None,
+) -> Catalog:
+    """List a source.
+
+    Without a key list, samples are the images (by extension) below the source's first-level folders, which
+    are the classes, sorted by name; images that lie in the source itself belong to no class and are passed
+    over, as ImageFolder does, and so are folders without an image. With a key list, samples are what it
+    names.
+
+    Args:
+        source: ``s3://bucket/prefix``, ``file:///directory`` or a plain path.
+        key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
+        progress: told how many samples were found so far, never fewer than before, from any thread, one at
+            a time.
+        cancelled: set it to end the listing.
+
+    Raises:
+        SourceNotFoundError: no such directory, bucket or key list.
+        SourceEmptyError: no sample.
+        SourceForbiddenError: no permission; the message names what for.
+        SourceError: the URL is wrong, labels are missing, or the source cannot be reached.
+        ListingCancelledError: ``cancelled`` was set.
+    """
+    place = parse_source(source)
+    tally = Tally(progress, cancelled or threading.Event())
+    if not key_list:
+        return _by_folders(place, _list(place, tally, images_only=True))
+    rows = read_key_list(key_list, tally, of_files=place.is_file)
+    if rows.versions is None:
+        versions = _look_up_versions(place, rows, _list(place, tally, images_only=False))
+    else:
+        _see_that_it_exists(place)
+        versions = rows.versions
+    prefix = place.prefix.encode()
+    keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
+    return Catalog.build(place.bucket, keys, versions, rows.labels, rows.classes)
+
+
+def _list(place: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
+    if place.is_file:
+        return list_directory(place.directory, tally, images_only=images_only)
+    return list_bucket(place, tally, images_only=images_only)
+
+
+def _see_that_it_exists(place: Source) -> None:
+    """What a list with versions would else find out only from its functions."""
+    if not place.is_file:
+        probe_bucket(place)
+    else:
+        probe_directory(place.directory)
+
+
+def _by_folders(place: Source, found: list[Folder]) -> Catalog:
+    classes = tuple(sorted(folder.name for folder in found if folder.name))
+    if not found:
+        kinds = ", ".join(EXTENSIONS)
+        msg = f"{place.url} holds no image ({kinds}); for objects of other names, {KEY_LIST_HELP}"
+        raise SourceEmptyError(msg)
+    if not classes:
+        count = sum(len(folder.keys) for folder in found)
+        msg = (
+            f"{place.url} holds {count} images and no class folders, so their labels are unknown: put each "
+            f"image into a folder named after its class, or {KEY_LIST_HELP}"
+        )
+        raise SourceError(msg)
+    label_of = {name: label for label, name in enumerate(classes)}
+    kept = [folder for folder in found if folder.name]
+    labels = np.repeat(
+        np.array([label_of[folder.name] for folder in kept], dtype=np.int64),
+        [len(folder.keys) for folder in kept],
+    )
+    keys = PackedStrings.concatenate([folder.keys for folder in kept])
+    versions = PackedStrings.concatenate([folder.versions for folder in kept])
+    return Catalog.build(place.bucket, keys, versions, labels, classes)
+
+
+def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> PackedStrings:
+    """The listed version of every row, by sorting rows and listing together: equal keys become neighbours."""
+    prefix = place.prefix.encode()
+    wanted = PackedStrings.pack(prefix + key for key in rows.keys)
+    listed = PackedStrings.concatenate([folder.keys for folder in found])
+    both = PackedStrings.concatenate([wanted, listed])
+    order = both.sort_order()
+    # Rows and listing each hold a key once, and the sort is stable: a listed key stands right behind its row.
+    is_pair = both.reorder(order).equals_next()
+    places = np.full(len(wanted), -1, dtype=np.int64)
+    places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)
+    missing = np.flatnonzero(places < 0)
+    if len(missing):
+        _raise_missing(place, rows, missing)
+    return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
+
+
+def _raise_missing(place: Source, rows: KeyList, missing: NDArray[np.int64]) -> None:
+    names = ", ".join(repr(key.decode()) for key in rows.keys.take(missing[:_SHOWN]))
+    msg = (
+        f"key_list {rows.url}: {len(missing)} of its {len(rows.keys)} keys are not in {place.url} "
+        f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
+    )
+    raise SourceError(msg)

@@ -1,0 +1,79 @@
+"""Lists a prefix of an S3 bucket: its folders first, then every folder on a thread of its own, page by page.
+
+Which folders are classes is :mod:`coordinator.catalog.lister`'s; what the client's failures mean
+:mod:`coordinator.catalog.s3_client`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from coordinator.catalog.s3_client import MAX_CONNECTIONS, make_s3_client, s3_failures
+from super_wire.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from coordinator.catalog.source import Source
+
+__all__ = ["list_bucket", "probe_bucket"]
+
+
+def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
+    """Everything below the prefix, as one :class:`Folder` for each first-level folder that holds objects.
+
+    Args:
+        source: an ``s3://`` source.
+        tally: counts what is found.
+        images_only: pass over objects without an image's extension.
+
+    Raises:
+        SourceNotFoundError: there is no such bucket.
+        SourceForbiddenError: it may not be listed.
+        SourceError: no credentials, no answer, or another failure of the store.
+        ListingCancelledError: nobody wants the listing any more.
+    """
+    with s3_failures(source.url):
+        client = make_s3_client()
+        pages = client.get_paginator("list_objects_v2")
+
+        def collect(objects: Iterable[dict[str, Any]], found: FolderBuilder) -> None:
+            for item in objects:
+                key: str = item["Key"]
+                # What ends with "/" is how consoles draw an empty folder.
+                if not key.endswith("/") and (is_image(key) or not images_only):
+                    found.append(key.encode(), _version(item, source))
+
+        def folder(prefix: str) -> Folder:
+            found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
+            for page in pages.paginate(Bucket=source.bucket_name, Prefix=prefix):
+                tally.check()
+                collect(page.get("Contents", ()), found)
+            return found.build()
+
+        loose = FolderBuilder("", tally)
+        prefixes: list[str] = []
+        for page in pages.paginate(Bucket=source.bucket_name, Prefix=source.prefix, Delimiter="/"):
+            tally.check()
+            prefixes += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            collect(page.get("Contents", ()), loose)
+        folders = list_folders(folder, prefixes, tally, threads=MAX_CONNECTIONS)
+    return [found for found in (loose.build(), *folders) if len(found.keys)]
+
+
+def probe_bucket(source: Source) -> None:
+    """See, by one small request, that a bucket exists and may be listed; errors as :func:`list_bucket`."""
+    with s3_failures(source.url):
+        make_s3_client().list_objects_v2(Bucket=source.bucket_name, Prefix=source.prefix, MaxKeys=1)
+
+
+def _version(item: dict[str, Any], source: Source) -> bytes:
+    etag = str(item.get("ETag", "")).strip('"')
+    if not etag:
+        msg = (
+            f"{source.bucket}/{item['Key']}: the object store gives no ETag, by which SUPER tells versions "
+            "of an object apart: name the samples in a key_list with a version column"
+        )
+        raise SourceError(msg)
+    return etag.encode()

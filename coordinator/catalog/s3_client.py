@@ -1,0 +1,108 @@
+"""The coordinator's own S3 client, with bounded waits, and what its failures mean.
+
+Functions have a client of their own; this one only lists and reads key lists.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore import exceptions
+from botocore.config import Config
+
+from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MAX_CONNECTIONS", "make_s3_client", "s3_failures"]
+
+MAX_CONNECTIONS = 16
+"""Threads that may use one client at a time without waiting for a connection."""
+
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 30
+_ATTEMPTS = 3
+
+_NOT_FOUND = frozenset({"404", "NoSuchBucket", "NoSuchKey"})
+_FORBIDDEN = frozenset(
+    {"401", "403", "AccessDenied", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken"}
+    | {"SignatureDoesNotMatch", "UnauthorizedAccess"}
+)
+_NO_CREDENTIALS = (
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.ProfileNotFound,
+    exceptions.TokenRetrievalError,
+    exceptions.SSOError,
+)
+
+
+def make_s3_client() -> Any:
+    """A new client of boto3, for any number of threads.
+
+    The endpoint is ``SUPER_S3_ENDPOINT_URL``, else what boto3's own settings say.
+
+    Raises:
+        SourceError: the endpoint is no URL.
+        botocore.exceptions.BotoCoreError: another setting is wrong; see :func:`s3_failures`.
+    """
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        max_pool_connections=MAX_CONNECTIONS,
+        response_checksum_validation="when_required",  # other stores than AWS send none
+    )
+    # A session of its own: boto3's default session may not be used by two threads at once.
+    session = boto3.session.Session()
+    region = session.region_name or "us-east-1"  # listing works across regions, signing wants one named
+    endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL") or None
+    try:
+        return session.client("s3", config=config, endpoint_url=endpoint, region_name=region)
+    except ValueError as error:
+        msg = f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
+        raise SourceError(msg) from error
+
+
+@contextmanager
+def s3_failures(url: str) -> Iterator[None]:
+    """Turn botocore's errors into ours, each with ``url``, the reason and a remedy."""
+    try:
+        yield
+    except exceptions.ClientError as error:
+        raise _from_answer(error, url) from error
+    except _NO_CREDENTIALS as error:
+        msg = (
+            f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a role"
+        )
+        raise SourceError(msg) from error
+    except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
+        msg = (
+            f"{url}: no object store answered within {_ATTEMPTS} attempts ({error}): check the network, and "
+            "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        )
+        raise SourceError(msg) from error
+    except exceptions.BotoCoreError as error:
+        msg = f"{url}: the S3 client failed: {error}"
+        raise SourceError(msg) from error
+
+
+def _from_answer(error: exceptions.ClientError, url: str) -> SourceError:
+    answer: dict[str, Any] = dict(error.response.get("Error", {}))
+    code, text = str(answer.get("Code", "")), str(answer.get("Message", "") or error)
+    if code in _NOT_FOUND:
+        return SourceNotFoundError(
+            f"{url} does not exist ({code}: {text}): check the name, and the endpoint if the store is not AWS"
+        )
+    if code in _FORBIDDEN:
+        return SourceForbiddenError(
+            f"the coordinator may not read {url} ({code}: {text}): grant its credentials s3:ListBucket "
+            "on the bucket and s3:GetObject on its objects, or give it others"
+        )
+    return SourceError(f"{url}: the object store refused ({code}: {text})")

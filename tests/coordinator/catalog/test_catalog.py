@@ -1,0 +1,161 @@
+"""A catalog is sorted by key bytes, fingerprints its content and gives the ids that super_wire gives."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES, Catalog
+from coordinator.catalog.packed import PackedStrings
+from super_wire import Recipe, sample_id
+from super_wire.errors import SourceError
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPE = Recipe.image(resize=8, crop=8)
+
+KEYS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12), unique=True)
+
+
+def catalog_of(keys, *, bucket="s3://b", versions=None, labels=None, classes=("x", "y")):
+    """A catalog of ``keys``, with versions v0, v1, ... and labels 0, 1, 2, ... unless given."""
+    names = versions or [f"v{i}" for i in range(len(keys))]
+    return Catalog.build(
+        bucket,
+        PackedStrings.pack(key.encode() for key in keys),
+        PackedStrings.pack(name.encode() for name in names),
+        np.arange(len(keys), dtype=np.int64) if labels is None else labels,
+        classes,
+    )
+
+
+@given(KEYS)
+def test_is_sorted_by_key_bytes_and_keeps_rows_together(keys):
+    catalog = catalog_of(keys)
+    assert list(catalog.keys) == sorted(key.encode() for key in keys)
+    place = {key.encode(): i for i, key in enumerate(keys)}
+    assert catalog.labels.tolist() == [place[key] for key in catalog.keys]
+    assert list(catalog.versions) == [b"v%d" % place[key] for key in catalog.keys]
+    assert len(catalog) == len(keys)
+    assert catalog.label_dtype == "int64"
+
+
+@given(KEYS, st.randoms(use_true_random=False))
+def test_the_order_in_which_samples_were_found_does_not_matter(keys, random):
+    places = list(range(len(keys)))
+    random.shuffle(places)
+    first = catalog_of(keys)
+    second = catalog_of(
+        [keys[i] for i in places], versions=[f"v{i}" for i in places], labels=np.array(places, dtype=np.int64)
+    )
+    assert first.fingerprint == second.fingerprint
+    assert first.keys == second.keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keys": ["a", "d"]},
+        {"keys": ["ac", ""]},
+        {"bucket": "s3://c"},
+        {"versions": ["v0", "v2"]},
+        {"versions": ["v0v", "1"]},
+        {"labels": np.array([0, 2])},
+        {"labels": np.array([0.0, 1.0])},
+        {"classes": ("x", "z")},
+        {"classes": ("xy",)},
+    ],
+    ids=repr,
+)
+def test_any_change_gives_another_fingerprint(change):
+    same = {"keys": ["a", "c"]}
+    assert catalog_of(**same).fingerprint == catalog_of(**same).fingerprint
+    assert catalog_of(**same | change).fingerprint != catalog_of(**same).fingerprint
+
+
+def test_the_fingerprint_is_the_same_in_every_process():
+    program = (
+        "import numpy as np; from coordinator.catalog import Catalog, PackedStrings; "
+        "p = PackedStrings.pack([b'b', b'a']); "
+        "print(Catalog.build('s3://b', p, p, np.array([1, 0]), ('x', 'y')).fingerprint.hex())"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout.strip()
+        for seed in ("0", "1")
+    }  # fmt: skip
+    packed = PackedStrings.pack([b"a", b"b"])
+    here = Catalog.build("s3://b", packed, packed, np.array([0, 1]), ("x", "y")).fingerprint.hex()
+    # By hand, once: each field with its length before it.
+    fields = [
+        b"s3://b",
+        *(b"\1\0\0\0\0\0\0\0" * 2, b"ab") * 2,
+        b"int64",
+        bytes(8) + b"\1" + bytes(7),
+        b"x",
+        b"y",
+    ]
+    by_hand = hashlib.blake2b(b"".join(len(f).to_bytes(8, "little") + f for f in fields), digest_size=16)
+    assert printed == {here} == {by_hand.hexdigest()}
+
+
+@pytest.mark.parametrize("randomness", [None, (-3, 7)])
+def test_ids_are_those_of_super_wire(randomness):
+    catalog = catalog_of(["ä/1", "b/2", "a/3"])
+    by_key = {
+        key: sample_id("s3://b", key, version, RECIPE.digest, randomness)
+        for key, version in {"ä/1": "v0", "b/2": "v1", "a/3": "v2"}.items()
+    }
+    everything = catalog.sample_ids(RECIPE.digest, randomness)
+    assert everything == by_key["a/3"] + by_key["b/2"] + by_key["ä/1"]
+    some = catalog.sample_ids(RECIPE.digest, randomness, np.array([2, 0, 2]))
+    assert some == by_key["ä/1"] + by_key["a/3"] + by_key["ä/1"]
+    assert catalog.sample_ids(RECIPE.digest, randomness, np.array([], dtype=np.int64)) == b""
+
+
+def test_ids_of_many_samples_are_packed():
+    count = 50_000
+    catalog = catalog_of([f"train/{i % 100:03d}/{i}.jpg" for i in range(count)])
+    tracemalloc.start()
+    try:
+        ids = catalog.sample_ids(RECIPE.digest)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len({ids[at : at + 16] for at in range(0, len(ids), 16)}) == count
+    assert held < 1.5 * 16 * count, "an object per sample would take three times as much"
+    assert catalog.nbytes < 60 * count
+
+
+def test_a_key_is_listed_once():
+    with pytest.raises(ValueError, match="every key once"):
+        catalog_of(["a", "b", "a"])
+
+
+def test_columns_have_one_length():
+    packed = PackedStrings.pack([b"a", b"b"])
+    with pytest.raises(ValueError, match="one version and one label"):
+        Catalog("s3://b", packed, packed, np.zeros(3), ())
+    with pytest.raises(ValueError, match="one version and one label"):
+        Catalog("s3://b", packed, PackedStrings.pack([b"v"]), np.zeros(2), ())
+    with pytest.raises(ValueError, match="one version and one label"):
+        Catalog("s3://b", packed, packed, np.zeros((2, 2)), ())
+
+
+def test_class_names_that_fit_no_message_are_refused():
+    with pytest.raises(SourceError, match="2 class names"):
+        catalog_of(["a", "b"], classes=("x" * MAX_CLASS_NAMES_BYTES, "y"))
+
+
+def test_labels_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        catalog_of(["a"]).labels[0] = 1

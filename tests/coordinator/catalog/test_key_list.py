@@ -1,0 +1,307 @@
+"""Key lists of all formats say the same; what is wrong with one is named by file, line and reason."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from coordinator.catalog import key_list as module
+from coordinator.catalog.key_list import read_key_list
+from coordinator.catalog.listing import ListingCancelledError, Tally
+from super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
+
+
+def read(path, *, of_files=True, progress=lambda _: None):
+    return read_key_list(str(path), Tally(progress, threading.Event()), of_files=of_files)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(rows[0])
+        writer.writerows(row.values() for row in rows)
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_parquet(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+WRITERS = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
+
+
+def written(tmp_path, extension, rows):
+    path = tmp_path / f"labels.{extension}"
+    WRITERS[extension](path, rows)
+    return path
+
+
+@pytest.mark.parametrize("extension", WRITERS)
+@pytest.mark.parametrize(
+    ("labels", "dtype", "values", "classes"),
+    [
+        ([7, 0, -3], "int64", [7, 0, -3], ()),
+        ([2**63 - 1, -(2**63)], "int64", [2**63 - 1, -(2**63)], ()),
+        ([0.5, -1.25e10], "float64", [0.5, -1.25e10], ()),
+        (["dog", "Zebra", "ärger", "dog", "cat"], "int64", [2, 0, 3, 2, 1], ("Zebra", "cat", "dog", "ärger")),
+    ],
+    ids=["integers", "extremes", "floats", "texts"],
+)
+def test_labels(tmp_path, extension, labels, dtype, values, classes):
+    rows = [{"key": f"k/{i}", "label": label, "other": "ignored"} for i, label in enumerate(labels)]
+    found = read(written(tmp_path, extension, rows))
+    assert list(found.keys) == [row["key"].encode() for row in rows]
+    assert found.versions is None
+    assert found.labels.dtype.name == dtype
+    assert found.labels.tolist() == values
+    assert found.classes == classes
+
+
+@pytest.mark.parametrize("extension", WRITERS)
+def test_versions_and_keys_of_any_script(tmp_path, extension):
+    rows = [
+        {"version": "etag1", "label": 1, "key": 'größe "1", x.jpg'},
+        {"version": '"etag-2"', "label": 2, "key": "猫/ 2.jpg"},
+    ]
+    told = []
+    found = read(written(tmp_path, extension, rows), progress=told.append)
+    assert list(found.keys) == [row["key"].encode() for row in rows]
+    assert list(found.versions) == [b"etag1", b"etag-2"]
+    assert told == [2]
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_integers_and_floats_together_are_floats(tmp_path, extension):
+    rows = [{"key": "a", "label": 1}, {"key": "b", "label": 2.5}, {"key": "c", "label": 3}]
+    found = read(written(tmp_path, extension, rows))
+    assert found.labels.dtype == np.float64
+    assert found.labels.tolist() == [1.0, 2.5, 3.0]
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+def test_texts_of_digits_stay_texts_where_the_format_tells(tmp_path, extension):
+    found = read(written(tmp_path, extension, [{"key": "a", "label": "7"}, {"key": "b", "label": "x"}]))
+    assert found.classes == ("7", "x")
+
+
+def test_csv_numbers_as_people_write_them(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("key,label\na, 7\nb,+3.\nc,.5e1\nd,007\n")
+    assert read(path).labels.tolist() == [7, 3, 5, 7]
+
+
+def test_dictionary_columns_and_all_integer_types(tmp_path):
+    for kind in (pa.int8(), pa.uint32(), pa.uint64()):
+        table = pa.table({"key": ["a", "b"], "label": pa.array([1, 2], kind)})
+        parquet.write_table(table, tmp_path / "x.parquet")
+        assert read(tmp_path / "x.parquet").labels.tolist() == [1, 2]
+    table = pa.table({"key": ["a", "b"], "label": pa.array(["u", "t"]).dictionary_encode()})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    found = read(tmp_path / "x.parquet")
+    assert (found.labels.tolist(), found.classes) == ([1, 0], ("t", "u"))
+
+
+@pytest.mark.parametrize("extension", WRITERS)
+def test_more_rows_than_are_read_at_a_time(tmp_path, extension):
+    rows = [{"key": f"{i:05d}", "label": i} for i in range(20_001)]
+    found = read(written(tmp_path, extension, rows))
+    assert len(found.keys) == 20_001
+    assert np.array_equal(found.labels, np.arange(20_001))
+
+
+@pytest.mark.parametrize("scheme", ["{}", "file://{}"])
+def test_byte_order_mark_blank_lines_crlf_and_quoted_newlines(tmp_path, scheme):
+    path = tmp_path / "x.CSV"
+    path.write_bytes(b'\xef\xbb\xbf\r\n label ,key\r\n\r\n1,"a\nb"\r\n\r\n2,c')
+    assert list(read(scheme.format(path)).keys) == [b"a\nb", b"c"]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"key": "a", "label": 1}\r\n\n  \n{"key": "b", "label": 2}')
+    assert list(read(scheme.format(path)).keys) == [b"a", b"b"]
+
+
+BAD_CSV = {
+    "no header": ("a/1.jpg,0\n", "line 1: the columns are key, label"),
+    "column twice": ("key,label,key\na,1,b\n", "line 1: the columns are key, label"),
+    "fields missing": ("key,label\na,1\nb\n", "line 3: 1 fields; the header names 2"),
+    "fields too many": ("key,label\n\na,1,2\n", "line 3: 3 fields; the header names 2"),
+    "quote not closed": ('key,label\n"a,1\n', "line 2: no CSV"),
+    "empty key": ("key,label\n,1\n", "line 2: a key is a text"),
+    "empty label": ("key,label\na,\n", "line 2: the label is empty"),
+    "text among numbers": ("key,label\na,1\nb,7x\n", "line 3: the label '7x' is a text.*CSV cannot tell"),
+    "number among texts": ("key,label\na,cat\nb,7\n", "line 3: the label 7 is a number"),
+    "empty version": ("key,label,version\na,1,v\nb,1,\n", "line 3: a version is.*leave the column out"),
+    "long version": (f"key,label,version\na,1,{'v' * 300}\n", "line 2: a version is"),
+    "too large": (f"key,label\na,{2**63}\n", "line 2: .* does not fit into 64 bits"),
+    "infinite": ("key,label\na,1e999\n", "line 2: the label inf is not finite"),
+    "NUL": ("key,label\na\0b,1\n", "line 2: "),
+    "leaves upwards": ("key,label\n../a.jpg,1\n", "line 2: .*'../a.jpg' is not a path below"),
+    "absolute": ("key,label\n/etc/a.jpg,1\n", "line 2: .*is not a path below"),
+    "double slash": ("key,label\na//b.jpg,1\n", "line 2: .*is not a path below"),
+    "line too long": (f"key,label\na,{'x' * 70_000}\n", "line 2: longer than 65536 bytes"),
+    "key too long": (f"key,label\n{'x' * 5000},1\n", "line 2: .*has 5000 bytes; at most 4096"),
+    "key twice": ("key,label\na,1\nb,1\na,1\nb,2\nc,1\n", "a key is listed once.*'a', 'b'$"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD_CSV.values(), ids=BAD_CSV)
+def test_bad_csv(tmp_path, text, reason):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=f"(?s)^key_list {path}(, |: ){reason}"):
+        read(path)
+
+
+BAD_JSONL = {
+    "no JSON": ('{"key": "a", "label": 1}\n{"key"\n', "line 2: no JSON"),
+    "deep": ("[" * 60_000 + "\n", "line 1: no JSON"),
+    "no mapping": ("[1]\n", 'line 1: a row is {"key"'),
+    "no label": ('{"key": "a"}\n', 'line 1: a row is {"key"'),
+    "key is a number": ('{"key": 1, "label": 1}\n', "line 1: a key is a text"),
+    "key is half a character": ('{"key": "\\ud800", "label": 1}\n', "line 1: .*surrogates"),
+    "class is half a character": ('{"key": "a", "label": "\\ud800"}\n', "line 1: .*surrogates"),
+    "label is true": ('{"key": "a", "label": true}\n', "line 1: a label is a number or a text; not 'True'"),
+    "label is null": ('{"key": "a", "label": null}\n', "line 1: a label is a number or a text"),
+    "label is a list": ('{"key": "a", "label": [1]}\n', "line 1: a label is a number or a text"),
+    "label is NaN": ('{"key": "a", "label": NaN}\n', "line 1: the label nan is not finite"),
+    "huge": ('{"key": "a", "label": 1' + "0" * 5000 + "}\n", "line 1: "),
+    "version is null": ('{"key": "a", "label": 1, "version": null}\n', "line 1: a version is"),
+    "version is a number": ('{"key": "a", "label": 1, "version": 5}\n', "line 1: a version is"),
+    "version now and then": (
+        '{"key": "a", "label": 1}\n{"key": "b", "label": 1, "version": "v"}\n',
+        "line 2: either all rows have a version or none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD_JSONL.values(), ids=BAD_JSONL)
+def test_bad_jsonl(tmp_path, text, reason):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=f"^key_list {path}, {reason}"):
+        read(path)
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_bytes_that_are_not_utf8(tmp_path, extension):
+    path = tmp_path / f"x.{extension}"
+    path.write_bytes(b"key,label\ncaf\xe9,1\n")
+    with pytest.raises(SourceError, match=r"line [12]: no"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"name": ["a"], "label": [1]}, "the columns are key, label"),
+        ({"key": ["a", None], "label": [1, 2]}, "line 2: a key is a text"),
+        ({"key": [b"a"], "label": [1]}, "line 1: a key is a text"),
+        ({"key": ["a", "b"], "label": [1, None]}, "line 2: a label is a number"),
+        ({"key": ["a"], "label": [True]}, "line 1: a label is a number"),
+        ({"key": ["a"], "label": [float("nan")]}, "line 1: the label nan is not finite"),
+        ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, "line 2: a version is"),
+    ],
+    ids=repr,
+)
+def test_bad_parquet(tmp_path, columns, reason):
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table(columns), path)
+    with pytest.raises(SourceError, match=f"^key_list {path}(, |: ){reason}"):
+        read(path)
+
+
+def test_what_is_no_parquet(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(SourceError, match=f"^key_list {path}: no Parquet"):
+        read(path)
+
+
+def test_without_pyarrow_the_message_says_how_to_get_it(tmp_path, monkeypatch):
+    path = written(tmp_path, "parquet", [{"key": "a", "label": 1}])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SourceError, match=r"pip install superdl\[parquet\]"):
+        read(path)
+
+
+def test_keys_of_object_stores_may_hold_anything(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("key,label\n../a//b/./c,1\n/d,2\n")
+    assert list(read(path, of_files=False).keys) == [b"../a//b/./c", b"/d"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"key,label\n"])
+def test_no_rows(tmp_path, content):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    with pytest.raises(SourceEmptyError, match=f"key_list {path} names no sample"):
+        read(path)
+
+
+def test_no_such_file_and_no_file(tmp_path):
+    with pytest.raises(SourceNotFoundError, match=f"key_list {tmp_path}/gone.csv does not exist"):
+        read(tmp_path / "gone.csv")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("folder.csv", "pipe.csv"):
+        with pytest.raises(SourceError, match=f"key_list {tmp_path}/{name} is no file"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("url", ["labels", "labels.json", "labels.csv.gz", "s3://b/x.txt", ""])
+def test_unknown_formats(url):
+    with pytest.raises(SourceError, match=r"no known format.*\.csv, \.jsonl, \.parquet"):
+        read(url)
+
+
+def test_unknown_schemes():
+    with pytest.raises(
+        SourceError, match=r"key_list 'https://example.org/x.csv' has the unknown scheme https"
+    ):
+        read("https://example.org/x.csv")
+
+
+def test_size_is_bounded(tmp_path, monkeypatch):
+    path = written(tmp_path, "csv", [{"key": "a", "label": 1}])
+    monkeypatch.setattr(module, "MAX_KEY_LIST_BYTES", path.stat().st_size - 1)
+    with pytest.raises(SourceError, match=r"at most .* are read"):
+        read(path)
+
+
+def test_class_names_are_bounded(tmp_path):
+    rows = [{"key": str(i), "label": f"{i:05d}" + "x" * 60_000} for i in range(40)]
+    with pytest.raises(SourceError, match="line 35: labels that are texts name classes"):
+        read(written(tmp_path, "jsonl", rows))
+
+
+def test_can_be_cancelled(tmp_path):
+    path = written(tmp_path, "csv", [{"key": "a", "label": 1}])
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(ListingCancelledError):
+        read_key_list(str(path), Tally(lambda _: None, cancelled), of_files=True)
+
+
+@given(content=st.binary(max_size=200), extension=st.sampled_from(["csv", "jsonl", "parquet"]))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content, extension):
+    path = tmp_path_factory.getbasetemp() / f"any.{extension}"
+    path.write_bytes(content if extension != "csv" else b"key,label\n" + content)
+    try:
+        found = read(path)
+    except SourceError as error:
+        message = str(error)
+        assert str(path) in message  # the other outcome is good too
+    else:
+        assert len(found.keys) == len(found.labels) > 0

@@ -1,0 +1,203 @@
+"""Directories are listed as they are: nested folders, links, odd names, and what may not be read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from coordinator.catalog.listing import ListingCancelledError, Tally
+from coordinator.catalog.listing_file import file_version, list_directory, probe_directory
+from super_wire.errors import SourceError, SourceNotFoundError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def make(directory, *names):
+    """Files with one byte each, and the folders that they need."""
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def listed(directory, *, images_only=True):
+    """Keys below ``directory`` by folder, sorted."""
+    folders = list_directory(
+        os.path.realpath(directory), Tally(lambda _: None, threading.Event()), images_only=images_only
+    )
+    return {folder.name: sorted(key.decode() for key in folder.keys) for folder in folders}
+
+
+def test_images_by_first_folder(tmp_path):
+    make(
+        tmp_path,
+        "b/1.jpg",
+        "a/2.PNG",
+        "a/deep/deeper/3.webp",
+        "a/notes.txt",
+        "top.jpg",
+        "c/readme.md",
+        "a.jpg/x.jpg",
+    )
+    (tmp_path / "empty").mkdir()
+    assert listed(tmp_path) == {
+        "": ["top.jpg"],
+        "a": ["a/2.PNG", "a/deep/deeper/3.webp"],
+        "a.jpg": ["a.jpg/x.jpg"],
+        "b": ["b/1.jpg"],
+    }
+    assert listed(tmp_path, images_only=False)["a"] == ["a/2.PNG", "a/deep/deeper/3.webp", "a/notes.txt"]
+
+
+def test_names_that_are_not_ascii(tmp_path):
+    names = ["katze/größe 1.jpg", "katze/猫.jpg", "собака/.jpg", "a'b\"c/ \n.jpg", "100%/%20#?.jpg"]
+    make(tmp_path, *names)
+    assert sorted(key for keys in listed(tmp_path).values() for key in keys) == sorted(names)
+
+
+def test_the_version_is_size_and_mtime(tmp_path):
+    make(tmp_path, "a/1.jpg")
+    path = tmp_path / "a/1.jpg"
+    os.utime(path, ns=(0, 1_234_567_890_123_456_789))
+    (folder,) = list_directory(
+        str(tmp_path.resolve()), Tally(lambda _: None, threading.Event()), images_only=True
+    )
+    assert list(folder.versions) == [b"1-1234567890123456789"] == [file_version(path.stat())]
+
+
+def test_links_are_followed_as_far_as_they_stay_inside(tmp_path, caplog):
+    source, outside = tmp_path / "source", tmp_path / "outside"
+    make(source, "a/1.jpg", "a/sub/2.jpg")
+    make(outside, "secret/3.jpg", "4.jpg")
+    (source / "alias").symlink_to("a")
+    (source / "a/again.jpg").symlink_to("1.jpg")
+    (source / "a/link").symlink_to(source / "a/sub")  # absolute, and inside all the same
+    (source / "escape").symlink_to(outside / "secret")
+    (source / "a/escape").symlink_to("../../outside")
+    (source / "a/escape.jpg").symlink_to(outside / "4.jpg")
+    (source / "a/nowhere.jpg").symlink_to("gone.jpg")
+    with caplog.at_level(logging.WARNING):
+        assert listed(source) == {
+            "a": ["a/1.jpg", "a/again.jpg", "a/link/2.jpg", "a/sub/2.jpg"],
+            "alias": ["alias/1.jpg", "alias/again.jpg", "alias/link/2.jpg", "alias/sub/2.jpg"],
+        }
+    # Through "alias" the three of "a" are met again.
+    assert "7 symbolic links lead out of the directory" in caplog.text
+
+
+def test_a_folder_whose_name_begins_as_the_source_does_is_outside(tmp_path):
+    make(tmp_path, "train/a/1.jpg", "train-more/2.jpg")
+    (tmp_path / "train/b").symlink_to(tmp_path / "train-more")
+    assert listed(tmp_path / "train") == {"a": ["a/1.jpg"]}
+
+
+def test_circles_of_links_end(tmp_path):
+    make(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "self").symlink_to(".")
+    (tmp_path / "a/up").symlink_to("..")
+    (tmp_path / "a/b").symlink_to("../b")
+    (tmp_path / "b/a").symlink_to("../a")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    assert listed(tmp_path) == {
+        "a": ["a/1.jpg", "a/b/2.jpg"],
+        "b": ["b/2.jpg", "b/a/1.jpg"],
+    }
+
+
+def test_what_is_no_file_is_passed_over(tmp_path):
+    make(tmp_path, "a/1.jpg")
+    os.mkfifo(tmp_path / "a/pipe.jpg")
+    assert listed(tmp_path) == {"a": ["a/1.jpg"]}
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    make(tmp_path, "a/1.jpg")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/a/caf\xe9.jpg")).write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"caf\\xe9.jpg' is not UTF-8: rename"):
+        listed(tmp_path)
+
+
+@pytest.mark.parametrize("look", [listed, lambda path: probe_directory(str(path))], ids=["list", "probe"])
+def test_no_such_directory(tmp_path, look):
+    make(tmp_path, "file")
+    with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/gone does not exist"):
+        look(tmp_path / "gone")
+    with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/file is a file"):
+        look(tmp_path / "file")
+
+
+def test_progress_and_cancelling(tmp_path):
+    make(tmp_path, *(f"{name}/{number}.jpg" for name in "abc" for number in range(600)))
+    told, cancelled = [], threading.Event()
+    list_directory(str(tmp_path.resolve()), Tally(told.append, cancelled), images_only=True)
+    assert told == sorted(told)
+    assert told[-1] == 1800
+    with pytest.raises(ListingCancelledError):
+        list_directory(str(tmp_path.resolve()), Tally(lambda _: cancelled.set(), cancelled), images_only=True)
+
+
+AS_NOBODY = """
+import json, os, sys
+from coordinator.catalog import list_source
+from super_wire.errors import SourceError
+if os.geteuid() == 0:  # chmod forbids root nothing
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for source, key_list in json.loads(sys.argv[1]):
+    try:
+        print("listed", len(list_source(source, key_list)))
+    except SourceError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def list_as_nobody(*sources):
+    """What listing (source, key list) gives a user who is not root: one line each."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, json.dumps(sources)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def open_path():
+    """A directory that every user may enter; pytest's own are for one user only."""
+    path = Path(tempfile.mkdtemp(prefix="super-t-")).resolve()
+    path.chmod(0o755)
+    yield path
+    for folder, _, _ in os.walk(path):
+        Path(folder).chmod(0o755)
+    shutil.rmtree(path)
+
+
+def test_what_may_not_be_read_is_named(open_path):
+    make(open_path, "good/a/1.jpg", "closed/a/1.jpg", "shut/a/1.jpg", "shut/b/2.jpg", "blind/a/1.jpg")
+    make(open_path, "linked/a/1.jpg", "linked/b/sub/2.jpg", "labels.csv")
+    (open_path / "linked/a/link.jpg").symlink_to("../b/sub/2.jpg")
+    (open_path / "closed").chmod(0)
+    (open_path / "shut/b").chmod(0)
+    (open_path / "blind/a").chmod(0o444)  # names may be read, files not looked at
+    (open_path / "linked/b").chmod(0)
+    (open_path / "labels.csv").chmod(0)
+    names = ["good", "closed", "closed/a", "shut", "blind", "linked"]
+    lines = list_as_nobody(
+        *((f"{open_path}/{name}", None) for name in names), (f"{open_path}/good", f"{open_path}/labels.csv")
+    )
+    assert lines.pop(0) == "listed 1"
+    forbidden = ["closed", "closed/a", "shut/b", "blind/a/1.jpg", "linked/", "labels.csv"]
+    for line, path in zip(lines, forbidden, strict=True):
+        assert line.startswith("SourceForbiddenError the coordinator (user id ")
+        assert f"{open_path}/{path}" in line
+        assert "grant it read" in line

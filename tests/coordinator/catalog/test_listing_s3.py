@@ -1,0 +1,258 @@
+"""Buckets are listed over HTTP from a real server: pages, folders, key lists, and every way to fail."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+
+import boto3
+import pytest
+from moto.s3.models import s3_backends
+from moto.server import ThreadedMotoServer
+
+from coordinator.catalog import list_source
+from coordinator.catalog.listing import ListingCancelledError
+from super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from tests.fixtures.valkey import free_port
+
+ACCOUNT = "123456789012"
+MANY = 2345  # three pages of one folder
+
+
+class Store:
+    """The server, and a client of it for the tests."""
+
+    def __init__(self, url):
+        self.url = url
+        self.client = self.client_of("testing", "testing")
+        self.client.create_bucket(Bucket="pets")
+
+    def client_of(self, key_id, secret, service="s3"):
+        """A client with other credentials, or of another service."""
+        return boto3.client(
+            service,
+            endpoint_url=self.url,
+            aws_access_key_id=key_id,
+            aws_secret_access_key=secret,
+            region_name="us-east-1",
+        )
+
+    def put(self, *keys, body=b"x"):
+        """Objects of the bucket ``pets``."""
+        for key in keys:
+            self.client.put_object(Bucket="pets", Key=key, Body=body)
+
+    def check_permissions(self, *, after=0):
+        """From the request after so many on, have the server look who asks."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        headers = {"Content-Type": "text/plain"}
+        connection.request("POST", "/moto-api/reset-auth", body=str(after), headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def store():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    found = Store(f"http://{host}:{port}")
+    found.put(
+        "train/cat/1.jpg", "train/cat/deep/er/2.PNG", "train/dog/größe & 猫+%20.jpeg", "train/dog/notes.txt"
+    )
+    found.put(
+        "train/top.jpg", "train/empty/", "train//nameless.jpg", "training/x/9.jpg", "flat/1.jpg", "flat/2.jpg"
+    )
+    # Straight into the server: over HTTP this alone would take six seconds.
+    for number in range(MANY):
+        s3_backends[ACCOUNT]["aws"].put_object("pets", f"many/a/{number}.jpg", b"x")
+    yield found
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def credentials(store, monkeypatch):
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", store.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+
+
+def test_images_by_class_folder():
+    catalog = list_source("s3://pets/train")
+    assert catalog.bucket == "s3://pets"
+    assert [key.decode() for key in catalog.keys] == [
+        "train/cat/1.jpg",
+        "train/cat/deep/er/2.PNG",
+        "train/dog/größe & 猫+%20.jpeg",
+    ]
+    assert catalog.classes == ("cat", "dog")
+    assert catalog.labels.tolist() == [0, 0, 1]
+    assert catalog.fingerprint == list_source("s3://pets/train//").fingerprint
+
+
+def test_the_version_is_the_etag(store):
+    etag = store.client.head_object(Bucket="pets", Key="train/cat/1.jpg")["ETag"]
+    assert list_source("s3://pets/train").versions[0] == etag.strip('"').encode()
+
+
+def test_a_whole_bucket_with_more_keys_than_a_page_holds():
+    told = []
+    catalog = list_source("s3://pets", progress=told.append)
+    assert catalog.classes == ("flat", "many", "train", "training")
+    # All but the object in the folder of no name and the one in the bucket itself.
+    assert catalog.labels.tolist().count(1) == MANY
+    keys = list(catalog.keys)
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+    assert told == sorted(told)
+    assert told[-1] == len(catalog)
+    assert len(told) > MANY / 1000
+
+
+def test_one_class_over_many_pages():
+    catalog = list_source("s3://pets/many")
+    assert len(catalog) == MANY
+    assert catalog.classes == ("a",)
+
+
+def test_cancelled_while_pages_come():
+    cancelled = threading.Event()
+    with pytest.raises(ListingCancelledError):
+        list_source("s3://pets/many", progress=lambda _: cancelled.set(), cancelled=cancelled)
+
+
+@pytest.mark.parametrize("source", ["s3://pets/nothing/here", "s3://pets/train/empty"])
+def test_empty(source):
+    with pytest.raises(SourceEmptyError, match=f"{source}/ holds no image .*key_list"):
+        list_source(source)
+
+
+def test_no_class_folders():
+    with pytest.raises(SourceError, match=r"s3://pets/flat/ holds 2 images and no class folders.*key_list"):
+        list_source("s3://pets/flat")
+
+
+def test_no_such_bucket():
+    with pytest.raises(SourceNotFoundError, match=r"s3://no-such-bucket/x/ does not exist \(NoSuchBucket"):
+        list_source("s3://no-such-bucket/x")
+
+
+def test_key_list_in_the_bucket_joined_with_the_listing(store):
+    store.put("lists/flat.csv", body=b"key,label\n2.jpg,cat\n1.jpg,ant\n")
+    catalog = list_source("s3://pets/flat", "s3://pets/lists/flat.csv")
+    assert list(catalog.keys) == [b"flat/1.jpg", b"flat/2.jpg"]
+    assert catalog.classes == ("ant", "cat")
+    assert catalog.labels.tolist() == [0, 1]
+    etag = store.client.head_object(Bucket="pets", Key="flat/2.jpg")["ETag"].strip('"')
+    assert catalog.versions[1].decode() == etag
+
+
+def test_a_key_list_may_name_what_is_no_image(store):
+    store.put("lists/text.jsonl", body=b'{"key": "notes.txt", "label": 1.5}')
+    catalog = list_source("s3://pets/train/dog/", "s3://pets/lists/text.jsonl")
+    assert list(catalog.keys) == [b"train/dog/notes.txt"]
+
+
+def test_versions_in_the_key_list_need_no_listing(store):
+    store.put("lists/v.csv", body=b"key,label,version\nnot-there.jpg,3,etag\n")
+    catalog = list_source("s3://pets/flat", "s3://pets/lists/v.csv")
+    assert (list(catalog.keys), list(catalog.versions)) == ([b"flat/not-there.jpg"], [b"etag"])
+    with pytest.raises(SourceNotFoundError, match="s3://no-such-bucket"):
+        list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
+
+
+def test_keys_that_are_not_in_the_listing_are_named(store):
+    rows = "".join(f"train/{i}.jpg,1\n" for i in range(7))
+    store.put("lists/wrong.csv", body=f"key,label\n1.jpg,1\n{rows}".encode())
+    with pytest.raises(
+        SourceError, match=r"7 of its 8 keys are not in s3://pets/flat/ \(keys are relative"
+    ) as caught:
+        list_source("s3://pets/flat", "s3://pets/lists/wrong.csv")
+    assert str(caught.value).endswith(
+        "'train/0.jpg', 'train/1.jpg', 'train/2.jpg', 'train/3.jpg', 'train/4.jpg', ..."
+    )
+
+
+def test_no_such_key_list():
+    with pytest.raises(
+        SourceNotFoundError, match=r"key_list s3://pets/lists/gone.csv does not exist \(NoSuchKey"
+    ):
+        list_source("s3://pets/flat", "s3://pets/lists/gone.csv")
+
+
+def test_no_permission(store, monkeypatch):
+    store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
+    iam = store.client_of("testing", "testing", "iam")
+    iam.create_user(UserName="reader")
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    store.check_permissions()
+    try:
+        with pytest.raises(
+            SourceForbiddenError, match=r"may not read s3://pets/train/ \(AccessDenied.*s3:ListBucket"
+        ):
+            list_source("s3://pets/train")
+        with pytest.raises(
+            SourceForbiddenError, match=r"may not read key_list s3://pets/lists/closed.csv \(Access"
+        ):
+            list_source("s3://pets/flat", "s3://pets/lists/closed.csv")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
+        with pytest.raises(SourceForbiddenError, match=r"\(InvalidAccessKeyId"):
+            list_source("s3://pets/train")
+    finally:
+        store.check_permissions(after=10**9)
+
+
+def test_permission_lost_while_folders_are_listed(store, monkeypatch):
+    iam = store.client_of("testing", "testing", "iam")
+    iam.create_user(UserName="half")
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Deny", "Action": "s3:*", "Resource": "*"}],
+    }
+    iam.put_user_policy(UserName="half", PolicyName="none", PolicyDocument=json.dumps(policy))
+    key = iam.create_access_key(UserName="half")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    store.check_permissions(after=1)  # the folders may still be asked for
+    try:
+        with pytest.raises(SourceForbiddenError, match="may not read s3://pets/train/"):
+            list_source("s3://pets/train")
+    finally:
+        store.check_permissions(after=10**9)
+
+
+def test_no_credentials(monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(SourceError, match=r"no usable AWS credentials.*set AWS_ACCESS_KEY_ID"):
+        list_source("s3://pets/train")
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    with pytest.raises(SourceError, match=r"no usable AWS credentials.*no-such-profile"):
+        list_source("s3://pets/train")
+
+
+def test_nobody_answers_at_the_endpoint(monkeypatch):
+    address = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", address)
+    with pytest.raises(
+        SourceError, match=f"no object store answered within 3 attempts.*{address}.*SUPER_S3_ENDPOINT"
+    ):
+        list_source("s3://pets/train")
+
+
+def test_an_endpoint_that_is_no_url(monkeypatch):
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(SourceError, match="the endpoint of the object store is a URL"):
+        list_source("s3://pets/train")
+
+
+def test_boto3s_own_endpoint_setting_holds_where_ours_is_absent(store, monkeypatch):
+    monkeypatch.delenv("SUPER_S3_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.url)
+    assert len(list_source("s3://pets/train")) == 3
