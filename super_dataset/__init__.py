@@ -1,0 +1,12 @@
+"""Reads decoded samples from the cache into tensors: the dataset that a torch ``DataLoader`` is given.
+
+It knows nothing of the coordinator: a ``SuperSampler`` binds it and yields the ``BatchRef`` s that index it.
+"""
+
+from __future__ import annotations
+
+from super_dataset.dataset import SuperDataset
+from super_dataset.info import BatchInfo
+from super_wire.recipe import Recipe
+
+__all__ = ["BatchInfo", "Recipe", "SuperDataset"]

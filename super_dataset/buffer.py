@@ -1,0 +1,147 @@
+"""The memory that one batch is received into: headers side by side, payloads side by side.
+
+While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
+copy; in a DataLoader worker that block is shared memory from the start, so torch copies nothing either.
+Records of other sizes get memory of their own. What the bytes mean is left to :mod:`super_dataset.checks`,
+tensors to :mod:`super_dataset.tensors`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["BatchBuffer", "Reply", "shared_bytes"]
+
+_KIND_AT = 5  # offset of the kind in a record's header
+_PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
+
+
+class Reply(enum.IntEnum):
+    """What the cache last answered for one sample."""
+
+    NONE = 0
+    """Nothing yet."""
+    RECORD = 1
+    """Bytes; whether they are a good record is not known yet."""
+    NIL = 2
+    """There is no record."""
+    ERROR = 3
+    """An error; see :attr:`BatchBuffer.errors`."""
+
+
+def shared_bytes(size: int) -> torch.Tensor:
+    """Uint8 memory of shape (size,) that other processes can map, as torch's own collate allocates it."""
+    new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
+    memory = torch.empty(0, dtype=torch.uint8)
+    memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
+    return memory
+
+
+class BatchBuffer:
+    """Room for the records of ``size`` samples.
+
+    ``replies`` holds a :class:`Reply` for each sample, ``headers`` the records' headers
+    (:data:`super_wire.record.HEADER_DTYPE`) and ``raw_headers`` the same bytes as uint8 of shape (size, 64),
+    ``record_bytes`` the records' whole lengths as framed. A record shorter than a header has its bytes in
+    ``own`` and a zeroed header. ``errors`` holds error replies by sample.
+
+    Args:
+        size: number of samples.
+        shared: whether the block is shared memory.
+        uniform: whether records of one size are to be expected; without it every payload gets memory of its
+            own.
+    """
+
+    def __init__(self, size: int, *, shared: bool = False, uniform: bool = True) -> None:
+        self.size = size
+        self.shared = shared
+        self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
+        self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)
+        self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
+        self.own: dict[int, memoryview] = {}
+        self.errors: dict[int, str] = {}
+        self.item_bytes = -1
+        """Payload bytes of one slot of the block; -1 while there is no block."""
+        self._uniform = uniform
+        self._block: torch.Tensor | None = None
+        self._bytes = memoryview(bytearray())
+
+    @property
+    def block(self) -> torch.Tensor | None:
+        """The block, uint8 of shape (size * item_bytes,), or ``None`` if no record asked for one."""
+        return self._block
+
+    def slot(self, offset: int) -> memoryview:
+        """The block's room for one sample's payload."""
+        start = offset * self.item_bytes
+        return self._bytes[start : start + self.item_bytes]
+
+    def place(self, offset: int, header: bytes, payload_bytes: int) -> memoryview:
+        """Where the payload of a record with this header is to be received.
+
+        The first sound data record decides how large the block's slots are.
+        """
+        self.own.pop(offset, None)
+        if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self._block is None:
+            self._allocate_for(header, payload_bytes)
+        if payload_bytes == self.item_bytes:
+            return self.slot(offset)
+        self.own[offset] = np.empty(payload_bytes, dtype=np.uint8).data
+        return self.own[offset]
+
+    def place_short(self, offset: int, record_bytes: int) -> memoryview:
+        """Where a record too short to have a header is to be received."""
+        self.own[offset] = memoryview(bytearray(record_bytes))
+        return self.own[offset]
+
+    def payload(self, offset: int) -> memoryview:
+        """The received payload of one sample."""
+        return self.own[offset] if offset in self.own else self.slot(offset)
+
+    def note_record(self, offset: int, header: bytes, record_bytes: int) -> None:
+        """One record has been received as a whole."""
+        self.raw_headers[offset] = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
+        self.record_bytes[offset] = record_bytes
+        self.replies[offset] = Reply.RECORD
+
+    def note_records(self, offsets: Sequence[int], headers: NDArray[np.uint8]) -> None:
+        """Records have filled their slots; ``headers`` is uint8 of shape (offsets, 64)."""
+        self.raw_headers[offsets] = headers
+        self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
+        self.replies[offsets] = Reply.RECORD
+        if self.own:
+            for offset in offsets:
+                self.own.pop(offset, None)
+
+    def note_nil(self, offset: int) -> None:
+        """There is no record."""
+        self.replies[offset] = Reply.NIL
+
+    def note_error(self, offset: int, text: str) -> None:
+        """The cache answered with an error."""
+        self.replies[offset] = Reply.ERROR
+        self.errors[offset] = text
+
+    def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
+        says = int.from_bytes(header[_PAYLOAD_BYTES], "little")
+        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != Kind.DATA or says != payload_bytes:
+            return
+        total = self.size * payload_bytes
+        # numpy asks for huge pages where torch does not: memory fresh for every batch costs a fault per page.
+        self._block = (
+            shared_bytes(total) if self.shared else torch.from_numpy(np.empty(total, dtype=np.uint8))
+        )
+        self._bytes = self._block.numpy().data
+        self.item_bytes = payload_bytes

@@ -1,0 +1,222 @@
+"""``SuperDataset``: a torch dataset whose index is a planned batch and whose items are that batch's tensors.
+
+It reads the cache and nothing else. Which batches there are is the sampler's; how one is read is
+:mod:`super_dataset.reader`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch.utils.data import Dataset, get_worker_info
+
+from super_dataset.bad_samples import check_policy, delivered_order
+from super_dataset.explanations import how_to_use
+from super_dataset.info import batch_info
+from super_dataset.reader import BatchReader, ReadSettings
+from super_dataset.source import normalise_url
+from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
+from super_wire.batch_ref import BatchRef
+from super_wire.errors import ConfigError, UsageError
+from super_wire.recipe import Recipe
+from super_wire.record import HEADER_BYTES
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from super_dataset.bad_samples import OnBadSample
+    from super_dataset.checks import Verify
+    from super_dataset.info import BatchInfo
+    from super_wire.binding import DatasetBinding
+
+__all__ = ["SuperDataset"]
+
+_PING_TIMEOUT_S = 5.0
+
+
+class SuperDataset(Dataset[Any]):
+    """Decoded samples of a source, read from the cache batch by batch.
+
+    An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
+    channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
+    come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
+    list's dtype. With ``return_info`` a :class:`BatchInfo` comes third. In a DataLoader worker images are
+    received straight into shared memory.
+
+    It pickles without connections; each process opens its own, lazily, and threads of a process take turns on
+    it. Credentials come from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
+
+    Args:
+        source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
+        recipe: what functions do to every sample.
+        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
+            folders give labels.
+        transform: called as ``transform(images, labels, info)`` on every batch, where it is read; what it
+            returns is the item. It must pickle if workers are spawned.
+        on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
+            batch) or ``"replace"`` (by the next good sample of the same batch).
+        return_info: whether items have a :class:`BatchInfo`.
+        read_timeout: seconds to wait for one batch.
+        verify: which payloads are hashed: ``"sample"``, one in 64, or ``"all"``.
+        in_flight_bytes: bound on the replies that one process has asked for and not yet received; at least
+            one record is always under way. Smaller where many readers share a cache with little room for
+            output buffers.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        recipe: Recipe,
+        *,
+        key_list: str | os.PathLike[str] | None = None,
+        transform: Callable[[Any, Any, BatchInfo], Any] | None = None,
+        on_bad_sample: OnBadSample = "raise",
+        return_info: bool = False,
+        read_timeout: float = 120.0,
+        verify: Verify = "sample",
+        in_flight_bytes: int = 16 * 2**20,
+    ) -> None:
+        if not isinstance(recipe, Recipe):
+            msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
+            raise ConfigError(msg)
+        check_policy(on_bad_sample)
+        _check_reading(read_timeout, verify, in_flight_bytes)
+        if transform is not None and not callable(transform):
+            msg = f"transform is called as transform(images, labels, info); {transform!r} cannot be"
+            raise ConfigError(msg)
+        self._source = normalise_url(source, name="source")
+        self._recipe = recipe
+        self._key_list = None if key_list is None else normalise_url(key_list, name="key_list")
+        self._transform = transform
+        self._on_bad_sample: OnBadSample = on_bad_sample
+        self._return_info = bool(return_info)
+        self._binding: DatasetBinding | None = None
+        shape = recipe.output_shape
+        settings = ReadSettings(
+            read_timeout_s=float(read_timeout),
+            verify=verify,
+            in_flight_bytes=in_flight_bytes,
+            record_bytes=None if shape is None else HEADER_BYTES + math.prod(shape),
+            stop_at_bad=on_bad_sample == "raise",
+        )
+        self._reader = BatchReader(settings)
+
+    @property
+    def source(self) -> str:
+        """The source's URL, normalised: what sample ids are made of."""
+        return self._source
+
+    @property
+    def recipe(self) -> Recipe:
+        """The work done on every sample."""
+        return self._recipe
+
+    @property
+    def key_list(self) -> str | None:
+        """The key list's URL, normalised, if there is one."""
+        return self._key_list
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names by label; empty where a key list gives labels as numbers.
+
+        Raises:
+            UsageError: no sampler has been made yet.
+        """
+        return self._bound("classes").classes
+
+    def __len__(self) -> int:
+        """Number of samples of the source; ``UsageError`` before a sampler was made."""
+        return self._bound("len()").size
+
+    def __bool__(self) -> bool:
+        """True, also before the length is known."""
+        return True
+
+    def bind(self, binding: DatasetBinding) -> None:
+        """Take what the coordinator told the sampler. Called by ``SuperSampler``.
+
+        Raises:
+            ConfigError: labels are of a dtype that no tensor can have.
+        """
+        check_label_dtype(binding.label_dtype)
+        self._binding = binding
+
+    def ping_cache(self, cache: str) -> None:
+        """Reach the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
+
+        Raises:
+            CacheUnreachableError: nobody answered; the message names the address.
+            CacheError: the cache refused, for example the credentials.
+            ConfigError: the address is wrong.
+        """
+        self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
+
+    def __getitem__(self, ref: BatchRef) -> Any:
+        """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` returns.
+
+        Raises:
+            UsageError: ``ref`` is no ``BatchRef``, or one of another dataset.
+            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or left nothing.
+            ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
+            CacheUnreachableError: the cache was not to be reached for as long.
+            CacheError: the cache refused.
+        """
+        if not isinstance(ref, BatchRef):
+            raise UsageError(how_to_use(ref))
+        self._check_ours(ref)
+        read = self._reader.read(ref, shared=get_worker_info() is not None)
+        order = delivered_order(ref, read.bad, self._on_bad_sample)
+        if read.bad:
+            state = self._reader.process_state()
+            with state.lock:
+                state.bad_samples.add(ref, read.bad, self._on_bad_sample)
+        images = sample_tensors(read.buffer, order)
+        labels = label_tensor(ref.label_array(), order)
+        if self._transform is not None:
+            return self._transform(images, labels, batch_info(read, order))
+        return (images, labels, batch_info(read, order)) if self._return_info else (images, labels)
+
+    def __getitems__(self, refs: Any) -> NoReturn:
+        """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
+        raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
+
+    def _bound(self, what: str) -> DatasetBinding:
+        if self._binding is None:
+            msg = (
+                f"{what} of a SuperDataset is known once a sampler has been made for it, because the "
+                "coordinator lists the source: sampler = SuperSampler(dataset, batch_size=...)"
+            )
+            raise UsageError(msg)
+        return self._binding
+
+    def _check_ours(self, ref: BatchRef) -> None:
+        binding = self._binding
+        if binding is not None and binding.dataset_id == ref.dataset_id:
+            return
+        ours = "none yet" if binding is None else binding.dataset_id.hex()
+        msg = (
+            f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self._source} "
+            f"is bound to {ours}: give the DataLoader the dataset that its sampler was made with"
+        )
+        raise UsageError(msg)
+
+
+def _check_reading(read_timeout: object, verify: object, in_flight_bytes: object) -> None:
+    if isinstance(read_timeout, bool) or not isinstance(read_timeout, int | float):
+        msg = f"read_timeout is a number of seconds; not {read_timeout!r}"
+        raise ConfigError(msg)
+    if not (math.isfinite(read_timeout) and read_timeout > 0):
+        msg = f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}"
+        raise ConfigError(msg)
+    if verify not in ("sample", "all"):
+        msg = f"verify is 'sample' or 'all'; not {verify!r}"
+        raise ConfigError(msg)
+    if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
+        msg = f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}"
+        raise ConfigError(msg)

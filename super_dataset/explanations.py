@@ -1,0 +1,76 @@
+"""The sentences by which a reader explains itself: which batch, what is missing, why, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from super_wire.batch_ref import BatchRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["batch_name", "how_to_use", "listed", "timeout_message"]
+
+_NAMED_AT_MOST = 3
+
+_THREE_LINES = """\
+    dataset = SuperDataset(source, recipe)
+    sampler = SuperSampler(dataset, batch_size=256)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None)"""
+
+
+def batch_name(ref: BatchRef) -> str:
+    """How a message names a batch."""
+    place = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
+    return f"batch {ref.batch_id.hex()} ({place})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def timeout_message(
+    ref: BatchRef,
+    missing: Sequence[int],
+    *,
+    attempts: int,
+    waited_s: float,
+    trouble: str,
+    corrupt: Sequence[str],
+) -> str:
+    """Why a batch did not come in time.
+
+    ``trouble`` is what the cache, if it did not answer well, said last; ``corrupt`` what was wrong with
+    records that it does hold.
+    """
+    text = (
+        f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
+        f"{attempts} attempts in {waited_s:.1f} s: {listed([ref.name_of(offset) for offset in missing])}. "
+    )
+    if trouble:
+        return f"{text}The last attempt failed: {trouble}. Is the cache at {ref.cache} running and reachable?"
+    if corrupt:
+        return (
+            f"{text}The cache at {ref.cache} holds corrupt records: {listed(corrupt)}. Do trainer and "
+            "functions have one version of SUPER, and does nobody else write to this cache?"
+        )
+    return (
+        f"{text}The cache at {ref.cache} answers but does not hold them. Is the coordinator running? Are "
+        "its functions slower than the trainer (superdl stats), or is the cache too small for the batches "
+        "in flight? A longer read_timeout waits longer"
+    )
+
+
+def how_to_use(index: object) -> str:
+    """Why ``dataset[index]`` was refused, and the intended way."""
+    if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
+        return (
+            "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
+            f"not to make batches of them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
+        )
+    return (
+        f"SuperDataset is indexed by the BatchRefs that a SuperSampler yields, not by {type(index).__name__} "
+        f"({str(index)[:40]}): it reads whole batches. The intended way:\n{_THREE_LINES}"
+    )

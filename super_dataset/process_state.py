@@ -1,0 +1,100 @@
+"""What a reader owns in one process: a connection, the lock around it, and what it learned.
+
+Nothing here is inherited: after a fork the child finds another process id and starts with a state of its own,
+closing its copies of the parent's sockets (which does not disturb the parent). Nothing here is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from super_dataset.address import CacheAddress, Credentials
+from super_dataset.bad_samples import BadSampleLog
+from super_dataset.buffer import Reply
+from super_dataset.connection import CacheConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from super_dataset.buffer import BatchBuffer
+
+__all__ = ["ProcessState", "ProcessStates"]
+
+
+class ProcessState:
+    """One process's share. Hold ``lock`` to use anything but ``random`` in it.
+
+    ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size.
+    """
+
+    def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
+        self.lock = threading.Lock()
+        # Not the random module's own state: that is the user's. Jitter guards no secret.
+        self.random = random.Random()  # noqa: S311
+        self.record_bytes = record_bytes
+        self.uniform = True
+        self.bad_samples = BadSampleLog(clock)
+        self._connection: CacheConnection | None = None
+        self._cache = ""
+
+    def connection(self, cache: str, *, timeout_s: float) -> CacheConnection:
+        """The open connection to ``cache``, or a new one.
+
+        Raises:
+            CacheUnreachableError: a new one was needed and could not be had.
+            CacheError: the cache refused the credentials.
+            ConfigError: the address or the credentials' settings are wrong.
+        """
+        if self._connection is not None and self._cache != cache:
+            self.drop()
+        if self._connection is None:
+            credentials = Credentials.from_environment(os.environ)
+            self._connection = CacheConnection(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
+            self._cache = cache
+        return self._connection
+
+    def learn(self, buffer: BatchBuffer) -> None:
+        """Remember for the next batch how large records are, and whether they are of one size."""
+        came = buffer.record_bytes[buffer.replies == Reply.RECORD]
+        if len(came):
+            self.record_bytes = int(came.mean())
+            self.uniform = len(buffer.own) <= len(came) // 2 or bool((came == came[0]).all())
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open, as far as this side knows."""
+        return self._connection is not None
+
+    def drop(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class ProcessStates:
+    """Gives each process its own :class:`ProcessState`, lazily."""
+
+    def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
+        self._record_bytes = record_bytes
+        self._clock = clock
+        self._by_pid: dict[int, ProcessState] = {}
+
+    def here(self) -> ProcessState:
+        """This process's state."""
+        pid = os.getpid()
+        state = self._by_pid.get(pid)
+        if state is None:
+            # setdefault is one step: threads that come at once agree on one state.
+            state = self._by_pid.setdefault(pid, ProcessState(self._record_bytes, self._clock))
+            for other in [key for key in self._by_pid if key != pid]:
+                inherited = self._by_pid.pop(other, None)
+                if inherited is not None:
+                    inherited.drop()
+        return state
+
+    def __reduce__(self) -> tuple[type[ProcessStates], tuple[int | None, Callable[[], float]]]:
+        return ProcessStates, (self._record_bytes, self._clock)

@@ -1,0 +1,127 @@
+"""What is known of one batch while it is read: what is there, bad, corrupt or missing, and the cost.
+
+It sorts what the gather received and puts it into words: the read report, the error when time is up. The loop
+around it is :mod:`super_dataset.reader`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from super_dataset.buffer import Reply
+from super_dataset.checks import check_records
+from super_dataset.connection import is_passing, refusal
+from super_dataset.explanations import timeout_message
+from super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError
+from super_wire.report import ReadReport
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from super_dataset.buffer import BatchBuffer
+    from super_wire.batch_ref import BatchRef
+
+__all__ = ["BatchProgress"]
+
+
+@dataclass(slots=True)
+class BatchProgress:
+    """A batch being read, and at the end what was read.
+
+    Once ``missing`` is empty, every sample is in ``buffer`` or, with the reason, in ``bad``.
+    """
+
+    ref: BatchRef
+    buffer: BatchBuffer
+    verify: NDArray[np.bool_]
+    """Whose payload is hashed, shape (samples,)."""
+    missing: list[int]
+    """Offsets of the samples to be asked for, ascending."""
+    bad: dict[int, str] = field(default_factory=dict)
+    corrupt: dict[int, str] = field(default_factory=dict)
+    """Of the missing, those whose record failed its check at the last attempt, and how."""
+    not_hit: set[int] = field(default_factory=set)
+    """Samples that some answered GET did not find, or found corrupt."""
+    trouble: CacheError | None = None
+    """What kept the last attempt from being answered in full."""
+    attempts: int = 0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+    size_bytes: int = 0
+
+    @property
+    def hits(self) -> int:
+        """Samples that the first answered GET found."""
+        return len(self.ref) - len(self.not_hit.union(self.missing))
+
+    def sort(self) -> None:
+        """Say of each missing sample what the last attempt made of it.
+
+        Raises:
+            CacheError: the cache refused.
+        """
+        asked, buffer = self.missing, self.buffer
+        replies = buffer.replies[asked].tolist()
+        whole = replies.count(Reply.RECORD) == len(asked)
+        records = (
+            asked
+            if whole
+            else [at for at, reply in zip(asked, replies, strict=True) if reply == Reply.RECORD]
+        )
+        verdict = check_records(buffer, records, self.verify)
+        self.size_bytes += int(buffer.record_bytes[records].sum())
+        for offset, stone in verdict.tombstones.items():
+            self.bad[offset] = f"{stone.reason}: {stone.message}"
+        self.corrupt = {offset: str(error) for offset, error in verdict.corrupt.items()}
+        for offset in asked if buffer.errors else ():
+            if offset in buffer.errors:
+                self._sort_error(offset, buffer.errors.pop(offset))
+        if whole and not self.corrupt:
+            self.missing = []
+            return
+        good = set(records).difference(self.corrupt)
+        self.missing = [offset for offset in asked if offset not in good]
+        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == Reply.NIL]
+        self.not_hit.update(nil, self.corrupt)
+
+    def _sort_error(self, offset: int, text: str) -> None:
+        if text.startswith("WRONGTYPE"):
+            self.corrupt[offset] = f"the cache holds something else than a record there: {text}"
+        elif is_passing(text):
+            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+        else:
+            raise refusal(self.ref.cache, text)
+
+    def report(self, *, done: bool) -> ReadReport:
+        """What to tell the coordinator. Only what the cache said it lacks counts as missed."""
+        ref = self.ref
+        return ReadReport(
+            rank=ref.rank,
+            epoch=ref.epoch,
+            position=ref.position,
+            samples=len(ref),
+            hits=self.hits,
+            wait_us=int(self.wait_s * 1e6),
+            read_us=int(self.read_s * 1e6),
+            size_bytes=self.size_bytes,
+            attempt=self.attempts,
+            done=int(done),
+            missed=tuple(offset for offset in self.missing if offset in self.not_hit),
+            corrupt=tuple(sorted(self.corrupt)),
+        )
+
+    def timeout_error(self, waited_s: float) -> CacheError | ReadTimeoutError:
+        """The error for a batch whose time or attempts are used up."""
+        text = timeout_message(
+            self.ref,
+            self.missing,
+            attempts=self.attempts,
+            waited_s=waited_s,
+            trouble=str(self.trouble or ""),
+            corrupt=sorted(set(self.corrupt.values())),
+        )
+        if isinstance(self.trouble, CacheUnreachableError):
+            return CacheUnreachableError(text)
+        return CacheError(text) if self.trouble else ReadTimeoutError(text)

@@ -1,0 +1,196 @@
+"""Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
+
+Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
+misses leaves a read report that says so, since a report may be lost. The connection belongs to the process
+(:mod:`super_dataset.process_state`); its lock is held while bytes move and never while waiting. Tensors are
+:mod:`super_dataset.tensors`'.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from super_dataset.backoff import Backoff
+from super_dataset.bad_samples import bad_sample_error
+from super_dataset.buffer import BatchBuffer, Reply
+from super_dataset.checks import to_verify
+from super_dataset.gather import gather
+from super_dataset.process_state import ProcessState, ProcessStates
+from super_dataset.progress import BatchProgress
+from super_dataset.resp import encode_gets, encode_report
+from super_wire.errors import CacheError, CacheUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from super_dataset.checks import Verify
+    from super_wire.batch_ref import BatchRef
+
+__all__ = ["BatchReader", "ReadSettings"]
+
+_LOG = logging.getLogger("super_dataset")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a reader reads.
+
+    ``read_timeout_s`` bounds the wait for one batch, ``in_flight_bytes`` the replies asked for and not yet
+    received; ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch
+    with a bad sample is given up at once.
+    """
+
+    read_timeout_s: float = 120.0
+    verify: Verify = "sample"
+    in_flight_bytes: int = 16 * 2**20
+    record_bytes: int | None = None
+    stop_at_bad: bool = True
+
+
+class BatchReader:
+    """Turns ``BatchRef`` s into received batches. It pickles, and threads may share it.
+
+    Args:
+        settings: how to read.
+        clock: monotonic seconds.
+        sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        settings: ReadSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._backoff = Backoff(settings.read_timeout_s)
+        self._clock = clock
+        self._sleep = sleep
+        self._states = ProcessStates(settings.record_bytes, clock)
+
+    def process_state(self) -> ProcessState:
+        """What this reader owns in this process."""
+        return self._states.here()
+
+    def ping(self, cache: str, *, timeout_s: float) -> None:
+        """Reach the cache once over a connection of its own; see ``SuperDataset.ping_cache``."""
+        state = ProcessState(None, self._clock)
+        try:
+            state.connection(cache, timeout_s=timeout_s).ask(b"PING")
+        finally:
+            state.drop()
+
+    def read(self, ref: BatchRef, *, shared: bool) -> BatchProgress:
+        """Wait until every sample of the batch is in memory or known to be bad.
+
+        Args:
+            ref: the batch.
+            shared: whether to receive into shared memory.
+
+        Raises:
+            BadSampleError: a sample is bad and the settings say to stop there.
+            ReadTimeoutError: samples were still missing when the time or the attempts ran out.
+            CacheUnreachableError: the same, and the cache was not to be reached.
+            CacheError: the cache refused.
+        """
+        state = self._states.here()
+        read = BatchProgress(
+            ref=ref,
+            buffer=BatchBuffer(len(ref), shared=shared, uniform=state.uniform),
+            verify=to_verify(ref.sample_ids, ref.epoch, self._settings.verify),
+            missing=list(range(len(ref))),
+        )
+        requests = encode_gets(ref.sample_ids)
+        began_s = self._clock()
+        deadline_s = began_s + self._settings.read_timeout_s
+        while True:
+            self._attempt(state, read, requests, deadline_s)
+            stop = bool(read.bad) and self._settings.stop_at_bad
+            late = self._clock() >= deadline_s or read.attempts >= self._backoff.attempts
+            self._report(state, read, done=stop or late or not read.missing)
+            if stop:
+                raise bad_sample_error(ref, read.bad)
+            if not read.missing:
+                return read
+            if late:
+                raise read.timeout_error(self._clock() - began_s)
+            self._pause(state, read, deadline_s)
+
+    def _attempt(
+        self, state: ProcessState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
+    ) -> None:
+        """Ask once for all that is missing, and sort what came."""
+        read.attempts += 1
+        replies = read.buffer.replies
+        replies[read.missing] = Reply.NONE
+        began_s = self._clock()
+        with state.lock:
+            # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
+            # more is tried at once.
+            asked: Sequence[int] = read.missing
+            for _ in range(2 if state.connected else 1):
+                read.trouble = self._gather(state, read, requests, asked, deadline_s)
+                if read.trouble is None or self._clock() >= deadline_s:
+                    break
+                asked = [offset for offset in asked if replies[offset] == Reply.NONE]
+            state.learn(read.buffer)
+        read.sort()
+        read.read_s += self._clock() - began_s
+
+    def _gather(
+        self,
+        state: ProcessState,
+        read: BatchProgress,
+        requests: Sequence[bytes],
+        asked: Sequence[int],
+        deadline_s: float,
+    ) -> CacheUnreachableError | None:
+        left_s = deadline_s - self._clock()
+        try:
+            connection = state.connection(read.ref.cache, timeout_s=left_s)
+            connection.limit_wait(left_s)
+            gather(
+                connection,
+                requests,
+                asked,
+                read.buffer,
+                in_flight_bytes=self._settings.in_flight_bytes,
+                record_bytes=state.record_bytes,
+                deadline_s=deadline_s,
+                clock=self._clock,
+            )
+        except CacheUnreachableError as error:
+            state.drop()
+            return error
+        except BaseException:  # also a Ctrl-C: replies are under way that nobody would read
+            state.drop()
+            raise
+        return None
+
+    def _report(self, state: ProcessState, read: BatchProgress, *, done: bool) -> None:
+        """Leave a read report, without waiting for the answer. Its loss is harmless."""
+        data = encode_report(read.ref.job, read.report(done=done))
+        with state.lock:
+            if not state.connected:
+                return
+            try:
+                connection = state.connection(read.ref.cache, timeout_s=self._settings.read_timeout_s)
+                connection.send(data)
+            except CacheError as error:
+                state.drop()
+                _LOG.debug("a read report was lost: %s", error)
+            except BaseException:
+                state.drop()
+                raise
+            else:
+                connection.owed += 1
+
+    def _pause(self, state: ProcessState, read: BatchProgress, deadline_s: float) -> None:
+        now_s = self._clock()
+        delay_s = self._backoff.delay_s(read.attempts, state.random.random())
+        self._sleep(max(0.0, min(delay_s, deadline_s - now_s)))
+        read.wait_s += self._clock() - now_s

@@ -1,0 +1,86 @@
+"""The few words of the Redis protocol (RESP2) that a reader speaks, as bytes.
+
+Who sends them is :mod:`super_dataset.connection`, who understands the replies to a batch's GETs is
+:mod:`super_dataset.scatter`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from super_wire.errors import CacheUnreachableError
+from super_wire.keys import cache_keys, report_stream
+from super_wire.report import REPORT_STREAM_MAXLEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from super_wire.report import ReadReport
+
+__all__ = [
+    "CRLF",
+    "MAX_BULK_BYTES",
+    "MAX_LINE_BYTES",
+    "ProtocolDoubtError",
+    "encode_command",
+    "encode_gets",
+    "encode_report",
+    "parse_line",
+]
+
+CRLF = b"\r\n"
+MAX_BULK_BYTES = 512 * 2**20
+"""The largest value that Redis holds."""
+MAX_LINE_BYTES = 65536
+"""The longest line, without a bulk's bytes, that a reader waits for the end of."""
+
+
+class ProtocolDoubtError(CacheUnreachableError):
+    """What came is not what can come: replies can no longer be told apart, so the connection must go."""
+
+
+def encode_command(*words: bytes) -> bytes:
+    """One command as an array of bulk strings."""
+    parts = [b"*%d\r\n" % len(words)]
+    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
+    return b"".join(parts)
+
+
+def encode_gets(sample_ids: bytes) -> list[bytes]:
+    """A GET for each of the concatenated sample ids."""
+    keys = cache_keys(sample_ids)
+    if not keys:
+        return []
+    head = b"*2\r\n$3\r\nGET\r\n$%d\r\n" % len(keys[0])
+    return [head + key + CRLF for key in keys]
+
+
+def encode_report(job: str, report: ReadReport) -> bytes:
+    """The XADD that leaves a read report in the job's bounded stream."""
+    pairs: Iterable[tuple[bytes, bytes]] = report.to_fields().items()
+    fields = [word for pair in pairs for word in pair]
+    return encode_command(
+        b"XADD", report_stream(job), b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*", *fields
+    )
+
+
+def parse_line(line: bytes) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
+    """What one reply line, without CRLF, announces: its kind, a bulk's length, other replies' text.
+
+    Raises:
+        ProtocolDoubtError: no reply to a reader's commands looks so.
+    """
+    mark, rest = line[:1], line[1:]
+    if mark == b"$":
+        if rest == b"-1":
+            return "nil", 0, ""
+        if rest.isdigit() and int(rest) <= MAX_BULK_BYTES:
+            return "bulk", int(rest), ""
+    elif mark == b"_" and not rest:
+        return "nil", 0, ""
+    elif mark == b"-":
+        return "error", 0, rest.decode(errors="replace")
+    elif mark in (b"+", b":"):
+        return "simple", 0, rest.decode(errors="replace")
+    msg = f"a reply began with {line[:40]!r}, which is no answer to what was asked"
+    raise ProtocolDoubtError(msg)

@@ -1,0 +1,106 @@
+"""Makes what coordinator and functions make: records in a cache, and the ``BatchRef`` s that name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from super_dataset import SuperDataset
+from super_wire import BatchRef, ReadReport, Recipe
+from super_wire.binding import DatasetBinding
+from super_wire.ids import batch_id, digest128
+from super_wire.keys import cache_key, report_stream
+from super_wire.record import Tombstone, pack, pack_tombstone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from tests.fixtures.valkey import Valkey
+
+DATASET_ID = b"dataset-id-of-16"
+JOB = "test-job"
+
+
+def images(count: int, side: int = 8, *, seed: int = 0) -> list[NDArray[np.uint8]]:
+    """Random images, uint8 of shape (side, side, 3)."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def record(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> bytes:
+    """A whole record."""
+    header, payload = pack(array, fetch_us=fetch_us, decode_us=decode_us)
+    return header + bytes(payload)
+
+
+def tombstone(key: str, *, permanent: bool = True) -> bytes:
+    """A whole tombstone record."""
+    return pack_tombstone(Tombstone(key, "undecodable", "cannot identify image file", permanent))
+
+
+def ref_of(
+    count: int, cache: str, *, position: int = 0, epoch: int = 0, named: bool = True, padding: bytes = b""
+) -> BatchRef:
+    """A batch of samples ``train/<position>-<offset>.jpg`` whose labels are 100, 101, ..."""
+    keys = tuple(f"train/{position}-{offset}.jpg" for offset in range(count))
+    ids = b"".join(digest128(key.encode()) for key in keys)
+    return BatchRef(
+        dataset_id=DATASET_ID,
+        job=JOB,
+        rank=0,
+        epoch=epoch,
+        position=position,
+        batch_id=batch_id(ids),
+        sample_ids=ids,
+        labels=np.arange(100, 100 + count, dtype="<i8").tobytes(),
+        label_dtype="int64",
+        padding=padding,
+        keys=keys if named else (),
+        cache=cache,
+    )
+
+
+def id_at(ref: BatchRef, offset: int) -> bytes:
+    """One sample's id."""
+    return ref.sample_ids[16 * offset : 16 * offset + 16]
+
+
+def store(valkey: Valkey, ref: BatchRef, values: Iterable[bytes | NDArray[Any] | None]) -> None:
+    """SET the batch's records: arrays are packed, bytes are taken as they are, ``None`` is left missing."""
+    with valkey.client() as client:
+        for offset, value in enumerate(values):
+            if value is not None:
+                whole = value if isinstance(value, bytes) else record(value)
+                client.set(cache_key(id_at(ref, offset)), whole)
+
+
+def stored(valkey: Valkey, values: Sequence[bytes | NDArray[Any] | None], **fields: Any) -> BatchRef:
+    """A batch whose records are in the cache."""
+    ref = ref_of(len(values), valkey.unix_url, **fields)
+    store(valkey, ref, values)
+    return ref
+
+
+def bound_dataset(**arguments: Any) -> SuperDataset:
+    """A dataset, bound as a sampler would bind it."""
+    dataset = SuperDataset("s3://bucket/train", Recipe.image(resize=8, crop=8), **arguments)
+    dataset.bind(DatasetBinding(DATASET_ID, b"fingerprint", 1000, ("cat", "dog"), "int64", "redis://x"))
+    return dataset
+
+
+def reports(valkey: Valkey, job: str = JOB) -> list[ReadReport]:
+    """All read reports left so far."""
+    with valkey.client() as client:
+        return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]
+
+
+def next_report(valkey: Valkey, after: bytes, job: str = JOB) -> tuple[bytes, ReadReport]:
+    """Wait, bounded, for the report that follows the stream entry ``after``."""
+    with valkey.client() as client:
+        answer = client.xread({report_stream(job): after}, count=1, block=30_000)
+    assert answer, "no report came in 30 s"
+    entry, fields = (answer[0][1] if isinstance(answer, list) else next(iter(answer.values()))[0])[0]
+    return entry, ReadReport.from_fields(fields)

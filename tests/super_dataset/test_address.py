@@ -1,0 +1,62 @@
+"""Cache addresses and credentials: what is read, what is refused and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from super_dataset.address import CacheAddress, Credentials
+from super_wire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("redis://localhost", CacheAddress("localhost", 6379, "", 0)),
+        ("redis://10.0.0.1:7000/3", CacheAddress("10.0.0.1", 7000, "", 3)),
+        ("redis://[::1]:7000", CacheAddress("::1", 7000, "", 0)),
+        ("unix:///tmp/redis.sock", CacheAddress("", 0, "/tmp/redis.sock", 0)),
+        ("unix:///tmp/redis.sock?db=2", CacheAddress("", 0, "/tmp/redis.sock", 2)),
+    ],
+)
+def test_parses_and_prints(text, address):
+    assert CacheAddress.parse(text) == address
+    assert CacheAddress.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("redis://:secret@host:1", "SUPER_CACHE_PASSWORD"),
+        ("http://host", "redis://host"),
+        ("localhost:6379", "redis://host"),
+        ("redis://", "no host"),
+        ("redis://host:99999", "range"),
+        ("redis://host:port", "port"),
+        ("redis://host/a", "database"),
+        ("redis://host/-1", "database"),
+        ("unix://tmp/redis.sock", "three slashes"),
+        ("unix://", "three slashes"),
+        ("unix:///" + "d" * 107, "107"),
+        ("unix:///tmp/redis.sock?db=x", "database"),
+    ],
+)
+def test_refuses(text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        CacheAddress.parse(text)
+
+
+def test_a_refusal_does_not_repeat_the_password():
+    with pytest.raises(ConfigError) as caught:
+        CacheAddress.parse("redis://me:geheim@host:1")
+    assert "geheim" not in str(caught.value)
+
+
+def test_credentials_come_from_the_environment_and_hide():
+    credentials = Credentials.from_environment(
+        {"SUPER_CACHE_USERNAME": "reader", "SUPER_CACHE_PASSWORD": "geheim"}
+    )
+    assert credentials == Credentials("reader", "geheim")
+    assert "geheim" not in repr(credentials)
+    assert Credentials.from_environment({}) == Credentials("", "")
+    with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD"):
+        Credentials.from_environment({"SUPER_CACHE_USERNAME": "reader"})

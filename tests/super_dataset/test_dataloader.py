@@ -1,0 +1,138 @@
+"""``SuperDataset`` in real DataLoader workers, with a list of ``BatchRef`` s in the sampler's place."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from super_wire.errors import BadSampleError, UsageError
+from tests.super_dataset.stored_batches import (
+    bound_dataset,
+    images,
+    next_report,
+    ref_of,
+    reports,
+    store,
+    stored,
+    tombstone,
+)
+
+BATCHES = 6
+SIZE = 16
+
+
+@pytest.fixture
+def refs(valkey):
+    return [stored(valkey, images(SIZE, seed=n), position=n) for n in range(BATCHES)]
+
+
+def where_it_lies(batch, labels, info):
+    """A transform: what the worker made, before torch moves it anywhere."""
+    return batch, labels, batch.is_shared()
+
+
+def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
+    return DataLoader(
+        dataset,
+        sampler=refs,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        timeout=60 if workers else 0,
+        **arguments,
+    )
+
+
+def check(batch, labels, n) -> None:
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(images(SIZE, seed=n)))
+    assert labels.tolist() == list(range(100, 100 + SIZE))
+
+
+@pytest.mark.parametrize(
+    ("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (1, "forkserver")]
+)
+def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
+    dataset = bound_dataset()
+    dataset[refs[0]]  # the parent has a connection of its own before any fork
+    for n, (batch, labels) in enumerate(loader_of(dataset, refs, workers, method)):
+        check(batch, labels, n)
+        last = n
+    assert last == BATCHES - 1
+    dataset[refs[0]]
+    assert [r.position for r in reports(valkey) if r.done].count(0) == 3
+
+
+def test_persistent_workers_read_epoch_after_epoch(refs):
+    loader = loader_of(bound_dataset(), refs, 2, "fork", persistent_workers=True)
+    for _ in range(3):
+        for n, (batch, labels) in enumerate(loader):
+            check(batch, labels, n)
+    del loader
+    gc.collect()
+
+
+def test_workers_receive_into_shared_memory_and_the_main_process_does_not(refs):
+    for workers, shared in ((0, False), (1, True)):
+        for n, (batch, labels, was_shared) in enumerate(
+            loader_of(bound_dataset(transform=where_it_lies), refs, workers, "fork")
+        ):
+            assert was_shared is shared
+            assert batch.is_shared() is shared
+            check(batch, labels, n)
+
+
+def test_a_batch_may_be_kept_after_the_workers_are_gone(refs):
+    kept = list(loader_of(bound_dataset(), refs, 2, "fork"))
+    gc.collect()
+    for n, (batch, labels) in enumerate(kept):
+        check(batch, labels, n)
+
+
+def test_the_info_travels_from_a_worker(refs):
+    for n, (batch, _, info) in enumerate(loader_of(bound_dataset(return_info=True), refs, 1, "fork")):
+        assert len(batch) == SIZE
+        assert (info.position, info.keys, info.hits) == (n, refs[n].keys, SIZE)
+
+
+def test_ragged_batches_travel_from_a_worker(valkey):
+    arrays = [np.full((n % 7, 3), n, dtype=np.float32) for n in range(200)]
+    ref = stored(valkey, arrays, position=50)
+    for batch, _ in loader_of(bound_dataset(), [ref, ref], 1, "fork"):
+        assert [item.shape[0] for item in batch] == [n % 7 for n in range(200)]
+        assert all(np.array_equal(item.numpy(), array) for item, array in zip(batch, arrays, strict=True))
+
+
+def test_a_miss_in_a_worker_heals_by_its_report(valkey):
+    arrays = images(SIZE)
+    ref = ref_of(SIZE, valkey.unix_url)
+    store(valkey, ref, [*arrays[:-2], None, None])
+
+    def produce():
+        report = next_report(valkey, b"0")[1]
+        assert report.missed == (SIZE - 2, SIZE - 1)
+        store(valkey, ref, arrays)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    ((batch, labels),) = loader_of(bound_dataset(), [ref], 1, "fork")
+    producer.join()
+    check(batch, labels, 0)
+
+
+def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):
+    bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
+    foreign = replace(refs[1], dataset_id=b"x" * 16)
+    batches = iter(loader_of(bound_dataset(), [bad, foreign, refs[0]], 1, "fork"))
+    with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
+        next(batches)
+    with pytest.raises(UsageError, match=foreign.dataset_id.hex()):
+        next(batches)
+    check(*next(batches), 0)
+    assert list(batches) == []  # read to its end, so that the worker is let go at once

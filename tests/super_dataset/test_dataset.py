@@ -1,0 +1,181 @@
+"""``SuperDataset`` as its users meet it in one process: items, arguments, and what misuse is told."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import super_dataset
+from super_dataset import BatchInfo, Recipe, SuperDataset
+from super_wire.binding import Bindable, DatasetBinding
+from super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ConfigError, UsageError
+from tests.fixtures.valkey import free_port
+from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, stored, tombstone
+
+RECIPE = Recipe.image(resize=8, crop=8)
+
+
+def test_public_names():
+    assert super_dataset.__all__ == sorted(super_dataset.__all__)
+    assert all(hasattr(super_dataset, name) for name in super_dataset.__all__)
+
+
+def test_it_is_what_a_sampler_binds():
+    dataset: Bindable = bound_dataset()
+    assert dataset.source == "s3://bucket/train"
+    assert dataset.recipe == RECIPE
+    assert dataset.key_list is None
+
+
+def test_an_item(valkey):
+    arrays = images(5)
+    batch, labels = bound_dataset()[stored(valkey, arrays)]
+    assert batch.shape == (5, 3, 8, 8)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(arrays))
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [100, 101, 102, 103, 104]
+
+
+def test_an_item_with_info_and_one_transformed(valkey):
+    ref = stored(valkey, images(2))
+    batch, _, info = bound_dataset(return_info=True)[ref]
+    assert isinstance(info, BatchInfo)
+    assert info.batch_id == ref.batch_id
+    item = bound_dataset(transform=lambda images, labels, info: (images.float(), labels + 1, info.position))[
+        ref
+    ]
+    assert torch.equal(item[0], batch.float())
+    assert item[1].tolist() == [101, 102]
+    assert item[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "labels"), [("skip", [100, 102, 104]), ("replace", [100, 102, 102, 104, 104])]
+)
+def test_bad_samples_are_left_out_with_their_labels_and_listed(valkey, policy, labels):
+    arrays = images(5)
+    ref = stored(
+        valkey, [arrays[0], tombstone("train/0-1.jpg"), arrays[2], tombstone("train/0-3.jpg"), arrays[4]]
+    )
+    batch, found, info = bound_dataset(on_bad_sample=policy, return_info=True)[ref]
+    assert found.tolist() == labels
+    assert np.array_equal(
+        batch.permute(0, 2, 3, 1).numpy(), np.stack([arrays[label - 100] for label in labels])
+    )
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert [key for key, _ in info.bad] == ["train/0-1.jpg", "train/0-3.jpg"]
+
+
+def test_bad_samples_raise_by_default(valkey):
+    ref = stored(valkey, [*images(2), tombstone("train/0-2.jpg")])
+    with pytest.raises(BadSampleError, match=r"train/0-2\.jpg"):
+        bound_dataset()[ref]
+    everything = stored(valkey, [tombstone("k")] * 2, position=9)
+    for policy in ("skip", "replace"):
+        with pytest.raises(BadSampleError, match="at least one good"):
+            bound_dataset(on_bad_sample=policy)[everything]
+
+
+def test_facts_are_known_once_bound():
+    dataset = SuperDataset("s3://bucket/train", RECIPE)
+    assert dataset  # a container of unknown length is not an empty one
+    for ask in (len, lambda d: d.classes):
+        with pytest.raises(UsageError, match=r"SuperSampler\(dataset, batch_size="):
+            ask(dataset)
+    dataset.bind(DatasetBinding(b"i" * 16, b"f", 1000, ("cat", "dog"), "int64", "redis://x"))
+    assert len(dataset) == 1000
+    assert dataset.classes == ("cat", "dog")
+    with pytest.raises(ConfigError, match="object"):
+        dataset.bind(DatasetBinding(b"i" * 16, b"f", 1000, (), "object", "redis://x"))
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(0, 3), [1, 2], [], "train", None, torch.tensor(3), (0, 1)])
+def test_other_indices_are_told_the_intended_way(index):
+    with pytest.raises(UsageError) as caught:
+        bound_dataset()[index]
+    for line in ("SuperDataset(source, recipe)", "SuperSampler(dataset", "sampler=sampler, batch_size=None"):
+        assert line in str(caught.value)
+
+
+def test_iterating_is_told_the_intended_way():
+    with pytest.raises(UsageError, match="batch_size=None"):
+        list(bound_dataset())
+
+
+def test_a_forgotten_batch_size_none_is_told_exactly_that():
+    refs = [ref_of(2, "unix:///c"), ref_of(2, "unix:///c")]
+    match = r"a list of BatchRefs.*Pass batch_size=None"
+    with pytest.raises(UsageError, match=match):
+        bound_dataset()[refs]
+    for arguments in ({"sampler": refs}, {"batch_sampler": refs}, {"sampler": refs, "batch_size": 2}):
+        with pytest.raises(UsageError, match=match):
+            next(iter(DataLoader(bound_dataset(), **arguments)))
+
+
+def test_a_ref_of_another_dataset_is_refused(valkey):
+    ref = stored(valkey, images(1))
+    other = replace(ref, dataset_id=b"x" * 16)
+    with pytest.raises(UsageError, match=other.dataset_id.hex()):
+        bound_dataset()[other]
+    with pytest.raises(UsageError, match="none yet"):
+        SuperDataset("s3://bucket/train", RECIPE)[ref]
+
+
+def test_it_pickles_small_and_bound(valkey):
+    ref = stored(valkey, images(2))
+    dataset = bound_dataset()
+    batch, _ = dataset[ref]
+    text = pickle.dumps(dataset)
+    assert len(text) < 2000
+    copy = pickle.loads(text)
+    assert (copy.source, copy.recipe, len(copy)) == (dataset.source, dataset.recipe, 1000)
+    assert torch.equal(copy[ref][0], batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"source": "gs://bucket"}, "gs://"),
+        ({"source": ""}, "source"),
+        ({"recipe": "resize"}, "recipe is a Recipe"),
+        ({"key_list": "http://host/keys.csv"}, "key_list"),
+        ({"transform": 3}, "transform"),
+        ({"on_bad_sample": "ignore"}, "on_bad_sample"),
+        ({"read_timeout": 0}, "read_timeout"),
+        ({"read_timeout": -1.0}, "read_timeout"),
+        ({"read_timeout": float("inf")}, "read_timeout"),
+        ({"read_timeout": float("nan")}, "read_timeout"),
+        ({"read_timeout": "120"}, "read_timeout"),
+        ({"read_timeout": True}, "read_timeout"),
+        ({"verify": "none"}, "verify"),
+        ({"in_flight_bytes": 0}, "in_flight_bytes"),
+        ({"in_flight_bytes": 1.5}, "in_flight_bytes"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, reason):
+    with pytest.raises(ConfigError, match=reason):
+        SuperDataset(**{"source": "s3://bucket/train", "recipe": RECIPE, **arguments})
+
+
+def test_ping(valkey, monkeypatch):
+    dataset = SuperDataset("s3://bucket/train", RECIPE)
+    dataset.ping_cache(valkey.unix_url)
+    dataset.ping_cache(valkey.url)
+    with valkey.client() as client:
+        assert len(client.client_list()) == 1  # nothing stays open
+        client.config_set("requirepass", "geheim")
+    with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_PASSWORD"):
+        dataset.ping_cache(valkey.url)
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "geheim")
+    dataset.ping_cache(valkey.url)
+    nobody = f"redis://127.0.0.1:{free_port()}"
+    with pytest.raises(CacheUnreachableError, match=nobody):
+        dataset.ping_cache(nobody)
+    with pytest.raises(ConfigError, match="rediss"):
+        dataset.ping_cache("rediss://host")

@@ -1,0 +1,111 @@
+"""The gather against a real cache: the same bytes whatever is in flight, and never out of step."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from super_dataset.address import CacheAddress, Credentials
+from super_dataset.buffer import BatchBuffer, Reply
+from super_dataset.connection import CacheConnection
+from super_dataset.gather import gather
+from super_dataset.resp import encode_command, encode_gets
+from super_wire.errors import CacheUnreachableError
+from tests.super_dataset.stored_batches import images, stored
+
+
+class Watched(CacheConnection):
+    """Counts the requests under way."""
+
+    sent = 0
+    most_at_once = 0
+
+    def send(self, data: bytes) -> None:
+        requests = data.count(b"\r\nGET\r\n")
+        self.sent += requests
+        self.most_at_once = max(self.most_at_once, requests)
+        super().send(data)
+
+
+@pytest.fixture
+def connection(valkey):
+    opened = Watched(CacheAddress.parse(valkey.unix_url), Credentials())
+    yield opened
+    opened.close()
+
+
+def read(connection, ref, *, offsets=None, in_flight_bytes=2**24, record_bytes=None, deadline_s=None):
+    buffer = BatchBuffer(len(ref))
+    gather(
+        connection,
+        encode_gets(ref.sample_ids),
+        list(range(len(ref))) if offsets is None else offsets,
+        buffer,
+        in_flight_bytes=in_flight_bytes,
+        record_bytes=record_bytes,
+        deadline_s=time.monotonic() + 60 if deadline_s is None else deadline_s,
+        clock=time.monotonic,
+    )
+    return buffer
+
+
+@pytest.mark.parametrize("in_flight_bytes", [1, 1000, 2**24])
+@pytest.mark.parametrize("record_bytes", [None, 256, 10**9])
+def test_the_same_bytes_whatever_is_in_flight(valkey, connection, in_flight_bytes, record_bytes):
+    arrays = images(40)
+    ref = stored(valkey, arrays)
+    buffer = read(connection, ref, in_flight_bytes=in_flight_bytes, record_bytes=record_bytes)
+    assert np.array_equal(buffer.block.numpy().reshape(40, 8, 8, 3), np.stack(arrays))
+    assert connection.sent == 40
+
+
+def test_no_more_is_asked_for_than_allowed(valkey, connection):
+    ref = stored(valkey, images(64))
+    read(connection, ref, in_flight_bytes=10 * 256, record_bytes=256)
+    assert connection.most_at_once <= 13  # 10 as predicted; 13 once the payload's own 192 bytes are known
+
+
+def test_only_the_offsets_given_are_asked_for(valkey, connection):
+    arrays = images(6)
+    ref = stored(valkey, arrays)
+    buffer = read(connection, ref, offsets=[1, 4])
+    assert buffer.replies.tolist() == [0, Reply.RECORD, 0, 0, Reply.RECORD, 0]
+    assert bytes(buffer.payload(4)) == arrays[4].tobytes()
+    assert read(connection, ref, offsets=[]).replies.tolist() == [0] * 6
+
+
+def test_missing_ones_do_not_disturb_their_neighbours(valkey, connection):
+    arrays = images(64)
+    ref = stored(valkey, [array if n % 3 else None for n, array in enumerate(arrays)])
+    buffer = read(connection, ref)
+    for n, array in enumerate(arrays):
+        assert buffer.replies[n] == (Reply.RECORD if n % 3 else Reply.NIL)
+        assert not n % 3 or bytes(buffer.payload(n)) == array.tobytes()
+
+
+def test_owed_replies_pass_first(valkey, connection):
+    arrays = images(4)
+    ref = stored(valkey, arrays)
+    for words in ((b"XADD", b"super:n1:j", b"*", b"k", b"v"), (b"INCR", b"n"), (b"NONSENSE",)):
+        connection.send(encode_command(*words))
+        connection.owed += 1
+    buffer = read(connection, ref)
+    assert connection.owed == 0
+    assert buffer.replies.tolist() == [Reply.RECORD] * 4
+
+
+def test_a_value_of_another_type_is_an_error_of_that_sample(valkey, connection):
+    ref = stored(valkey, [*images(2), None])
+    with valkey.client() as client:
+        client.lpush(b"super:r1:" + ref.sample_ids[32:].hex().encode(), b"x")
+    buffer = read(connection, ref)
+    assert buffer.replies.tolist() == [Reply.RECORD, Reply.RECORD, Reply.ERROR]
+    assert buffer.errors[2].startswith("WRONGTYPE")
+
+
+def test_the_deadline_ends_a_trickle(valkey, connection):
+    ref = stored(valkey, images(50))
+    with pytest.raises(CacheUnreachableError, match="too slowly"):
+        read(connection, ref, in_flight_bytes=1, deadline_s=time.monotonic() - 1)
