@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.fixtures.images", "tests.fixtures.valkey", "tests.fixtures.stack"]
+pytest_plugins = [
+    "tests.fixtures.images",
+    "tests.fixtures.valkey",
+    "tests.fixtures.object_store",
+    "tests.fixtures.stack",
+]
 
 # No deadlines: this machine's neighbours decide how long an example takes, not the code.
 settings.register_profile("light", max_examples=50, deadline=None, derandomize=True)

@@ -70,6 +70,7 @@ OPTIONAL = frozenset(
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
+    ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/tensorboard_log.py",

@@ -1,0 +1,126 @@
+"""The embedded default as users meet it: nothing set up, nothing left after, whatever ends the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAINER = Path(__file__).with_name("train_forever.py")
+ROOT = TRAINER.parents[2]
+END_TIMEOUT_S = 30.0
+
+
+class Trainer:
+    """A training program in a session of its own, and all processes that came of it."""
+
+    def __init__(self, images: Path, workers: int, temporary: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+        environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        self.temporary = temporary
+        self.process = subprocess.Popen(  # our own script
+            [sys.executable, str(TRAINER), str(images), str(workers)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def wait_for_batches(self, count: int) -> list[tuple[int, int]]:
+        """(epoch, position) of the next batches."""
+        assert self.process.stdout is not None
+        found = []
+        for _ in range(count):
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate(timeout=END_TIMEOUT_S)[1]
+            epoch, number, _ = map(int, line.split())
+            found.append((epoch, number))
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """The trainer and everything that it started, also what has left its session."""
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def part(self, word: str) -> psutil.Process:
+        """The one process of the family whose command line names ``word``."""
+        found = [member for member in self.family() if any(word in argument for argument in member.cmdline())]
+        assert len(found) == 1, (word, [member.cmdline() for member in self.family()])
+        return found[0]
+
+    def end(self) -> None:
+        """Whatever the test did: leave no process."""
+        for member in self.family() if self.process.poll() is None else []:
+            member.kill()
+        self.process.communicate(timeout=END_TIMEOUT_S)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A short temporary directory: paths of unix sockets have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="super-e-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(params=[0, 2])
+def trainer(images: Path, temporary: Path, request: pytest.FixtureRequest) -> Iterator[Trainer]:
+    running = Trainer(images, request.param, temporary)
+    running.wait_for_batches(3)
+    yield running
+    running.end()
+
+
+def assert_all_gone(family: list[psutil.Process], temporary: Path) -> None:
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive, [member.cmdline() for member in alive]
+    assert not [path for path in temporary.rglob("*") if path.is_socket()]
+
+
+def test_ctrl_c_ends_everything(trainer: Trainer, temporary: Path) -> None:
+    family = trainer.family()
+    assert len(family) >= 4, "trainer, supervisor, Valkey and coordinator at least"
+    os.killpg(trainer.process.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
+    _, errors = trainer.process.communicate(timeout=END_TIMEOUT_S)
+    assert trainer.process.returncode in (1, 130, -signal.SIGINT), errors
+    assert "KeyboardInterrupt" in errors
+    assert "leaked" not in errors
+    assert "fork" not in errors
+    assert_all_gone(family, temporary)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_trainer_takes_everything_along(
+    trainer: Trainer, temporary: Path, number: signal.Signals
+) -> None:
+    family = trainer.family()
+    trainer.process.send_signal(number)
+    trainer.process.communicate(timeout=END_TIMEOUT_S)
+    assert_all_gone(family, temporary)
+
+
+@pytest.mark.parametrize(
+    "part", ["valkey-server", "coordinator.sock", "sampler.supervisor", "coordinator.executors"]
+)
+def test_what_dies_is_restarted(images: Path, temporary: Path, part: str) -> None:
+    trainer = Trainer(images, 2, temporary)
+    try:
+        trainer.wait_for_batches(25)
+        candidates = [m for m in trainer.family() if any(part in argument for argument in m.cmdline())]
+        assert candidates, [member.cmdline() for member in trainer.family()]
+        candidates[-1].kill()
+        batches = trainer.wait_for_batches(120)
+    finally:
+        trainer.end()
+    per_epoch = 19  # 150 samples in batches of 8
+    first = batches[0][0] * per_epoch + batches[0][1]
+    assert [epoch * per_epoch + number for epoch, number in batches] == list(range(first, first + 120))

@@ -1,0 +1,143 @@
+"""Whole epochs from every kind of source: S3 prefixes, key lists, directories with bad files."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import BadSampleError, SourceForbiddenError, SourceNotFoundError
+from tests.fixtures.images import SIDE, expected_pixels, write_images
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect, pixels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.object_store import ObjectStore
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@pytest.fixture
+def s3_stack(object_store: ObjectStore, images: Path) -> Iterator[Stack]:
+    """A stack that knows the object store; ``s3://photos/train`` holds the images."""
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    running = Stack(arguments=("--workers", "2"))
+    running.start()
+    yield running
+    running.close()
+
+
+def test_an_s3_prefix(s3_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset("s3://photos/train", RECIPE)
+    with SuperSampler(dataset, batch_size=16, coordinator=s3_stack.address) as sampler:
+        assert dataset.classes == ("ant", "bee", "cat", "dog")
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
+        for _ in range(2):
+            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        stats = sampler.job_stats()
+    assert stats.samples_produced == 150
+    assert stats.source_bytes == sum(path.stat().st_size for path in images.glob("*/*.jpg"))
+
+
+def test_a_bucket_that_does_not_exist(s3_stack: Stack) -> None:
+    with pytest.raises(SourceNotFoundError, match="no-such-bucket"):
+        SuperSampler(
+            SuperDataset("s3://no-such-bucket/train", RECIPE), batch_size=16, coordinator=s3_stack.address
+        )
+
+
+def test_a_wrong_secret(s3_stack: Stack, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
+    stack = Stack()
+    stack.start()
+    try:
+        with pytest.raises(SourceForbiddenError, match=r"s3://photos/train") as caught:
+            SuperSampler(SuperDataset("s3://photos/train", RECIPE), batch_size=16, coordinator=stack.address)
+        assert "another-secret" not in str(caught.value)
+    finally:
+        stack.close()
+
+
+def test_a_key_list_chooses_samples_and_labels(stack: Stack, images: Path, tmp_path: Path) -> None:
+    chosen = sorted(images.glob("bee/*.jpg"))[:10] + sorted(images.glob("dog/*.jpg"))[:10]
+    rows = [f"{path.relative_to(images)},{number / 2}" for number, path in enumerate(chosen)]
+    key_list = tmp_path / "chosen.csv"
+    key_list.write_text("key,label\n" + "\n".join(rows) + "\n")
+    dataset = SuperDataset(images.as_uri(), RECIPE, key_list=key_list.as_uri())
+    with SuperSampler(dataset, batch_size=8, coordinator=stack.address) as sampler:
+        delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+    every = expected_pixels(images, resize=SIDE, crop=SIDE)
+    assert len(dataset) == len(delivered) == 20
+    assert sorted(label for _, label in delivered) == [number / 2 for number in range(20)]
+    assert all(pixels in every for pixels, _ in delivered)
+
+
+@pytest.fixture
+def dirty(tmp_path: Path) -> Path:
+    """Twelve good images of unusual kinds, and three files that nobody can decode."""
+    directory = write_images(tmp_path / "dirty", 8)
+    pixels = np.arange(SIDE * SIDE, dtype=np.uint32).reshape(SIDE, SIDE) % 251
+    grey = Image.fromarray(pixels.astype(np.uint8))
+    grey.save(directory / "ant" / "grey.jpg")
+    grey.convert("CMYK").save(directory / "bee" / "cmyk.jpg")
+    grey.convert("RGB").quantize(16).save(directory / "cat" / "palette.png")
+    grey.convert("RGBA").save(directory / "dog" / "alpha.png")
+    (directory / "ant" / "empty.jpg").write_bytes(b"")
+    (directory / "bee" / "text.jpg").write_text("this is no image")
+    whole = next((directory / "cat").glob("0*.jpg")).read_bytes()
+    (directory / "cat" / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
+    return directory
+
+
+def test_a_bad_sample_raises_an_error_that_names_it(stack: Stack, dirty: Path) -> None:
+    dataset = SuperDataset(dirty.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=15, shuffle=False, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        with pytest.raises(BadSampleError, match=r"(ant/empty|bee/text|cat/truncated)\.jpg"):
+            collect(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipping_bad_samples_delivers_all_others(stack: Stack, dirty: Path, workers: int) -> None:
+    dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="skip", return_info=True)
+    with SuperSampler(dataset, batch_size=4, seed=2, coordinator=stack.address) as sampler:
+        delivered, bad = 0, []
+        for images, labels, info in DataLoader(
+            dataset, sampler=sampler, batch_size=None, num_workers=workers
+        ):
+            assert images.shape[1:] == (3, SIDE, SIDE)
+            assert len(images) == len(labels)
+            delivered += len(images)
+            bad += [key for key, _ in info.bad]
+    assert delivered == 12
+    assert sorted(bad) == ["ant/empty.jpg", "bee/text.jpg", "cat/truncated.jpg"]
+
+
+def test_replacing_bad_samples_keeps_the_batch_size(stack: Stack, dirty: Path) -> None:
+    dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="replace", return_info=True)
+    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=stack.address) as sampler:
+        for images, _, info in DataLoader(dataset, sampler=sampler, batch_size=None):
+            assert len(images) == 5
+            assert len(set(pixels_of(images))) == 5 - len(info.bad)
+
+
+def test_a_file_that_changes_after_listing_is_told(stack: Stack, tmp_path: Path) -> None:
+    directory = write_images(tmp_path / "images", 8)
+    dataset = SuperDataset(directory.as_uri(), RECIPE, read_timeout=60)
+    with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=stack.address) as sampler:
+        first = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
+        assert len(first[0]) == 8
+        stack.valkey.client().flushall()
+        changed = directory / "ant" / "00000.jpg"
+        changed.write_bytes(changed.read_bytes() + b"more")
+        with pytest.raises(BadSampleError, match=r"ant/00000\.jpg"):
+            collect(DataLoader(dataset, sampler=sampler, batch_size=None))

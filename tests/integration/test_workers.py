@@ -1,0 +1,176 @@
+"""DataLoader workers of every kind: the same samples, one connection, no grpc warning, nothing left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+SHARED_MEMORY = Path("/dev/shm")  # looked at, not written
+
+# Every pair of values occurs; the whole grid is slow.
+PAIRS = [
+    (0, "fork", False),
+    (1, "fork", True),
+    (1, "forkserver", False),
+    (1, "spawn", False),
+    (4, "fork", False),
+    (4, "forkserver", True),
+    (4, "spawn", True),
+]
+GRID = [
+    (workers, context, persistent)
+    for workers in (0, 1, 4)
+    for context in ("fork", "forkserver", "spawn")
+    for persistent in (False, True)
+    if (workers or (context == "fork" and not persistent)) and (workers, context, persistent) not in PAIRS
+]
+CASES = [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in GRID)]
+
+
+@pytest.fixture(scope="module")
+def tcp_stack() -> Iterator[Stack]:
+    running = Stack(arguments=("--workers", str(os.cpu_count() or 1)), tcp=True)
+    running.start()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def expected(images: Path) -> dict[bytes, int]:
+    return expected_pixels(images, resize=SIDE, crop=SIDE)
+
+
+@contextmanager
+def connections_to(port: int) -> Iterator[list[int]]:
+    """Watch how many connections to ``port`` this process has open, all the while."""
+    seen: list[int] = []
+    ended = threading.Event()
+    process = psutil.Process()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            found = process.net_connections("tcp")
+            seen.append(
+                sum(bool(c.raddr) and c.raddr.port == port and c.status == "ESTABLISHED" for c in found)
+            )
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def leaked_segments(before: set[Path]) -> set[Path]:
+    """Shared memory that torch made since, whose maker (its name tells the pid) has ended."""
+    made = {path for path in set(SHARED_MEMORY.iterdir()) - before if path.name.startswith("torch_")}
+    return {path for path in made if not psutil.pid_exists(int(path.name.split("_")[1])) and path.exists()}
+
+
+def loader_of(
+    dataset: SuperDataset, sampler: SuperSampler, workers: int, context: str, persistent: bool
+) -> DataLoader:
+    return DataLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context if workers else None,
+        persistent_workers=persistent,
+        timeout=60 if workers else 0,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize(("workers", "context", "persistent"), CASES)
+def test_three_epochs(
+    tcp_stack: Stack,
+    images: Path,
+    expected: dict[bytes, int],
+    capfd: pytest.CaptureFixture[str],
+    workers: int,
+    context: str,
+    persistent: bool,
+) -> None:
+    shared_before = set(SHARED_MEMORY.iterdir())
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with (
+        connections_to(tcp_stack.port) as connections,
+        SuperSampler(dataset, batch_size=16, seed=workers, coordinator=tcp_stack.address) as sampler,
+    ):
+        loader = loader_of(dataset, sampler, workers, context, persistent)
+        epochs = [collect(loader) for _ in range(3)]
+        del loader
+    for delivered in epochs:
+        assert_exactly_once(delivered, expected)
+    assert max(connections) == 1
+    assert "fork" not in capfd.readouterr().err
+    assert not leaked_segments(shared_before)
+
+
+def test_validation_starts_workers_in_the_middle_of_training(
+    tcp_stack: Stack, images: Path, expected: dict[bytes, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    training, validation = (SuperDataset(images.as_uri(), RECIPE) for _ in range(2))
+    with (
+        connections_to(tcp_stack.port) as connections,
+        SuperSampler(training, batch_size=8, seed=1, coordinator=tcp_stack.address) as sampler,
+        SuperSampler(validation, batch_size=32, shuffle=False, coordinator=tcp_stack.address) as other,
+    ):
+        loader = loader_of(training, sampler, 2, "fork", persistent=False)
+        validating = loader_of(validation, other, 2, "fork", persistent=False)
+        delivered = []
+        for number, batch in enumerate(loader):
+            delivered += collect([batch])
+            if number % 2 == 0:
+                assert_exactly_once(collect(validating), expected)
+    assert_exactly_once(delivered, expected)
+    assert max(connections) == 1, "one connection serves all samplers of a process"
+    assert "fork" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_abandoned_epoch_is_followed_by_a_whole_one(
+    tcp_stack: Stack, images: Path, expected: dict[bytes, int], workers: int
+) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=16, seed=5, coordinator=tcp_stack.address) as sampler:
+        loader = loader_of(dataset, sampler, workers, "fork", persistent=False)
+        for _ in range(3):
+            iterator = iter(loader)
+            next(iterator)
+            next(iterator)
+            del iterator
+        assert_exactly_once(collect(loader), expected)
+
+
+def test_nothing_is_left_when_all_is_closed(tcp_stack: Stack, images: Path) -> None:
+    threads_before, children_before = threading.active_count(), set(psutil.Process().children())
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=16, coordinator=tcp_stack.address) as sampler:
+        collect(loader_of(dataset, sampler, 2, "fork", persistent=False))
+    assert threading.active_count() == threads_before
+    assert set(psutil.Process().children()) <= children_before
+    open_now = [
+        c for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == tcp_stack.port
+    ]
+    assert not [c for c in open_now if c.status == "ESTABLISHED"]

@@ -1,0 +1,27 @@
+"""A trainer for tests, run as a program: endless epochs through the embedded default, a line per batch.
+
+Arguments: directory of images, number of workers.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+
+
+def main(directory: str, workers: int) -> None:
+    dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
+    sampler = SuperSampler(dataset, batch_size=8, seed=0)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+    for epoch in range(1_000_000):
+        for number, (images, _) in enumerate(loader):
+            sys.stdout.write(f"{epoch} {number} {len(images)}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,113 @@
+"""The command as people type it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+
+if TYPE_CHECKING:
+    from tests.fixtures.stack import Stack
+
+SUPERDL = Path(sys.executable).with_name("superdl")
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+def superdl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # our own command
+        [str(SUPERDL), *words], capture_output=True, text=True, timeout=280, check=False, cwd=cwd
+    )
+
+
+@pytest.mark.timeout(300)
+def test_run_trains_the_digits_through_the_embedded_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
+    done = superdl("run", "digits", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["status"] == "finished"
+    assert report["epochs"][-1]["val"]["accuracy"] > 0.97
+    trained = [epoch["train"] for epoch in report["epochs"]]
+    assert len(trained) == 3
+    assert all(one["samples"] == one["hits"] + one["misses"] == 1438 for one in trained)
+    assert trained[0]["invocations"] > 0
+    assert trained[1]["invocations"] == trained[2]["invocations"] == 0, "the dataset fits: it is decoded once"
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert json.loads((directory / "report.json").read_text()) == report
+    assert list((directory / "tensorboard").iterdir())
+    assert "validation accuracy" in done.stderr
+
+
+def test_run_takes_other_data_and_settings(images: Path, tmp_path: Path) -> None:
+    overrides = {
+        "data.train": str(images),
+        "epochs": "1",
+        "loader.batch_size": "25",
+        "recipe.resize": str(SIDE),
+        "recipe.crop": str(SIDE),
+    }
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    done = superdl("run", "digits", "--json", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["classes"] == ["ant", "bee", "cat", "dog"]
+    assert report["epochs"][0]["train"]["batches"] == 6
+
+
+def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        ref = next(iter(sampler))
+        dataset[ref]
+        jobs = json.loads(superdl("stats", "--coordinator", stack.address, "--json").stdout)
+        assert [job["job"] for job in jobs["jobs"]] == [sampler.job]
+        assert sampler.job in superdl("stats", "--coordinator", stack.address).stdout
+        hex_id = ref.batch_id.hex()
+        (batch,) = json.loads(
+            superdl("stats", "--coordinator", stack.address, "--batch", hex_id, "--json").stdout
+        )["statuses"]
+        assert batch["known"]
+        assert batch["resident"] == batch["samples"] == 16
+        assert batch["occurrences"] == [{"job": sampler.job, "epoch": 0, "position": 0, "rank": 0}]
+        assert [sample["key"] for sample in batch["details"]] == list(ref.keys)
+        shown = superdl("stats", "--coordinator", stack.address, "--batch", hex_id).stdout
+        assert all(key in shown for key in ref.keys)
+
+
+def test_wrong_use_exits_with_2_and_says_why() -> None:
+    for words, reason in {
+        ("run", "no-such-spec"): "no-such-spec",
+        ("run", "digits", "--set", "loader.batchsize=1"): "batch_size",
+        ("stats", "--coordinator", "127.0.0.1:1", "--batch", "xyz"): "hex",
+        ("coordinator", "--listen", "0.0.0.0:50051"): "TLS",
+        ("coordinator", "--cache-bytes", "much"): "much",
+    }.items():
+        done = superdl(*words)
+        assert done.returncode == 2, (words, done.stderr)
+        assert reason in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_failure_exits_with_1() -> None:
+    done = superdl("stats", "--coordinator", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_re_exports_are_the_real_things() -> None:
+    import superdl as package
+
+    assert package.SuperDataset is SuperDataset
+    assert package.SuperSampler is SuperSampler
+    assert package.Recipe is Recipe
