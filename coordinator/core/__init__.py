@@ -1,4 +1,6 @@
-"""The pure core: plans, residency and prefetch decisions. Events in, actions out; no I/O, no clock, no randomness of its own."""
+"""The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock."""
+
+from __future__ import annotations
 
 from coordinator.core.core import Core
 from coordinator.core.plan import Plan

@@ -1,0 +1,58 @@
+"""What the core wants done: frozen instructions that the runtime carries out and answers with events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from coordinator.core.samples import SetKey
+
+__all__ = ["Action", "Audit", "Drop", "Prefetch", "WriteTombstones"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
+
+    ``expires_in_s`` counts from now: what has not been begun by then is not begun.
+    """
+
+    request_id: int
+    job: str
+    samples: SetKey
+    indices: NDArray[np.int64]
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Ask the cache whether it holds these samples; answered by ``Audited``."""
+
+    audit_id: int
+    samples: SetKey
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Delete these samples' records; not answered."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTombstones:
+    """Write tombstones that expire: these samples' retries are spent; not answered."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+    messages: tuple[str, ...]
+    expires_in_s: float
+
+
+Action: TypeAlias = Audit | Drop | Prefetch | WriteTombstones

@@ -1,0 +1,85 @@
+"""Asking the cache what it really holds, and believing the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.core.actions import Audit
+from coordinator.core.demands import BatchPlace
+from coordinator.core.jobs import Ahead, LaneSpan
+from coordinator.core.samples import SampleState
+from coordinator.core.state import AuditInFlight
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from coordinator.core.events import Audited, CacheGrew, CacheReset
+    from coordinator.core.samples import SetKey
+    from coordinator.core.state import State
+
+__all__ = ["audit", "audited", "cache_grew", "cache_reset"]
+
+
+def audit(state: State, key: SetKey, indices: NDArray[np.int64], asker: BatchPlace | LaneSpan) -> None:
+    """Have the cache asked about samples that may be there; nothing, if there are none."""
+    if not indices.size:
+        return
+    state.set_of(key).move(indices, SampleState.CHECKING)
+    number = next(state.numbers)
+    state.audits[number] = AuditInFlight(key, indices, asker)
+    state.actions.append(Audit(number, key, indices))
+
+
+def audited(state: State, event: Audited, now: float) -> None:
+    """The cache has answered: take its word, and see to what is absent."""
+    asked = state.audits.pop(event.audit_id, None)
+    if asked is None:
+        return
+    samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
+    present, buried = event.record_bytes > 0, event.record_bytes < 0
+    samples.store(asked.indices[present], event.record_bytes[present])
+    samples.move(asked.indices[buried], SampleState.FAILED)
+    absent = asked.indices[~(present | buried)]
+    samples.move(absent, SampleState.ABSENT)
+    samples.attempts[absent] = 0
+    # What an earlier coordinator left was memory of others until it was found.
+    found_bytes = state.resident_bytes - before_bytes
+    state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
+    if absent.size:
+        _see_to(state, asked, absent, now)
+
+
+def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: float) -> None:
+    asker = asked.asker
+    if isinstance(asker, BatchPlace):
+        state.demands.add_urgent(now, asked.samples, absent, asker)
+        return
+    found = state.lane(asker.job, asker.rank)
+    if found is not None and found[1].low < asker.stop <= found[1].frontier:
+        found[1].put(Ahead(asker.start, asker.stop, asked.samples, absent))
+        state.wake(*found)
+
+
+def cache_reset(state: State, event: CacheReset, now: float) -> None:
+    """Believe nothing of the cache any more; what was being asked of it is answered anew, as absent."""
+    for samples in state.sets.values():
+        for lost in (SampleState.RESIDENT, SampleState.FAILED):
+            samples.move(samples.having(lost), SampleState.ABSENT)
+        unknown = samples.having(SampleState.UNKNOWN)
+        samples.move(unknown, SampleState.CHECKING)
+        samples.move(unknown, SampleState.ABSENT)
+    state.failures.clear()
+    state.expiries.clear()
+    state.foreign_bytes = 0
+    state.emptied = True
+    state.crowding.forget()
+    for job in state.jobs.values():
+        for lane in job.lanes.values():
+            lane.look_again()
+            state.wake(job, lane)
+
+
+def cache_grew(state: State, event: CacheGrew, now: float) -> None:
+    """The server holds more than we account for: leave that much less to ourselves."""
+    state.foreign_bytes = max(0, event.excess_bytes)

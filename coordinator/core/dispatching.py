@@ -1,0 +1,185 @@
+"""Turning what is wanted into requests: misses first, then retries, then the lane with the first deadline.
+
+No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
+none is made without room for its samples in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.actions import Prefetch
+from coordinator.core.eviction import next_use, next_use_s
+from coordinator.core.jobs import JobCounters
+from coordinator.core.lookahead import find_absent
+from coordinator.core.room import fits, relieve, room_for, urgent_room_for
+from coordinator.core.samples import SampleState
+from coordinator.core.state import RequestInFlight
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from coordinator.core.demands import Demand
+    from coordinator.core.jobs import Ahead, Job, Lane
+    from coordinator.core.samples import SetKey
+    from coordinator.core.state import State
+
+__all__ = ["dispatch", "expire_tombstones"]
+
+_QUEUED_PER_PLACE = 2
+"""Requests in flight for each that executors take at once: one works, one waits, so that none idles."""
+
+
+def expire_tombstones(state: State, now: float) -> None:
+    """What failed for a time may be tried again."""
+    while state.expiries and state.expiries[0][0] <= now:
+        _, key, indices = state.expiries.popleft()
+        samples = state.sets.get(key)
+        if samples is not None:
+            again = samples.among(indices, SampleState.FAILED)
+            samples.move(again, SampleState.ABSENT)
+            for index in again.tolist():
+                state.failures.pop((key, index), None)
+
+
+def dispatch(state: State, now: float) -> None:
+    """Make requests while executors have places and the cache has room."""
+    relieve(state, now)
+    _release_due(state, now)
+    if not _meet_demands(state, now):
+        return
+    _wake_crowded(state, now)
+    while _places(state) > 0 and (lane_key := state.hungry.pop()) is not None:
+        job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
+        ahead = find_absent(state, job, lane)
+        if ahead is not None:
+            _look_ahead(state, job, lane, ahead, now)
+
+
+def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> None:
+    """Request what a lane has found, as much of it as one request takes, unless another lane goes first."""
+    soonest_s = state.hungry.soonest_s()
+    lane.pending.appendleft(ahead)
+    if soonest_s is not None and lane.deadline_s() > soonest_s:
+        state.wake(job, lane)
+        return
+    count = min(ahead.indices.size, _request_samples(state, job, lane))
+    room = count
+    if not fits(state, ahead.samples, count):
+        later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.low]))[0])
+        room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
+    if room:
+        lane.pending[0] = ahead._replace(indices=ahead.indices[room:])
+        _request(state, ahead.samples, ahead.indices[:room], job.name)
+    if room == count:
+        state.wake(job, lane)
+    else:
+        state.crowding.lanes[job.name, lane.rank] = None
+
+
+def _wake_crowded(state: State, now: float) -> None:
+    """Let the lanes that wait for room look for it again, once that may help."""
+    if state.crowding.lanes and state.crowding.over(state.events, now):
+        lanes, state.crowding.lanes = state.crowding.lanes, {}
+        for name, rank in lanes:
+            found = state.lane(name, rank)
+            if found is not None:
+                state.wake(*found)
+
+
+def _places(state: State) -> int:
+    return state.capacity * _QUEUED_PER_PLACE - len(state.requests)
+
+
+def _request_samples(state: State, job: Job, lane: Lane) -> int:
+    """Small for the next batch, so that all functions work on it at once; then as large as allowed."""
+    if lane.next_ahead <= lane.low:
+        return min(state.settings.request_samples, math.ceil(job.plan.batch_size / max(state.capacity, 1)))
+    return state.settings.request_samples
+
+
+def _release_due(state: State, now: float) -> None:
+    """What has waited for its next attempt is absent from now on, so that a miss of it counts."""
+    for demand in state.demands.become_due(now):
+        samples = state.set_of(demand.samples)
+        samples.move(samples.among(demand.indices, SampleState.WAITING), SampleState.ABSENT)
+
+
+def _meet_demands(state: State, now: float) -> bool:
+    """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
+    while (places := _places(state)) > 0 and (demand := state.demands.take_due()) is not None:
+        wanted = _wanted(state, demand)
+        if not wanted.size:
+            continue
+        share = 1 if demand.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
+        if demand.urgent:
+            wanted, share = _suspects_alone(state, demand, wanted, share)
+            room = urgent_room_for(state, demand.samples, share, now)
+        else:
+            wanted, later_than_s = _soonest_first(state, demand, wanted, share)
+            room = room_for(state, demand.samples, share, later_than_s=later_than_s, now=now)
+        if room:
+            _request(state, demand.samples, wanted[:room], demand.job)
+        if room or demand.urgent:
+            state.demands.put_back(demand, wanted[room:])
+        else:
+            _leave_to_lanes(state, demand, wanted)
+        if not room and demand.urgent:
+            return False
+    return True
+
+
+def _wanted(state: State, demand: Demand) -> NDArray[np.int64]:
+    """What of a demand is still to be asked for; nothing, if nobody reads that dataset any more."""
+    samples = state.sets.get(demand.samples)
+    if samples is None:
+        return np.empty(0, dtype=np.int64)
+    wanted = samples.among(demand.indices, SampleState.ABSENT)
+    return wanted if state.wants(demand.samples.dataset) else wanted[:0]
+
+
+def _suspects_alone(
+    state: State, demand: Demand, wanted: NDArray[np.int64], share: int
+) -> tuple[NDArray[np.int64], int]:
+    """First what has never failed; then, one by one, what has: it may have crashed its function."""
+    suspect = state.set_of(demand.samples).attempts[wanted] > 0
+    innocents = int(np.count_nonzero(~suspect))
+    return np.concatenate((wanted[~suspect], wanted[suspect])), min(share, innocents) if innocents else 1
+
+
+def _leave_to_lanes(state: State, demand: Demand, wanted: NDArray[np.int64]) -> None:
+    """There is no room for a retry, since all that is there is needed sooner: look ahead to it again."""
+    job = state.jobs.get(demand.job)
+    if job is not None:
+        position = job.low + int(next_use(demand.samples, wanted, job).min())
+        for lane in job.lanes.values():
+            lane.look_back(position)
+            state.crowding.lanes[job.name, lane.rank] = None
+
+
+def _soonest_first(
+    state: State, demand: Demand, wanted: NDArray[np.int64], share: int
+) -> tuple[NDArray[np.int64], float]:
+    """What is wanted in the order of its next use, and the next use of the last that is asked for now."""
+    if fits(state, demand.samples, share):
+        return wanted, 0.0
+    job = state.jobs.get(demand.job)
+    uses_s = next_use_s(demand.samples, wanted, [job] if job is not None else state.jobs.values())
+    order = np.argsort(uses_s, kind="stable")
+    return wanted[order], float(uses_s[order[share - 1]])
+
+
+def _request(state: State, key: SetKey, indices: NDArray[np.int64], job: str) -> None:
+    samples = state.set_of(key)
+    samples.move(indices, SampleState.IN_FLIGHT)
+    reserved = math.ceil(samples.sample_bytes * indices.size)
+    number = next(state.numbers)
+    counters = state.jobs[job].counters if job in state.jobs else JobCounters()
+    counters.invocations += 1
+    counters.requests_in_flight += 1
+    state.reserved_bytes += reserved
+    state.requests[number] = RequestInFlight(key, indices, job, counters, reserved)
+    state.actions.append(Prefetch(number, job, key, indices, state.settings.request_ttl_s))

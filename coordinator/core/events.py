@@ -1,0 +1,185 @@
+"""What can happen to the core: frozen events, array-valued where they speak of samples.
+
+Each is handed to :meth:`coordinator.core.Core.handle` together with the time. ``indices`` are int64 arrays of
+places in the catalog.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from coordinator.core.plan import Plan
+
+__all__ = [
+    "Audited",
+    "BatchRead",
+    "BatchesAsked",
+    "CacheGrew",
+    "CacheReset",
+    "DatasetAdded",
+    "Event",
+    "ExecutorResized",
+    "FailureKind",
+    "JobClosed",
+    "JobOpened",
+    "RequestDone",
+    "RequestFailed",
+    "Tick",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAdded:
+    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
+
+    ``record_bytes`` is the expected length of a record, ``known_absent`` says that the cache was seen empty.
+    """
+
+    dataset: bytes
+    size: int
+    random: bool
+    record_bytes: int
+    known_absent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobOpened:
+    """A rank of a job is there; again for every rank, and again whenever one reconnects.
+
+    ``epoch`` and ``position`` say where a new rank will begin, so that looking ahead begins there.
+    """
+
+    job: str
+    dataset: bytes
+    plan: Plan
+    rank: int
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobClosed:
+    """A rank of a job has said goodbye."""
+
+    job: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesAsked:
+    """A sampler asked for batches [start, stop) of an epoch; it has given out all before ``yielded``."""
+
+    job: str
+    rank: int
+    epoch: int
+    start: int
+    stop: int
+    yielded: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """A read report: what a reader found of a batch, and what it still misses (offsets in the batch)."""
+
+    job: str
+    rank: int
+    epoch: int
+    position: int
+    samples: int
+    hits: int
+    missed: NDArray[np.int64]
+    corrupt: NDArray[np.int64]
+    done: bool
+    read_us: int
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """A function answered: one entry for each sample of the request, in its order.
+
+    ``outcomes`` are places in :data:`OUTCOME_ORDER`; times in microseconds, lengths in bytes; ``messages`` by
+    offset.
+    """
+
+    request_id: int
+    outcomes: NDArray[np.uint8]
+    record_bytes: NDArray[np.int64]
+    source_bytes: int
+    fetch_us: int
+    decode_us: int
+    push_us: int
+    messages: dict[int, str] = field(default_factory=dict)
+
+
+class FailureKind(enum.Enum):
+    """How a whole request failed."""
+
+    CRASHED = "the function's process ended"
+    TIMED_OUT = "the function did not answer in time"
+    RAISED = "the function raised"
+    THROTTLED = "the executor takes no more requests now"
+    UNAVAILABLE = "the executor could not be reached"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request came to nothing."""
+
+    request_id: int
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What the cache really holds: record length in bytes, 0 for none, negative for a tombstone."""
+
+    audit_id: int
+    record_bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset:
+    """The cache was seen to have restarted or been emptied: nothing is believed of it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGrew:
+    """The server's memory exceeds what the core accounts for, by ``excess_bytes`` over the budget."""
+
+    excess_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorResized:
+    """How many requests the executors take at once."""
+
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; see :attr:`coordinator.core.Core.wake_at_s`."""
+
+
+Event: TypeAlias = (
+    Audited
+    | BatchRead
+    | BatchesAsked
+    | CacheGrew
+    | CacheReset
+    | DatasetAdded
+    | ExecutorResized
+    | JobClosed
+    | JobOpened
+    | RequestDone
+    | RequestFailed
+    | Tick
+)

@@ -1,0 +1,49 @@
+"""Forgetting what nobody will ask for again: ranks that fell silent, sample sets that hold nothing.
+
+Without it, every epoch of a random recipe would leave the states of a whole catalog behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.core.events import JobClosed
+from coordinator.core.reading import job_closed
+from coordinator.core.samples import EVERY_EPOCH
+
+if TYPE_CHECKING:
+    from coordinator.core.state import State
+
+__all__ = ["forget_empty_sets", "forget_silent_lanes"]
+
+
+def forget_silent_lanes(state: State, now: float) -> None:
+    """Forget the ranks that have been silent for ``forget_s``."""
+    silent = [
+        JobClosed(job.name, rank)
+        for job in state.jobs.values()
+        for rank, lane in job.lanes.items()
+        if now - lane.last_seen_s > state.settings.forget_s
+    ]
+    for event in silent:
+        job_closed(state, event, now)
+
+
+def forget_empty_sets(state: State, now: float) -> None:
+    """Forget sample sets that hold nothing and that nobody is at; one that is asked for is made anew."""
+    in_use: dict[bytes, tuple[int, int]] = {}
+    for job in state.jobs.values():
+        for lane in job.lanes.values():
+            epochs = (job.epoch_and_position(lane.low)[0], job.epoch_and_position(lane.frontier)[0])
+            first, last = in_use.get(job.dataset, epochs)
+            in_use[job.dataset] = min(first, epochs[0]), max(last, epochs[1])
+    awaited = state.awaited.by_set(now)
+    for key, samples in list(state.sets.items()):
+        if key in awaited:
+            continue
+        if key.dataset in in_use:
+            first, last = in_use[key.dataset]
+            if key.epoch == EVERY_EPOCH or first <= key.epoch <= last:
+                continue
+        if samples.idle:
+            del state.sets[key]

@@ -1,0 +1,190 @@
+"""Jobs and their lanes: where every rank stands in its plan, and how fast it goes.
+
+Batches are counted by *absolute position*: epoch times batches per epoch plus position in the epoch, so that
+looking ahead crosses epochs without a seam. What is done about a lane is :mod:`coordinator.core.core`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from coordinator.core.samples import EVERY_EPOCH, SetKey
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from coordinator.core.plan import Plan
+
+__all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
+
+_FIRST_INTERVAL_S = 0.05
+_SMOOTHING = 0.2
+_GAP_BATCHES = 64
+
+
+@dataclass(slots=True)
+class JobCounters:
+    """What a job has cost and gained so far. Cache hits and misses are counted in samples."""
+
+    batches_read: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    samples_reused: int = 0
+    samples_produced: int = 0
+    samples_failed: int = 0
+    retries: int = 0
+    invocations: int = 0
+    requests_in_flight: int = 0
+    fetch_us: int = 0
+    decode_us: int = 0
+    push_us: int = 0
+    read_us: int = 0
+    wait_us: int = 0
+    source_bytes: int = 0
+    record_bytes: int = 0
+
+
+class LaneSpan(NamedTuple):
+    """The batches of a lane from ``start`` to before ``stop``, in absolute positions."""
+
+    job: str
+    rank: int
+    start: int
+    stop: int
+
+
+class Ahead(NamedTuple):
+    """What was absent when a lane looked at the batches from ``start`` to before ``stop``."""
+
+    start: int
+    stop: int
+    samples: SetKey
+    indices: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One rank of a job.
+
+    All before ``low`` has been read; all before ``frontier`` has been looked at, and what was absent of it
+    stands in ``pending`` (by position) or has been asked for; all before ``asked`` is known to the sampler.
+    ``interval_s`` is the smoothed time between two batches.
+    """
+
+    rank: int
+    low: int
+    frontier: int
+    asked: int
+    yielded: int
+    last_seen_s: float
+    last_read_s: float
+    interval_s: float = _FIRST_INTERVAL_S
+    counted: int = 0
+    """All before it has been counted as reused or not."""
+    read_ahead: set[int] = field(default_factory=set)
+    pending: deque[Ahead] = field(default_factory=deque)
+
+    def seek(self, position: int, now: float) -> None:
+        """The sampler went elsewhere: all plans for this lane begin anew at ``position``."""
+        self.low = self.frontier = self.asked = self.yielded = self.counted = position
+        self.read_ahead.clear()
+        self.pending.clear()
+        self.last_read_s = now
+
+    def look_again(self) -> None:
+        """What was looked at may not be there any more: look at all of it again."""
+        self.frontier = self.low
+        self.pending.clear()
+
+    def look_back(self, position: int) -> None:
+        """Something was lost that is wanted at ``position``: look again from there on."""
+        if self.low <= position < self.frontier:
+            self.frontier = position
+            self.pending = deque(ahead for ahead in self.pending if ahead.start < position)
+
+    def put(self, ahead: Ahead) -> None:
+        """Add what was found absent, in the order of the plan."""
+        place = next(
+            (number for number, other in enumerate(self.pending) if other.start > ahead.start),
+            len(self.pending),
+        )
+        self.pending.insert(place, ahead)
+
+    def read(self, position: int, now: float) -> None:
+        """A batch was read; batches may be read out of order, and reports may be lost."""
+        if position < self.low:
+            return
+        before = self.low
+        self.read_ahead.add(position)
+        if max(self.read_ahead) - self.low > _GAP_BATCHES:  # a report was lost: do not wait for it
+            self.low = min(self.read_ahead)
+        while self.low in self.read_ahead:
+            self.read_ahead.discard(self.low)
+            self.low += 1
+        if self.low > before:
+            interval_s = max(now - self.last_read_s, 1e-6) / (self.low - before)
+            self.interval_s += (interval_s - self.interval_s) * _SMOOTHING
+            self.last_read_s = now
+            self.frontier = max(self.frontier, self.low)
+
+    def skip_to(self, position: int) -> None:
+        """All before ``position`` is done with, whether or not it was reported as read."""
+        if position > self.low:
+            self.low = position
+            self.read_ahead = {read for read in self.read_ahead if read >= position}
+            self.frontier = max(self.frontier, position)
+
+    @property
+    def next_ahead(self) -> int:
+        """The first position that is not known to be seen to."""
+        return max(self.pending[0].start if self.pending else self.frontier, self.low)
+
+    def deadline_s(self) -> float:
+        """When the job will want the first batch that is not known to be seen to."""
+        return self.last_read_s + (self.next_ahead - self.low) * self.interval_s
+
+
+@dataclass(slots=True)
+class Job:
+    """A training run's view of a dataset: its plan, its ranks seen here, and its account."""
+
+    name: str
+    dataset: bytes
+    random: bool
+    plan: Plan
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    counters: JobCounters = field(default_factory=JobCounters)
+
+    def absolute(self, epoch: int, position: int) -> int:
+        """The absolute position of a batch."""
+        return epoch * self.plan.batches_per_epoch + position
+
+    def epoch_and_position(self, absolute: int) -> tuple[int, int]:
+        """The inverse of :meth:`absolute`."""
+        return divmod(absolute, self.plan.batches_per_epoch)
+
+    def samples_of(self, epoch: int) -> SetKey:
+        """The sample set that this job reads in ``epoch``."""
+        return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
+
+    @property
+    def low(self) -> int:
+        """Absolute position of the slowest rank."""
+        return min(lane.low for lane in self.lanes.values())
+
+    @property
+    def interval_s(self) -> float:
+        """Time between two batches of the fastest rank."""
+        return min(lane.interval_s for lane in self.lanes.values())
+
+    def due_in_s(self, batches: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out."""
+        seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
+        places = batches + self.low
+        for low, end in {(lane.low, max(lane.yielded, lane.low + 1)) for lane in self.lanes.values()}:
+            seconds[(places >= low) & (places < end)] = 0.0
+        return seconds

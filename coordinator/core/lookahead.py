@@ -1,0 +1,68 @@
+"""How far a lane looks ahead, and what it finds there that must be asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.core.auditing import audit
+from coordinator.core.jobs import Ahead, LaneSpan
+from coordinator.core.samples import SampleState
+
+if TYPE_CHECKING:
+    from coordinator.core.jobs import Job, Lane
+    from coordinator.core.state import State
+
+__all__ = ["find_absent", "window_end"]
+
+_WINDOW_SHARE = 0.5
+"""Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
+
+_SPAN_BATCHES = 8
+_LEAST_BATCHES = 2
+
+
+def window_end(state: State, job: Job, lane: Lane) -> int:
+    """Where looking ahead ends: bounded by settings and by this lane's share of the budget.
+
+    It is beyond what the sampler has given out, for which readers wait, however long the reports of reading
+    stay away.
+    """
+    epoch, _ = job.epoch_and_position(lane.frontier)
+    batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
+    affordable = int(_WINDOW_SHARE * state.budget_bytes / max(state.lanes, 1) / batch_bytes)
+    batches = max(_LEAST_BATCHES, min(state.settings.lookahead_batches, affordable))
+    return max(lane.low + batches, lane.yielded + _LEAST_BATCHES)
+
+
+def find_absent(state: State, job: Job, lane: Lane) -> Ahead | None:
+    """The next absent samples in the lane's window, removed from the lane; ``None`` if all is seen to.
+
+    The frontier moves over what is resident or on its way. What nobody has asked the cache about is
+    audited first, and returns to the lane if it is absent.
+    """
+    while True:
+        while lane.pending:
+            ahead = lane.pending.popleft()
+            if ahead.stop > lane.low:  # else it was read without us
+                absent = state.set_of(ahead.samples).among(ahead.indices, SampleState.ABSENT)
+                if absent.size:
+                    return ahead._replace(indices=absent)
+        end = window_end(state, job, lane)
+        if lane.frontier >= end:
+            return None
+        epoch, position = job.epoch_and_position(lane.frontier)
+        # The first batches one by one, since the deadlines of a span are that of its first batch.
+        batches = 1 if lane.frontier - lane.low < _LEAST_BATCHES else _SPAN_BATCHES
+        stop = min(position + min(batches, end - lane.frontier), job.plan.batches_per_epoch)
+        span = job.plan.span(epoch, position, stop, lane.rank)
+        key = job.samples_of(epoch)
+        samples = state.set_of(key)
+        indices = state.unique(span.indices) if span.padding.any() else span.indices
+        states = samples.state[indices]
+        if lane.frontier >= lane.counted:
+            job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())
+            lane.counted = lane.frontier + stop - position
+        start, lane.frontier = lane.frontier, lane.frontier + stop - position
+        lane.pending.append(Ahead(start, lane.frontier, key, indices[states == SampleState.ABSENT]))
+        asker = LaneSpan(job.name, lane.rank, start, lane.frontier)
+        audit(state, key, indices[states == SampleState.UNKNOWN], asker)

@@ -1,0 +1,138 @@
+"""What jobs tell: opened, closed, asked for batches, read them, missed samples.
+
+Reports come from the network and may be late, lost, or older than a coordinator that was restarted: one that
+speaks of no batch of the plan is no news.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.auditing import audit
+from coordinator.core.demands import BatchPlace
+from coordinator.core.jobs import Job, Lane
+from coordinator.core.samples import SampleState
+
+if TYPE_CHECKING:
+    from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
+    from coordinator.core.state import State
+
+__all__ = ["batch_read", "batches_asked", "dataset_added", "job_closed", "job_opened"]
+
+_UNREPORTED_BATCHES = 256
+"""So many batches given out may be unread at once; those before them were read, though no report says so."""
+
+_OVERTAKEN_BATCHES = 64
+
+_DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
+_DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
+
+_EPOCHS_MAX = 2**40
+
+
+def dataset_added(state: State, event: DatasetAdded, now: float) -> None:
+    """Remember a dataset; again is no change."""
+    state.datasets.setdefault(event.dataset, event)
+
+
+def job_opened(state: State, event: JobOpened, now: float) -> None:
+    """Open a job or add a rank to it; looking ahead begins at once, where the event says reading will."""
+    job = state.jobs.get(event.job)
+    if job is None:
+        random = state.datasets[event.dataset].random
+        job = state.jobs[event.job] = Job(event.job, event.dataset, random, event.plan)
+    lane = job.lanes.get(event.rank)
+    if lane is None:
+        start = job.absolute(event.epoch, event.position)
+        lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now)
+        job.lanes[event.rank] = lane
+        state.lanes += 1
+        state.lanes_of[job.dataset] += 1
+    lane.last_seen_s = now
+    state.wake(job, lane)
+
+
+def job_closed(state: State, event: JobClosed, now: float) -> None:
+    """Forget a rank, and the job with its last one; what it has in the cache stays until memory is short."""
+    found = state.lane(event.job, event.rank)
+    if found is None:
+        return
+    job, lane = found
+    del job.lanes[lane.rank]
+    state.lanes -= 1
+    state.lanes_of[job.dataset] -= 1
+    state.hungry.discard((job.name, lane.rank))
+    state.crowding.lanes.pop((job.name, lane.rank), None)
+    state.crowding.forget()
+    if not job.lanes:
+        del state.jobs[job.name]
+
+
+def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
+    """A page of the plan went out. Asking again is no news; asking elsewhere moves the lane there."""
+    found = state.lane(event.job, event.rank)
+    if found is None:
+        return
+    job, lane = found
+    lane.last_seen_s = now
+    start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
+    yielded = job.absolute(event.epoch, event.yielded)
+    if start > lane.asked or _goes_back(job, lane, yielded):
+        lane.seek(yielded, now)
+    lane.asked = max(lane.asked, stop)
+    lane.yielded = max(lane.yielded, yielded)
+    if event.yielded > 0:  # an epoch that goes on has ended the one before it
+        lane.skip_to(job.absolute(event.epoch, 0))
+    lane.skip_to(lane.yielded - _UNREPORTED_BATCHES)
+    state.wake(job, lane)
+
+
+def _goes_back(job: Job, lane: Lane, yielded: int) -> bool:
+    """Whether a sampler began anew at an earlier place; a little earlier is a call that a report overtook."""
+    behind = lane.low - yielded
+    return behind > _OVERTAKEN_BATCHES or (
+        behind > 0 and job.epoch_and_position(yielded)[0] != job.epoch_and_position(lane.low)[0]
+    )
+
+
+def batch_read(state: State, event: BatchRead, now: float) -> None:
+    """A read report came: the lane moves on, misses are seen to at once."""
+    found = state.lane(event.job, event.rank)
+    if found is None:
+        return
+    job, lane = found
+    if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
+        return
+    lane.last_seen_s = now
+    if event.done:
+        counters = job.counters
+        counters.batches_read += 1
+        counters.cache_hits += event.hits
+        counters.cache_misses += event.samples - event.hits
+        counters.read_us += event.read_us
+        counters.wait_us += event.wait_us
+        state.awaited.discard(BatchPlace(job.name, event.rank, event.epoch, event.position))
+        position = job.absolute(event.epoch, event.position)
+        if position < lane.asked:
+            lane.read(position, now)
+        state.wake(job, lane)
+    elif event.missed.size:
+        _missed(state, job, event, now)
+
+
+def _missed(state: State, job: Job, event: BatchRead, now: float) -> None:
+    batch = job.plan.batch(event.epoch, event.position, event.rank).indices
+    missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
+    corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
+    key = job.samples_of(event.epoch)
+    samples = state.set_of(key)
+    spoilt = samples.among(state.unique(batch[corrupt]), SampleState.RESIDENT)
+    samples.move(spoilt, SampleState.ABSENT)
+    wanted = state.unique(batch[missed])
+    place = BatchPlace(job.name, event.rank, event.epoch, event.position)
+    state.awaited.report(place, key, wanted, now)
+    state.demands.add_urgent(now, key, samples.among(wanted, SampleState.ABSENT), place)
+    # The report may be older than the sample, so the cache is asked before a record is believed lost.
+    audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)

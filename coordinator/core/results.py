@@ -1,0 +1,135 @@
+"""What functions answer: samples cached, failed for good, or to be tried again, within bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.actions import WriteTombstones
+from coordinator.core.events import FailureKind
+from coordinator.core.samples import SampleState
+from super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from coordinator.core.events import ExecutorResized, RequestDone, RequestFailed
+    from coordinator.core.state import RequestInFlight, State
+
+__all__ = ["OUTCOME_ORDER", "executor_resized", "request_done", "request_failed"]
+
+OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
+"""Outcomes as small numbers: their places in this tuple."""
+
+_CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+_TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
+# Not the sample's fault: tried again without counting as an attempt.
+_INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
+_INNOCENT_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+_ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
+
+
+def request_done(state: State, event: RequestDone, now: float) -> None:
+    """A function answered; an answer to a request that is not in flight (a second one) changes nothing."""
+    request = _landed(state, event.request_id)
+    if request is None:
+        return
+    samples, indices = state.set_of(request.samples), request.indices
+    cached, buried = event.outcomes == _CACHED, event.outcomes == _TOMBSTONE
+    samples.store(indices[cached], event.record_bytes[cached])
+    samples.move(indices[buried], SampleState.FAILED)
+    for offset in np.flatnonzero(buried):
+        state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
+    counters = request.counters
+    counters.samples_produced += int(cached.sum())
+    counters.samples_failed += int(buried.sum())
+    counters.fetch_us += event.fetch_us
+    counters.decode_us += event.decode_us
+    counters.push_us += event.push_us
+    counters.source_bytes += event.source_bytes
+    counters.record_bytes += int(event.record_bytes[cached].sum())
+    if cached.any():
+        state.setbacks = 0
+    innocent = _INNOCENT[event.outcomes]
+    _try_again(state, request, np.flatnonzero(innocent), {}, now, counts=False, alone=False)
+    guilty = np.flatnonzero(~(cached | buried | innocent))
+    _try_again(state, request, guilty, event.messages, now, counts=True, alone=False)
+
+
+def request_failed(state: State, event: RequestFailed, now: float) -> None:
+    """A request came to nothing. If a sample may be to blame, each goes alone, so that one harms no other."""
+    request = _landed(state, event.request_id)
+    if request is None:
+        return
+    everything = np.arange(request.indices.size)
+    message = f"{event.kind.value}: {event.message}"
+    _try_again(
+        state,
+        request,
+        everything,
+        dict.fromkeys(range(request.indices.size), message),
+        now,
+        counts=event.kind not in _INNOCENT_FAILURES,
+        alone=event.kind in _ISOLATING_FAILURES,
+    )
+
+
+def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
+    """The executors take another number of requests at once."""
+    state.capacity = event.capacity
+
+
+def _landed(state: State, request_id: int) -> RequestInFlight | None:
+    request = state.requests.pop(request_id, None)
+    if request is not None:
+        state.reserved_bytes -= request.reserved_bytes
+        request.counters.requests_in_flight -= 1
+    return request
+
+
+def _try_again(
+    state: State,
+    request: RequestInFlight,
+    offsets: NDArray[np.intp],
+    messages: dict[int, str],
+    now: float,
+    *,
+    counts: bool,
+    alone: bool,
+) -> None:
+    """Queue another attempt after a backoff; whose attempts are spent gets a tombstone that expires."""
+    if not offsets.size:
+        return
+    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    if counts:
+        samples.attempts[indices] += 1
+    spent = samples.attempts[indices] >= state.settings.attempts
+    if spent.any():
+        texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
+        ttl_s = state.settings.tombstone_ttl_s
+        samples.move(indices[spent], SampleState.FAILED)
+        samples.attempts[indices[spent]] = 0
+        for index, text in zip(indices[spent].tolist(), texts, strict=True):
+            state.remember_failure(request.samples, index, text)
+        state.actions.append(WriteTombstones(request.samples, indices[spent], texts, ttl_s))
+        state.expiries.append((now + ttl_s, request.samples, indices[spent]))
+        request.counters.samples_failed += int(spent.sum())
+    again = indices[~spent]
+    if not again.size:
+        return
+    samples.move(again, SampleState.WAITING)
+    request.counters.retries += again.size
+    tried = samples.attempts[again]
+    setback_s = 0.0 if counts else _setback_s(state, now)
+    for attempts in np.unique(tried).tolist():
+        due_s = now + max(state.settings.backoff_after_s(attempts), setback_s)
+        state.demands.add(due_s, request.samples, again[tried == attempts], request.job, alone=alone)
+
+
+def _setback_s(state: State, now: float) -> float:
+    """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
+    if now >= state.setback_until_s:
+        state.setbacks += 1
+        state.setback_until_s = now + state.settings.backoff_after_s(state.setbacks)
+    return state.settings.backoff_after_s(state.setbacks)

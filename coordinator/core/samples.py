@@ -1,0 +1,186 @@
+"""Residency by sample: one byte of state for each sample of a set, and the table of legal changes.
+
+A *sample set* is the samples of one dataset under one recipe; a random recipe has a set of its own for every
+epoch. State, footprint and attempts are arrays, so that a million samples cost a few megabytes and are looked
+at together. Why a state changes is :mod:`coordinator.core.core`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["EVERY_EPOCH", "Account", "SampleSet", "SampleState", "SetKey", "footprint"]
+
+EVERY_EPOCH = -1
+"""``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
+
+_KEY_OVERHEAD_BYTES = 160
+"""Key, dictionary entry and object header of one key, as seen with Valkey 9 and Redis 7."""
+
+
+class SetKey(NamedTuple):
+    """Names a sample set: dataset (content of catalog and recipe) and epoch, if the recipe is random."""
+
+    dataset: bytes
+    epoch: int
+
+
+class SampleState(enum.IntEnum):
+    """What the coordinator believes of one sample; the cache has the truth."""
+
+    UNKNOWN = 0
+    """Never asked: the cache may hold it from an earlier coordinator."""
+    CHECKING = 1
+    """The cache is being asked."""
+    ABSENT = 2
+    IN_FLIGHT = 3
+    """A function has been asked to produce it."""
+    WAITING = 4
+    """It failed and waits for its next attempt."""
+    RESIDENT = 5
+    FAILED = 6
+    """A tombstone says why."""
+
+
+_S = SampleState
+_NEXT: dict[SampleState, tuple[SampleState, ...]] = {
+    _S.UNKNOWN: (_S.CHECKING,),
+    _S.CHECKING: (_S.RESIDENT, _S.FAILED, _S.ABSENT),
+    _S.ABSENT: (_S.IN_FLIGHT,),
+    _S.IN_FLIGHT: (_S.RESIDENT, _S.FAILED, _S.WAITING),
+    _S.WAITING: (_S.ABSENT,),
+    _S.RESIDENT: (_S.ABSENT, _S.CHECKING),
+    _S.FAILED: (_S.ABSENT, _S.CHECKING),
+}
+_LEGAL = np.zeros((len(_S), len(_S)), dtype=np.bool_)
+for _state, _followers in _NEXT.items():
+    _LEGAL[_state, list(_followers)] = True
+
+
+def footprint(record_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Memory that records take in Redis, in bytes: jemalloc's size class (four to a doubling) and the key."""
+    size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + 16, 16)
+    step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
+    taken: NDArray[np.int64] = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
+    return taken
+
+
+@dataclass(slots=True)
+class Account:
+    """Cache memory that the records of several sample sets take together."""
+
+    resident_bytes: int = 0
+
+
+class SampleSet:
+    """The samples of one set, as parallel arrays of shape (size,).
+
+    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8. What is resident
+    has a footprint, and keeps it while the cache is asked whether it still is; nothing else has one.
+    """
+
+    __slots__ = (
+        "_account",
+        "_stored_count",
+        "attempts",
+        "key",
+        "resident_bytes",
+        "resident_count",
+        "sample_bytes",
+        "state",
+        "stored_bytes",
+    )
+
+    def __init__(
+        self, key: SetKey, size: int, *, record_bytes: int, known_absent: bool, account: Account | None = None
+    ) -> None:
+        start = SampleState.ABSENT if known_absent else SampleState.UNKNOWN
+        self.key = key
+        self.state: NDArray[np.uint8] = np.full(size, start, dtype=np.uint8)
+        self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
+        self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        self.resident_bytes = 0
+        self.resident_count = 0
+        self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
+        """Expected footprint of a sample that has not been produced: a running mean once some have."""
+        self._stored_count = 0
+        self._account = account or Account()
+
+    def among(self, indices: NDArray[np.int64], state: SampleState) -> NDArray[np.int64]:
+        """Those of ``indices`` that are in ``state``, in their order."""
+        found: NDArray[np.int64] = indices[self.state[indices] == state]
+        return found
+
+    def having(self, state: SampleState) -> NDArray[np.int64]:
+        """All samples in ``state``, ascending."""
+        return np.flatnonzero(self.state == state)
+
+    def move(self, indices: NDArray[np.int64], to: SampleState) -> None:
+        """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
+        if not indices.size:
+            return
+        before = self.state[indices]
+        if not _LEGAL[before, to].all():
+            wrong = sorted({SampleState(int(state)).name for state in before[~_LEGAL[before, to]]})
+            msg = f"illegal change of sample state in {self.key}: {', '.join(wrong)} to {to.name}"
+            raise RuntimeError(msg)
+        self.resident_count -= int(np.count_nonzero(before == SampleState.RESIDENT))
+        if to == SampleState.RESIDENT:
+            self.resident_count += indices.size
+        if to != SampleState.CHECKING:  # until the cache answers, its memory counts as taken
+            self._take(-int(self.stored_bytes[indices].sum(dtype=np.int64)))
+            self.stored_bytes[indices] = 0
+        self.state[indices] = to
+
+    def store(self, indices: NDArray[np.int64], record_bytes: NDArray[np.int64]) -> None:
+        """``indices`` are resident now, with records of these lengths in bytes."""
+        if not indices.size:
+            return
+        self.move(indices, SampleState.RESIDENT)
+        taken = footprint(record_bytes)
+        self.stored_bytes[indices] = taken
+        self.attempts[indices] = 0
+        total = int(taken.sum())
+        self._take(total)
+        self._stored_count += indices.size
+        share = indices.size / self._stored_count
+        self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of this set is in the cache, on its way there or waiting for it."""
+        return not any(self.count(state) for state in (_S.RESIDENT, _S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
+
+    def count(self, state: SampleState) -> int:
+        """Number of samples in a state."""
+        return (
+            self.resident_count
+            if state == SampleState.RESIDENT
+            else int(np.count_nonzero(self.state == state))
+        )
+
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself in this set; nothing, if all is well."""
+        resident = self.having(SampleState.RESIDENT)
+        if resident.size != self.resident_count:
+            yield f"{self.key}: {resident.size} samples are resident, {self.resident_count} are counted"
+        if (self.stored_bytes[resident] == 0).any():
+            yield f"{self.key}: a resident sample has no footprint"
+        if int(self.stored_bytes.sum(dtype=np.int64)) != self.resident_bytes:
+            yield f"{self.key}: footprints do not add up to {self.resident_bytes} bytes"
+        kept = (self.state == SampleState.RESIDENT) | (self.state == SampleState.CHECKING)
+        if self.stored_bytes[~kept].any():
+            yield f"{self.key}: a sample that is not in the cache has a footprint"
+
+    def _take(self, size_bytes: int) -> None:
+        self.resident_bytes += size_bytes
+        self._account.resident_bytes += size_bytes

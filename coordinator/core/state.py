@@ -1,0 +1,148 @@
+"""All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, demands, the account.
+
+Only data and the few questions that several parts of the core ask of it. What events do to it stands in
+``reading``, ``results``, ``auditing`` and ``dispatching``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.awaited import AwaitedSamples
+from coordinator.core.crowding import Crowding
+from coordinator.core.deadlines import DeadlineQueue
+from coordinator.core.demands import BatchPlace, DemandQueue
+from coordinator.core.samples import Account, SampleSet, SetKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from coordinator.core.actions import Action
+    from coordinator.core.events import DatasetAdded
+    from coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
+    from coordinator.core.settings import CoreSettings
+
+__all__ = ["FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
+
+FAILURES_MAX = 10_000
+"""So many reasons of failures are remembered, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInFlight:
+    """A prefetch request that has not been answered, and the cache memory kept free for it."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+    job: str
+    counters: JobCounters
+    """Whose account it goes on, though the job be closed and opened anew before it is answered."""
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditInFlight:
+    """Samples that the cache is asked about, for the reader of a batch or for a lane that looks ahead."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+    asker: BatchPlace | LaneSpan
+
+
+@dataclass(slots=True)
+class State:
+    """The core's memory."""
+
+    settings: CoreSettings
+    datasets: dict[bytes, DatasetAdded] = field(default_factory=dict)
+    sets: dict[SetKey, SampleSet] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    requests: dict[int, RequestInFlight] = field(default_factory=dict)
+    audits: dict[int, AuditInFlight] = field(default_factory=dict)
+    demands: DemandQueue = field(default_factory=DemandQueue)
+    awaited: AwaitedSamples = field(default_factory=AwaitedSamples)
+    failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
+    """Why samples are in state FAILED."""
+    expiries: deque[tuple[float, SetKey, NDArray[np.int64]]] = field(default_factory=deque)
+    """When tombstones that expire do so; in order, since all live equally long."""
+    hungry: DeadlineQueue = field(default_factory=DeadlineQueue)
+    """Lanes that may have something to look ahead to."""
+    crowding: Crowding = field(default_factory=Crowding)
+    lanes_of: Counter[bytes] = field(default_factory=Counter)
+    """Number of open lanes by dataset."""
+    lanes: int = 0
+    setbacks: int = 0
+    """Failures in a row that were no sample's fault, at most one for each wait that follows one."""
+    setback_until_s: float = 0.0
+    events: int = 0
+    """Events handled so far, ticks apart."""
+    capacity: int = 0
+    budget_bytes: int = 0
+    reserved_bytes: int = 0
+    foreign_bytes: int = 0
+    """Memory of the cache that is not ours to account for and leaves less for us."""
+    emptied: bool = False
+    """Whether the cache was seen to be emptied: what has not been asked for yet is known to be absent."""
+    account: Account = field(default_factory=Account)
+    evictions: int = 0
+    dropped_samples: int = 0
+    actions: list[Action] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that records take."""
+        return self.account.resident_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that neither records nor requests nor others have taken; negative under pressure."""
+        return self.budget_bytes - self.resident_bytes - self.reserved_bytes - self.foreign_bytes
+
+    def set_of(self, key: SetKey) -> SampleSet:
+        """The sample set of that name, made when first asked for."""
+        samples = self.sets.get(key)
+        if samples is None:
+            dataset = self.datasets[key.dataset]
+            samples = self.sets[key] = SampleSet(
+                key,
+                dataset.size,
+                record_bytes=dataset.record_bytes,
+                known_absent=dataset.known_absent or self.emptied,
+                account=self.account,
+            )
+        return samples
+
+    def lane(self, job: str, rank: int) -> tuple[Job, Lane] | None:
+        """The job and its lane; ``None`` for one that is unknown (closed, or of before a restart)."""
+        found = self.jobs.get(job)
+        lane = found.lanes.get(rank) if found else None
+        return (found, lane) if found and lane else None
+
+    def wants(self, dataset: bytes) -> bool:
+        """Whether any open job reads that dataset."""
+        return self.lanes_of[dataset] > 0
+
+    def wake(self, job: Job, lane: Lane) -> None:
+        """A lane may have something to look ahead to."""
+        self.crowding.lanes.pop((job.name, lane.rank), None)
+        self.hungry.add((job.name, lane.rank), lane.deadline_s())
+
+    def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
+        """Keep why a sample failed; of very many failures, the newest."""
+        self.failures.pop((key, index), None)
+        self.failures[key, index] = reason
+        if len(self.failures) > FAILURES_MAX:
+            del self.failures[next(iter(self.failures))]
+
+    def unique(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Without duplicates (padding repeats samples), in the order of first appearance."""
+        _, first = np.unique(indices, return_index=True)
+        return indices[np.sort(first)]

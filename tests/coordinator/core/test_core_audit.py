@@ -1,0 +1,128 @@
+"""What the cache really holds: asked where in doubt, believed, and believed to hold nothing after a reset."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.core import SampleState
+from coordinator.core.events import Audited, CacheGrew, CacheReset, JobClosed
+from coordinator.core.samples import footprint
+from super_wire.request import Outcome
+from tests.coordinator.core.driver import Driver
+
+S = SampleState
+TAKEN = int(footprint(1000))
+
+
+def found_before(**settings) -> Driver:
+    """A coordinator that finds a cache with something in it."""
+    driver = Driver(size=16, known_absent=False, lookahead_batches=2, capacity=64, **settings)
+    driver.open(shuffle=False)
+    driver.ask(0, 2)
+    return driver
+
+
+def test_what_nobody_has_asked_about_is_asked_before_it_is_produced():
+    driver = found_before()
+    assert driver.requests == []
+    first, second = driver.audits
+    driver.tell(first, [1000, 0, -80, 1000, 1000, 1000, 1000, 1000])
+    assert driver.requested() == [1]
+    assert driver.in_state(S.FAILED) == [2]
+    driver.tell(second, [1000] * 8)
+    assert len(driver.in_state(S.RESIDENT)) == 14
+
+
+def test_what_is_absent_returns_to_its_place_in_the_plan():
+    driver = Driver(size=32, known_absent=False, lookahead_batches=4, capacity=1, request_samples=8)
+    driver.open(shuffle=False)
+    driver.ask(0, 4)
+    while driver.audits:
+        driver.tell(driver.audits[-1], [0] * driver.audits[-1].indices.size)
+    order = []
+    while driver.requests:
+        order += driver.requests[0].indices.tolist()
+        driver.answer(driver.requests[0])
+    assert sorted(order) == list(range(32))
+    # Two requests were made for the first answers, the last batches; then the first batches come first.
+    assert order[16:24] == list(range(8))
+
+
+def test_an_answer_for_a_job_that_is_gone_is_only_remembered():
+    driver = found_before()
+    driver.step(JobClosed("job", 0))
+    for audit in list(driver.audits):
+        driver.tell(audit, [0] * audit.indices.size)
+    assert driver.requests == []
+    assert len(driver.in_state(S.ABSENT)) == 16
+
+
+def test_an_answer_to_no_question_changes_nothing():
+    driver = found_before()
+    assert driver.step(Audited(999, footprint([1]))) == []
+
+
+def test_what_is_found_is_no_longer_memory_of_others():
+    driver = found_before(budget_bytes=100 * TAKEN)
+    driver.step(CacheGrew(40 * TAKEN))
+    before = driver.state.free_bytes
+    for audit in list(driver.audits):
+        driver.tell(audit, [1000] * audit.indices.size)
+    assert driver.core.resident_bytes == 16 * TAKEN
+    assert driver.state.free_bytes == before
+
+
+def test_after_a_reset_all_is_produced_again():
+    driver = Driver(size=16, lookahead_batches=2)
+    driver.open()
+    driver.ask(0, 2)
+    driver.answer_all()
+    driver.step(CacheReset())
+    assert driver.core.resident_bytes == 0
+    assert sorted(driver.requested()) == list(range(16))
+
+
+def test_after_a_reset_what_failed_is_tried_again():
+    driver = Driver(size=8, lookahead_batches=2, attempts=1)
+    driver.open()
+    driver.answer_all(Outcome.TOMBSTONE)
+    assert len(driver.in_state(S.FAILED)) == 8
+    driver.step(CacheReset())
+    assert sorted(driver.requested()) == list(range(8))
+    assert driver.core.failure(driver.key(), 0) == ""
+
+
+def test_what_is_being_asked_during_a_reset_is_settled_by_the_answer():
+    driver = found_before()
+    driver.step(CacheReset())
+    assert len(driver.in_state(S.CHECKING)) == 16
+    for audit in list(driver.audits):
+        driver.tell(audit, [0] * 8)
+    assert sorted(driver.requested()) == list(range(16))
+
+
+def test_what_is_in_flight_during_a_reset_is_asked_for_once():
+    driver = Driver(size=16, lookahead_batches=2)
+    driver.open()
+    before = driver.requested()
+    driver.step(CacheReset())
+    assert driver.requested() == before
+
+
+def test_a_cache_that_was_emptied_is_not_asked_about_new_epochs():
+    driver = Driver(size=16, random=True, known_absent=False, lookahead_batches=2, capacity=64)
+    driver.open()
+    driver.step(CacheReset())
+    for audit in list(driver.audits):
+        driver.tell(audit, [0] * audit.indices.size)
+    driver.answer_all()
+    driver.ask(0, 2, epoch=7)
+    assert driver.audits == []
+    assert {request.samples.epoch for request in driver.requests} == {7}
+
+
+@pytest.mark.parametrize("excess", [-5, 0])
+def test_no_excess_leaves_the_budget_whole(excess):
+    driver = Driver(budget_bytes=1000)
+    driver.step(CacheGrew(excess))
+    assert driver.state.free_bytes == 1000

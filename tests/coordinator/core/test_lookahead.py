@@ -1,0 +1,161 @@
+"""How far a lane looks ahead, in which order, and that nobody is asked for twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.core import SampleState
+from coordinator.core.events import ExecutorResized, JobClosed
+from coordinator.core.samples import footprint
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
+
+TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
+
+
+def test_a_job_is_looked_ahead_for_at_once_in_plan_order():
+    driver = Driver(lookahead_batches=4, request_samples=8, capacity=64)
+    plan = driver.open()
+    expected = plan.span(0, 0, 4, 0).indices.tolist()
+    assert driver.requested() == expected
+
+
+def test_the_first_batch_is_spread_over_all_functions():
+    driver = Driver(capacity=4, request_samples=64, lookahead_batches=8)
+    driver.open(batch_size=16)
+    assert [request.indices.size for request in driver.requests[:4]] == [4, 4, 4, 4]
+
+
+def test_no_more_requests_than_keep_the_functions_busy():
+    driver = Driver(size=1000, capacity=3, request_samples=8, lookahead_batches=64)
+    driver.open()
+    assert len(driver.requests) == 6
+    driver.answer(driver.requests[0])
+    assert len(driver.requests) == 6
+
+
+def test_nothing_is_asked_of_no_function():
+    driver = Driver(capacity=0)
+    driver.open()
+    assert driver.requests == []
+    driver.step(ExecutorResized(1))
+    assert len(driver.requests) == 2
+
+
+def test_looking_ahead_goes_with_what_is_read():
+    driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
+    plan = driver.open()
+    driver.ask(0, 8)
+    driver.answer_all()
+    driver.read(0, after_s=0.1)
+    assert driver.requested() == plan.batch(0, 2, 0).indices.tolist()
+
+
+def test_looking_ahead_crosses_epochs():
+    driver = Driver(size=16, lookahead_batches=4, request_samples=8, capacity=64, random=True)
+    plan = driver.open()
+    expected = plan.span(0, 0, 2, 0).indices.tolist() + plan.span(1, 0, 2, 0).indices.tolist()
+    assert driver.requested() == expected
+    epochs = [request.samples.epoch for request in driver.requests for _ in request.indices]
+    assert epochs == [0] * 16 + [1] * 16
+
+
+def test_it_begins_where_the_job_says():
+    driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
+    plan = driver.open(at=(3, 5))
+    assert driver.requested() == plan.span(3, 5, 7, 0).indices.tolist()
+
+
+def test_what_was_given_out_is_within_the_window_though_reports_stay_away():
+    driver = Driver(size=800, lookahead_batches=4, request_samples=8, capacity=64)
+    plan = driver.open()
+    driver.ask(0, 50)
+    driver.ask(50, 90, yielded=50)
+    driver.answer_all()
+    resident = set(driver.in_state(SampleState.RESIDENT))
+    assert resident == set(plan.span(0, 0, 52, 0).indices.tolist())
+
+
+def test_the_window_is_bounded_by_the_lane_s_share_of_the_budget():
+    driver = Driver(
+        size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64
+    )
+    driver.open()
+    assert len(driver.requested()) == 6 * 8
+    driver.open("other", seed=7)
+    driver.answer_all()
+    # Half the budget for two lanes: three batches each; what the first had asked for before stays.
+    assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
+
+
+def test_jobs_share_what_both_need():
+    driver = Driver(lookahead_batches=64, request_samples=8, capacity=64)
+    driver.open(seed=1)
+    driver.open("other", seed=2, batch_size=5)
+    requested = driver.requested()
+    assert len(requested) == len(set(requested)) == driver.size
+    driver.answer_all()
+    assert driver.core.job("job").counters.samples_produced == driver.size
+
+
+def test_the_earliest_deadline_comes_first_over_jobs():
+    driver = Driver(size=400, lookahead_batches=32, request_samples=8, capacity=1)
+    driver.open("fast", seed=1)
+    driver.open("slow", seed=2)
+    for name in ("fast", "slow"):
+        driver.ask(0, 40, job=name)
+    for position in range(20):  # fast reads a batch every 0.1 s, slow one every second; functions do nothing
+        driver.read(position, job="fast", after_s=0.1)
+        if position % 10 == 9:
+            driver.read(position // 10, job="slow")
+    asked = {"fast": 0, "slow": 0}
+    for _ in range(10):
+        driver.answer(driver.requests[0], after_s=0.0)
+        asked[driver.requests[-1].job] += 1
+    # Within a second fast wants ten batches of 8 samples, slow one or two.
+    assert asked["fast"] >= 7
+    assert asked["slow"] >= 1
+
+
+def test_ties_do_not_depend_on_hashes():
+    driver = Driver(capacity=1, request_samples=64)
+    names = [f"job-{number}" for number in range(20)]
+    driver.step(ExecutorResized(0))
+    for name in names:
+        driver.open(name, seed=int(name[4:]))
+    driver.step(ExecutorResized(10))
+    assert [request.job for request in driver.requests][:8] == names[:8]
+
+
+def test_padding_is_asked_for_once():
+    driver = Driver(size=5, lookahead_batches=8, capacity=64)
+    driver.open(batch_size=2, replicas=4, rank=3)
+    requested = driver.requested()
+    assert len(requested) == len(set(requested))
+    driver.answer_all()
+
+
+def test_what_drop_last_leaves_out_is_not_asked_for():
+    driver = Driver(size=20, lookahead_batches=2, request_samples=8, capacity=64)
+    plan = driver.open(drop_last=True, shuffle=False)
+    assert plan.batches_per_epoch == 2
+    assert driver.requested() == list(range(16))
+
+
+def test_a_job_that_is_gone_is_not_looked_ahead_for():
+    driver = Driver(size=400, capacity=1, request_samples=8)
+    driver.open()
+    driver.step(JobClosed("job", 0))
+    driver.answer_all()
+    assert len(driver.in_state(SampleState.RESIDENT)) == 16
+
+
+@pytest.mark.parametrize("capacity", [1, 100])
+def test_many_lanes_are_all_served(capacity):
+    driver = Driver(size=400, capacity=capacity, request_samples=4, lookahead_batches=2)
+    plan = driver.open(replicas=10, batch_size=4)
+    for rank in range(1, 10):
+        driver.open(rank=rank, replicas=10, batch_size=4)
+    driver.answer_all()
+    expected = {index for rank in range(10) for index in plan.span(0, 0, 2, rank).indices.tolist()}
+    assert set(driver.in_state(SampleState.RESIDENT)) == expected

@@ -1,0 +1,171 @@
+"""Residency of one sample set: the table of states, footprints, and the account that always adds up."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core import EVERY_EPOCH, SampleState, SetKey
+from coordinator.core.samples import Account, SampleSet, footprint
+
+KEY = SetKey(b"data", EVERY_EPOCH)
+S = SampleState
+LEGAL = {
+    (S.UNKNOWN, S.CHECKING),
+    (S.CHECKING, S.RESIDENT),
+    (S.CHECKING, S.FAILED),
+    (S.CHECKING, S.ABSENT),
+    (S.ABSENT, S.IN_FLIGHT),
+    (S.IN_FLIGHT, S.RESIDENT),
+    (S.IN_FLIGHT, S.FAILED),
+    (S.IN_FLIGHT, S.WAITING),
+    (S.WAITING, S.ABSENT),
+    (S.RESIDENT, S.ABSENT),
+    (S.RESIDENT, S.CHECKING),
+    (S.FAILED, S.ABSENT),
+    (S.FAILED, S.CHECKING),
+}
+# A way from UNKNOWN to each state.
+WAYS = {
+    S.UNKNOWN: (),
+    S.CHECKING: (S.CHECKING,),
+    S.ABSENT: (S.CHECKING, S.ABSENT),
+    S.IN_FLIGHT: (S.CHECKING, S.ABSENT, S.IN_FLIGHT),
+    S.WAITING: (S.CHECKING, S.ABSENT, S.IN_FLIGHT, S.WAITING),
+    S.RESIDENT: (S.CHECKING, S.RESIDENT),
+    S.FAILED: (S.CHECKING, S.FAILED),
+}
+# jemalloc's size classes from 16 bytes to 1 MiB (jemalloc(3), "Size classes", 16-byte quantum)
+CLASSES = sorted(
+    {16, 32, 48, 64, 80, 96, 112, 128}
+    | {base + part * base // 4 for base in (2**power for power in range(7, 20)) for part in (1, 2, 3, 4)}
+)
+
+
+def sample_set(size: int = 4, *, known_absent: bool = False, account: Account | None = None) -> SampleSet:
+    return SampleSet(KEY, size, record_bytes=1000, known_absent=known_absent, account=account)
+
+
+def at(*indices: int) -> np.ndarray:
+    return np.array(indices, dtype=np.int64)
+
+
+def move(samples: SampleSet, indices: np.ndarray, to: SampleState) -> None:
+    if to == S.RESIDENT:
+        samples.store(indices, np.full(indices.size, 1000))
+    else:
+        samples.move(indices, to)
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(S, S)), ids=lambda state: state.name)
+def test_only_changes_of_the_table_are_legal(before, after):
+    samples = sample_set()
+    for state in WAYS[before]:
+        move(samples, at(1), state)
+    if (before, after) in LEGAL:
+        move(samples, at(1), after)
+        assert samples.state.tolist() == [S.UNKNOWN, after, S.UNKNOWN, S.UNKNOWN]
+        assert list(samples.problems()) == []
+    else:
+        with pytest.raises(RuntimeError, match=rf"{before.name} to {after.name}"):
+            move(samples, at(1), after)
+
+
+def test_an_illegal_change_of_one_changes_none():
+    samples = sample_set(known_absent=True)
+    samples.move(at(0), S.IN_FLIGHT)
+    with pytest.raises(RuntimeError, match="IN_FLIGHT to IN_FLIGHT"):
+        samples.move(at(0, 1), S.IN_FLIGHT)
+    assert samples.count(S.ABSENT) == 3
+
+
+def test_a_cache_that_was_seen_empty_is_not_asked():
+    assert sample_set(known_absent=True).count(S.ABSENT) == 4
+    assert sample_set().count(S.UNKNOWN) == 4
+
+
+@given(st.integers(1, 2**20 - 16))
+def test_a_footprint_is_a_size_class_and_the_key(record_bytes):
+    taken = int(footprint(np.array([record_bytes]))[0])
+    key_bytes = int(footprint(np.array([0]))[0]) - 16
+    assert taken - key_bytes == next(size for size in CLASSES if size >= record_bytes + 16)
+
+
+def test_no_record_is_larger_than_its_footprint_in_a_real_server(valkey):
+    with valkey.client() as client:
+        for size in (64, 200, 1000, 50_000, 150_592, 602_176):
+            client.set(b"super:r1:" + b"0" * 32, bytes(size))
+            taken = int(footprint(np.array([size]))[0])
+            assert client.memory_usage(b"super:r1:" + b"0" * 32) <= taken <= 1.25 * size + 200
+
+
+def test_what_is_resident_is_accounted_until_it_is_known_to_be_gone():
+    account = Account()
+    samples, other = (sample_set(known_absent=True, account=account) for _ in range(2))
+    for one in (samples, other):
+        one.move(at(0, 2), S.IN_FLIGHT)
+        one.store(at(0, 2), np.array([1000, 5000]))
+    both = int(footprint(np.array([1000, 5000])).sum())
+    assert samples.resident_bytes == both
+    assert account.resident_bytes == 2 * both
+    samples.move(at(0, 2), S.CHECKING)
+    assert (samples.resident_bytes, samples.resident_count) == (both, 0)
+    samples.store(at(0), np.array([1000]))
+    samples.move(at(2), S.ABSENT)
+    assert account.resident_bytes == both + int(footprint(np.array([1000]))[0])
+    assert list(samples.problems()) == []
+
+
+def test_the_expected_size_follows_what_is_stored():
+    samples = sample_set(100, known_absent=True)
+    samples.move(np.arange(100), S.IN_FLIGHT)
+    samples.store(np.arange(100), np.full(100, 20_000))
+    assert samples.sample_bytes == footprint(np.array([20_000]))[0]
+
+
+def test_a_set_is_idle_when_nothing_is_in_the_cache_or_on_its_way():
+    for state, way in WAYS.items():
+        samples = sample_set()
+        for step in way:
+            move(samples, at(3), step)
+        assert samples.idle == (state in {S.UNKNOWN, S.ABSENT, S.FAILED})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(S)), st.sets(st.integers(0, 9)), st.integers(1, 10**6)), max_size=40
+    )
+)
+def test_the_account_adds_up_after_any_changes(changes):
+    account = Account()
+    samples = sample_set(10, known_absent=True, account=account)
+    for to, chosen, size_bytes in changes:
+        able = [index for index in sorted(chosen) if (SampleState(samples.state[index]), to) in LEGAL]
+        indices = np.array(able, dtype=np.int64)
+        if to == S.RESIDENT:
+            samples.store(indices, np.full(indices.size, size_bytes))
+        else:
+            samples.move(indices, to)
+        assert list(samples.problems()) == []
+        assert account.resident_bytes == samples.resident_bytes
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem"),
+    [
+        (lambda samples: setattr(samples, "resident_count", 3), "are counted"),
+        (lambda samples: setattr(samples, "resident_bytes", 1), "do not add up"),
+        (lambda samples: samples.stored_bytes.__setitem__(0, 0), "has no footprint"),
+        (lambda samples: samples.stored_bytes.__setitem__(1, 9), "not in the cache has a footprint"),
+    ],
+)
+def test_a_broken_account_is_reported(break_it, problem):
+    samples = sample_set(known_absent=True)
+    samples.move(at(0), S.IN_FLIGHT)
+    samples.store(at(0), np.array([1000]))
+    break_it(samples)
+    assert any(problem in line for line in samples.problems())

@@ -1,0 +1,210 @@
+"""What one simulated run is made of, all drawn from its seed: data, jobs, executor, faults."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.core import CoreSettings, Plan
+from coordinator.core.samples import footprint
+
+__all__ = ["DatasetModel", "Faults", "JobScript", "Scenario", "draw_scenario"]
+
+
+@dataclass(frozen=True)
+class DatasetModel:
+    """A catalog under a recipe: what its records are like and which of its samples are bad."""
+
+    name: bytes
+    random: bool
+    record_bytes: np.ndarray
+    undecodable: frozenset[int]
+    """A function writes a permanent tombstone for these."""
+    poisonous: frozenset[int]
+    """A function that touches these crashes."""
+
+    @property
+    def size(self) -> int:
+        return self.record_bytes.size
+
+    @property
+    def uniform(self) -> bool:
+        return bool((self.record_bytes == self.record_bytes[0]).all())
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """A training run: its plan, its pace, and what it does out of the ordinary."""
+
+    name: str
+    dataset: bytes
+    plan: Plan
+    starts_s: float
+    step_s: float
+    workers: int
+    page: int
+    passes: tuple[tuple[int, int, int], ...]
+    """One for each iteration: epoch, first position, and the position at which it is abandoned."""
+    ending: str
+    """``close``, or ``vanish`` without a word."""
+    pause_s: float
+    """A pause in the middle of each pass, as for validation."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often things go wrong: probabilities by request, sample or report, and times of what is rare."""
+
+    crash: float = 0.0
+    hang: float = 0.0
+    throttle: float = 0.0
+    unavailable: float = 0.0
+    twice: float = 0.0
+    sample_error: float = 0.0
+    expired: float = 0.0
+    lost_report: float = 0.0
+    corrupt: float = 0.0
+    flushes_s: tuple[float, ...] = ()
+    outages_s: tuple[float, ...] = ()
+    """The cache goes, and comes back empty a second later."""
+    evictions_s: tuple[float, ...] = ()
+    """The server evicts a third of what it holds."""
+    coordinator_deaths_s: tuple[float, ...] = ()
+
+    @property
+    def none(self) -> bool:
+        return self == Faults()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run."""
+
+    seed: int
+    settings: CoreSettings
+    capacity: int
+    latency_s: float
+    datasets: dict[bytes, DatasetModel]
+    jobs: tuple[JobScript, ...]
+    faults: Faults
+    left_over: float = 0.0
+    """Share of the samples that an earlier coordinator left in the cache."""
+    patience_s: float = 600.0
+
+
+def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
+    """The run of this seed, the same whatever PYTHONHASHSEED; a small one takes some hundred events."""
+    rng = random.Random(seed)
+    datasets = {name: _draw_dataset(rng, name, small=small) for name in (b"a", b"b")[: rng.choice((1, 1, 2))]}
+    jobs = tuple(
+        _draw_job(rng, f"job-{number}", datasets, small=small) for number in range(rng.choice((1, 1, 2, 3)))
+    )
+    read = {job.dataset for job in jobs}
+    whole = sum(int(footprint(datasets[name].record_bytes).sum()) for name in sorted(read))
+    largest = max(int(footprint(datasets[name].record_bytes).max()) for name in sorted(read))
+    batch = max(job.plan.batch_size for job in jobs)
+    share = rng.choice((0.3, 0.6, 1.2, 3.0) if small else (0.02, 0.1, 0.25, 0.6, 1.2, 3.0))
+    return Scenario(
+        seed=seed,
+        settings=CoreSettings(
+            budget_bytes=max(int(whole * share), largest * max(2, batch // 2)),
+            lookahead_batches=rng.choice((2, 4, 16, 64)),
+            request_samples=rng.choice((4, 16, 64) if small else (1, 4, 16, 64)),
+            attempts=rng.randint(1, 4),
+            backoff_s=rng.choice((0.05, 0.2)),
+            backoff_max_s=1.0,
+            tombstone_ttl_s=rng.choice((2.0, 20.0)),
+            forget_s=60.0,
+        ),
+        capacity=rng.choice((1, 2, 8)),
+        latency_s=rng.choice((0.005, 0.05) if small else (0.005, 0.05, 0.5)),
+        datasets=datasets,
+        jobs=jobs,
+        faults=_draw_faults(rng),
+        left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
+    )
+
+
+def _draw_dataset(rng: random.Random, name: bytes, *, small: bool) -> DatasetModel:
+    size = rng.choice((1, 7, 20, 40) if small else (1, 7, 20, 60, 120))
+    mean = rng.choice((100, 5_000, 150_000))
+    if rng.random() < 0.6:
+        record_bytes = np.full(size, mean, dtype=np.int64)
+    else:
+        record_bytes = np.array([rng.randint(mean // 2, mean * 3 // 2) for _ in range(size)], dtype=np.int64)
+    bad = rng.random() < 0.2
+    return DatasetModel(
+        name=name,
+        random=rng.random() < 0.3,
+        record_bytes=record_bytes,
+        undecodable=frozenset(rng.sample(range(size), max(1, size // 20))) if bad else frozenset(),
+        poisonous=frozenset({rng.randrange(size)}) if rng.random() < 0.1 else frozenset(),
+    )
+
+
+def _draw_job(
+    rng: random.Random, name: str, datasets: dict[bytes, DatasetModel], *, small: bool
+) -> JobScript:
+    dataset = datasets[rng.choice(sorted(datasets))]
+    batch_size, replicas = rng.choice((3, 8, 16) if small else (1, 3, 8, 16)), rng.choice((1, 1, 2, 3))
+    plan = Plan(
+        size=dataset.size,
+        batch_size=batch_size,
+        replicas=replicas,
+        seed=rng.randrange(4),
+        shuffle=rng.random() < 0.8,
+        drop_last=rng.random() < 0.3 and batch_size * replicas <= dataset.size,
+    )
+    return JobScript(
+        name=name,
+        dataset=dataset.name,
+        plan=plan,
+        starts_s=rng.choice((0.0, 0.0, 1.0, 5.0)),
+        step_s=rng.choice((0.001, 0.02, 0.3)),
+        workers=rng.choice((1, 2, 4)),
+        page=rng.choice((1, 4, 64)),
+        passes=_draw_passes(rng, plan.batches_per_epoch),
+        ending=rng.choice(("close", "close", "vanish")),
+        pause_s=rng.choice((0.0, 0.0, 3.0)),
+    )
+
+
+def _draw_passes(rng: random.Random, batches: int) -> tuple[tuple[int, int, int], ...]:
+    """Epochs in a row, begun in the middle, abandoned, or set back."""
+    passes = []
+    epoch = rng.choice((0, 0, 0, 3))
+    for number in range(rng.choice((1, 2, 3))):
+        first = rng.randrange(batches) if number == 0 and rng.random() < 0.2 else 0
+        stop = rng.randint(first, batches) if rng.random() < 0.2 else batches
+        passes.append((epoch, first, stop))
+        epoch = max(0, epoch + rng.choice((1, 1, 1, 1, 0, -1, 5)))
+    return tuple(passes)
+
+
+def _draw_faults(rng: random.Random) -> Faults:
+    if rng.random() < 0.3:
+        return Faults()
+
+    def sometimes(*values: float) -> float:
+        return rng.choice(values) if rng.random() < 0.3 else 0.0
+
+    def times() -> tuple[float, ...]:
+        return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.15 else ()
+
+    return Faults(
+        crash=sometimes(0.02, 0.2),
+        hang=sometimes(0.02, 0.1),
+        throttle=sometimes(0.05, 0.5),
+        unavailable=sometimes(0.05, 0.5),
+        twice=sometimes(0.1, 1.0),
+        sample_error=sometimes(0.01, 0.2),
+        expired=sometimes(0.1),
+        lost_report=sometimes(0.1, 0.5, 0.9),
+        corrupt=sometimes(0.01),
+        flushes_s=times(),
+        outages_s=times(),
+        evictions_s=times(),
+        coordinator_deaths_s=times(),
+    )

@@ -1,0 +1,71 @@
+"""Many seeded runs of the core in the simulated world, faults included; a failing seed replays exactly.
+
+To replay one: ``python -m pytest tests/simulation/test_world.py -k seed-17``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.scenario import Faults, draw_scenario
+from tests.simulation.world import World
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PRINT_LOG = """
+from tests.simulation.scenario import draw_scenario
+from tests.simulation.world import World
+for seed in range(6):
+    print(*World(draw_scenario(seed, small=True)).run().log, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
+def test_promises_hold(seed):
+    World(draw_scenario(seed, small=True)).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300, 3000), ids="seed-{}".format)
+def test_promises_hold_in_many_more(seed):
+    World(draw_scenario(seed, small=True)).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
+def test_promises_hold_in_larger_runs(seed):
+    World(draw_scenario(seed)).run()
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
+def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
+    drawn = draw_scenario(seed, small=True)
+    settings = replace(drawn.settings, budget_bytes=10**12)
+    datasets = {
+        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
+        for name, data in drawn.datasets.items()
+    }
+    world = World(replace(drawn, settings=settings, datasets=datasets, faults=Faults(), left_over=0.0)).run()
+    assert 0 < world.requested_samples <= sum(data.size for data in datasets.values())
+
+
+def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
+    logs = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT_LOG],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert logs[0] == logs[1]
+    assert logs[0].count(b"\n") > 20

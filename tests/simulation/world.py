@@ -1,0 +1,249 @@
+"""A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
+
+All of it comes from one seed. The core is the production code, driven through its one door. What must hold
+is in :mod:`tests.simulation.checks`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core import EVERY_EPOCH, Core, SetKey
+from coordinator.core.actions import Audit, Drop, Prefetch
+from coordinator.core.events import (
+    Audited,
+    CacheGrew,
+    CacheReset,
+    ExecutorResized,
+    RequestDone,
+    RequestFailed,
+    Tick,
+)
+from tests.simulation.cache_model import CacheModel
+from tests.simulation.checks import Checks
+from tests.simulation.executor_model import ExecutorModel
+from tests.simulation.trainer_model import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coordinator.core.actions import Action
+    from coordinator.core.events import Event
+    from tests.simulation.scenario import JobScript, Scenario
+
+__all__ = ["World"]
+
+_EVENTS_MAX = 200_000
+_AUDIT_S = 0.001
+_RETRY_S = 0.5
+_UPKEEP_S = 1.0
+_OUTAGE_S = 1.0
+_HEADROOM = 1.2
+
+
+class World:
+    """One run. ``make_core`` is a seam for planted bugs."""
+
+    def __init__(self, scenario: Scenario, make_core: Callable[[Scenario], Core] | None = None) -> None:
+        self.scenario = scenario
+        self.rng = random.Random(scenario.seed + 1)
+        self.now_s = 0.0
+        self.cache = CacheModel(lambda key: scenario.datasets[key.dataset].size)
+        self.coordinator_up = True
+        self.cache_was_empty = True
+        self.life = 0
+        self.events = 0
+        self.requests = 0
+        self.requested_samples = 0
+        self.log: list[str] = []
+        self._make_core = make_core or (lambda scenario: Core(scenario.settings))
+        self.core = self._make_core(scenario)
+        self.checks = Checks(self)
+        self._executor = ExecutorModel(self, scenario.capacity)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._wake_at_s = np.inf
+        self._trainers = {
+            script.name: [Trainer(self, script, rank) for rank in range(script.plan.replicas)]
+            for script in scenario.jobs
+        }
+
+    def run(self) -> World:
+        """Run to the end; :class:`InvariantError` if a promise is broken on the way."""
+        scenario = self.scenario
+        self._leave_over()
+        self.post(ExecutorResized(scenario.capacity))
+        for script in scenario.jobs:
+            for trainer in self._trainers[script.name]:
+                self.after(script.starts_s, trainer.start)
+        self.after(_UPKEEP_S, self._upkeep)
+        for happens, times_s in (
+            (self._flush, scenario.faults.flushes_s),
+            (self._outage, scenario.faults.outages_s),
+            (self._evict, scenario.faults.evictions_s),
+            (self._kill_coordinator, scenario.faults.coordinator_deaths_s),
+        ):
+            for time_s in times_s:
+                self.after(time_s, happens)
+        while not self._all_done():
+            self.checks.demand(self._heap, "nothing happens any more, and jobs are not done")
+            self._step()
+        end_s = self.now_s + 3 * scenario.settings.forget_s
+        while self._heap and self._heap[0][0] <= end_s:
+            self._step()
+        self.checks.quiet()
+        for script in scenario.jobs:
+            self.checks.delivered_exactly_once(script, self._trainers[script.name])
+        return self
+
+    def after(self, delay_s: float, happens: Callable[[], None]) -> None:
+        """Let something happen later; what is due at one time happens in the order of these calls."""
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the core, if there is one, carry out what it wants and see that all is well."""
+        if not self.coordinator_up:
+            return
+        self.checks.happened(event)
+        for action in self.core.handle(event, self.now_s):
+            self._carry_out(action)
+        self.checks.settled()
+        wake_at_s = self.core.wake_at_s
+        if wake_at_s < self._wake_at_s:
+            self._wake_at_s = wake_at_s
+            self.after(wake_at_s - self.now_s, lambda: self._tick(wake_at_s))
+
+    def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
+        """A function answers the coordinator that asked it, if that still lives."""
+        if life == self.life:
+            self.post(event)
+
+    def push(self, key: SetKey, index: int, size_bytes: int, *, corrupt: bool) -> None:
+        """A function writes a record; over maxmemory the server evicts at random."""
+        self.cache.store(key, index, size_bytes, corrupt=corrupt)
+        while self.cache.used_bytes > self.scenario.settings.budget_bytes * _HEADROOM:
+            if not self.cache.evict(self.rng, 0.5):
+                break
+
+    def is_random(self, dataset: bytes) -> bool:
+        """Whether the recipe of a dataset is random."""
+        return self.scenario.datasets[dataset].random
+
+    def script(self, job: str) -> JobScript:
+        """The script of a job."""
+        return self._trainers[job][0].script
+
+    def check_patience(self, trainer: Trainer, position: int, waited_s: float) -> None:
+        """A reader waits; not for ever."""
+        self.checks.demand(
+            waited_s < self.scenario.patience_s,
+            f"{trainer.script.name}/{trainer.rank} has waited {waited_s:.0f} s for batch {position}",
+        )
+
+    def _all_done(self) -> bool:
+        return all(trainer.done for trainers in self._trainers.values() for trainer in trainers)
+
+    def _step(self) -> None:
+        self.events += 1
+        self.checks.demand(self.events < _EVENTS_MAX, "the run does not end")
+        time_s, _, happens = heapq.heappop(self._heap)
+        self.now_s = max(self.now_s, time_s)
+        happens()
+
+    def _tick(self, wake_at_s: float) -> None:
+        if wake_at_s != self._wake_at_s:
+            return  # the core has thought better of it
+        self._wake_at_s = np.inf
+        self.post(Tick())
+        if self.coordinator_up:
+            again = self.core.handle(Tick(), self.now_s)
+            self.checks.demand(not again, f"a second tick at the same time has the core act again: {again}")
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Prefetch):
+            self.requests += 1
+            self.requested_samples += action.indices.size
+            self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
+            self.checks.requested(action)
+            self._executor.submit(action)
+        elif isinstance(action, Drop):
+            self.checks.dropped(action)
+            self.cache.drop(action.samples, action.indices)
+        elif isinstance(action, Audit):
+            self.checks.asked(action)
+            life = self.life
+            self.after(_AUDIT_S, lambda: self._audit(action, life))
+        else:
+            self.checks.buried(action)
+            for index in action.indices.tolist():
+                self.cache.bury(action.samples, index, self.now_s, ttl_s=action.expires_in_s)
+
+    def _audit(self, action: Audit, life: int) -> None:
+        if life != self.life:
+            return
+        if self.cache.up:
+            found = self.cache.look(action.samples, action.indices, self.now_s)
+            self.post(Audited(action.audit_id, found))
+        else:
+            self.after(_RETRY_S, lambda: self._audit(action, life))
+
+    def _upkeep(self) -> None:
+        if not self._all_done():
+            if self.coordinator_up and self.cache.up:
+                headroom = self.scenario.settings.budget_bytes * (_HEADROOM - 1)
+                self.post(CacheGrew(int(self.cache.used_bytes - self.core.resident_bytes - headroom)))
+            self.after(_UPKEEP_S, self._upkeep)
+
+    def _leave_over(self) -> None:
+        """What an earlier coordinator left in the cache, up to the budget."""
+        for data in self.scenario.datasets.values():
+            for script in self.scenario.jobs:
+                key = SetKey(script.dataset, script.passes[0][0] if data.random else EVERY_EPOCH)
+                if script.dataset != data.name:
+                    continue
+                for index in range(data.size):
+                    if self.rng.random() < self.scenario.left_over:
+                        self.cache_was_empty = False
+                        if self.cache.used_bytes < self.scenario.settings.budget_bytes:
+                            self.cache.store(key, index, int(data.record_bytes[index]))
+
+    def _flush(self) -> None:
+        self.cache.flush()
+        self.after(0.3, self._notice_loss)
+
+    def _notice_loss(self) -> None:
+        if self.cache.up:
+            self.post(CacheReset())
+        else:
+            self.after(_RETRY_S, self._notice_loss)
+
+    def _outage(self) -> None:
+        self.cache.flush()
+        self.cache.up = False
+        self.after(_OUTAGE_S, self._come_back)
+
+    def _come_back(self) -> None:
+        self.cache.up = True
+        self.after(0.2, self._notice_loss)
+
+    def _evict(self) -> None:
+        self.cache.evict(self.rng, 0.3)
+
+    def _kill_coordinator(self) -> None:
+        if self.coordinator_up:
+            self.coordinator_up = False
+            self.after(1.0, self._restart_coordinator)
+
+    def _restart_coordinator(self) -> None:
+        self.life += 1
+        self.coordinator_up = True
+        self.cache_was_empty = not self.cache.used_bytes
+        self.core = self._make_core(self.scenario)
+        self.checks.forget_all()
+        self._wake_at_s = np.inf
+        self.post(ExecutorResized(self.scenario.capacity))
