@@ -1,0 +1,84 @@
+"""``python -m coordinator``: one coordinator process; ``superdl coordinator`` is the same.
+
+Exit code 0 after a drained end, 2 for wrong settings, 1 for any other failure; the reason is the last line on
+stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from coordinator.settings import Settings, load_settings
+from super_wire.errors import ConfigError, SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["add_arguments", "main", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the coordinator's options to a parser."""
+    parser.add_argument("--config", help="TOML file with settings of the same names")
+    parser.add_argument("--listen", help="host:port or unix:/path (127.0.0.1:50051)")
+    parser.add_argument("--cache", help="redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)")
+    parser.add_argument("--executor", help="how functions run: local")
+    parser.add_argument("--workers", type=int, help="processes of the local executor (1)")
+    parser.add_argument(
+        "--cache-bytes", help="budget for records, such as 4gb (the server's maxmemory less headroom)"
+    )
+    parser.add_argument(
+        "--lookahead-batches", type=int, help="batches to be ready ahead of a rank, at most (64)"
+    )
+    parser.add_argument("--request-samples", type=int, help="samples per function invocation, at most (64)")
+    parser.add_argument(
+        "--request-timeout-s", type=float, help="seconds for a function to begin a sample (60)"
+    )
+    parser.add_argument(
+        "--catalog-max-age-s", type=float, help="a new run lists a source again after this (300)"
+    )
+    parser.add_argument(
+        "--owner", help="a restarted coordinator of the same owner takes the cache's lock over at once"
+    )
+    parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (INFO)")
+    parser.add_argument(
+        "--exit-with-stdin", action="store_const", const=True, help="end when stdin is closed"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve with parsed options; give the exit code."""
+    from coordinator.server import serve  # grpc is slow to import, and --help does not need it
+
+    names = {field.name for field in fields(Settings)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    try:
+        settings = load_settings(given, os.environ, arguments.config)
+        logging.basicConfig(
+            level=settings.log_level,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+            force=True,
+        )
+        asyncio.run(serve(settings))
+    except SuperError as error:
+        sys.stderr.write(f"superdl coordinator: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m coordinator", description="Run a SUPER coordinator.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""The engine: carries the core's actions out and turns every result back into an event.
+
+It owns the core, the clock and the tasks. All of it runs on one event loop, so the core needs no lock. What
+is decided stands in :mod:`coordinator.core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.actions import Action, Audit, Drop, Prefetch, WriteTombstones
+from coordinator.core.core import Core
+from coordinator.core.events import Audited, Event, FailureKind, RequestDone, RequestFailed, Tick
+from coordinator.core.results import OUTCOME_ORDER
+from coordinator.core.samples import EVERY_EPOCH
+from coordinator.executors import (
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    ThrottledError,
+)
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.record import Tombstone
+from super_wire.request import PrefetchRequest, PrefetchResult
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from coordinator.cache import Cache
+    from coordinator.core.samples import SetKey
+    from coordinator.core.settings import CoreSettings
+    from coordinator.datasets import Dataset
+    from coordinator.executors import Executor
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+_OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
+_ANSWER_GRACE_S = 10.0
+_RETRY_S = 0.5
+_NUMBER_MAX = 2**40
+_KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
+    (FunctionCrashedError, FailureKind.CRASHED),
+    (FunctionTimedOutError, FailureKind.TIMED_OUT),
+    (FunctionRaisedError, FailureKind.RAISED),
+    (ThrottledError, FailureKind.THROTTLED),
+    (ExecutorError, FailureKind.UNAVAILABLE),
+    (ConfigError, FailureKind.RAISED),
+)
+
+
+class Engine:
+    """The core and its hands; make it on the event loop that it is to run on.
+
+    ``failed`` gets the exception of whatever must not fail, a bug: the account is then wrong, so the
+    coordinator should end and be started anew.
+
+    Args:
+        settings: the core's.
+        cache: where records are.
+        executor: what runs functions.
+    """
+
+    def __init__(self, settings: CoreSettings, cache: Cache, executor: Executor) -> None:
+        self.core = Core(settings)
+        self._cache = cache
+        self._executor = executor
+        self._contents: dict[bytes, Dataset] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dropping: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def cache_address(self) -> str:
+        """Where readers find the records."""
+        return self._cache.address
+
+    def know(self, dataset: Dataset) -> None:
+        """Remember whose samples a set key's dataset digest speaks of."""
+        self._contents.setdefault(dataset.content, dataset)
+
+    def dataset_of(self, content: bytes) -> Dataset:
+        """The dataset of a content digest."""
+        return self._contents[content]
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the core now, and begin what it wants done."""
+        if self._closed:
+            return
+        try:
+            for action in self.core.handle(event, time.monotonic()):
+                self._begin(action)
+        except Exception as error:
+            self._fail(error)
+            raise
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(self.core.wake_at_s - time.monotonic(), 0.001)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
+
+    async def close(self) -> None:
+        """Stop: what is under way is abandoned, which the next coordinator will find out."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.failed.done():
+            self.failed.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, Prefetch):
+            self._start(self._prefetch(action, self._dropping))
+        elif isinstance(action, Audit):
+            self._start(self._audit(action))
+        elif isinstance(action, Drop):
+            self._dropping = self._start(self._drop(action, self._dropping))
+        elif isinstance(action, WriteTombstones):
+            self._start(self._bury(action))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("a task of the engine failed: a bug", exc_info=error)
+            self._fail(error)
+
+    def _ids(self, key: SetKey, indices: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
+        return self._contents[key.dataset].ids(indices, max(key.epoch, 0))
+
+    async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
+        if dropping is not None:
+            await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
+        dataset = self._contents[action.samples.dataset]
+        catalog, ids = dataset.catalog, self._ids(action.samples, action.indices).hex()
+        request = PrefetchRequest(
+            request_id=f"{action.request_id}-{uuid.uuid4().hex[:8]}",
+            bucket=catalog.bucket,
+            recipe=dataset.recipe.json,
+            epoch=0 if action.samples.epoch == EVERY_EPOCH else action.samples.epoch,
+            cache=self._cache.address,
+            expires_at=time.time() + action.expires_in_s,
+            keys=tuple(key.decode() for key in catalog.keys.take(action.indices)),
+            versions=tuple(version.decode() for version in catalog.versions.take(action.indices)),
+            ids=tuple(ids[at : at + 32] for at in range(0, len(ids), 32)),
+        )
+        try:
+            result = await self._executor.invoke(request, timeout_s=action.expires_in_s + _ANSWER_GRACE_S)
+            done = _done(action.request_id, result, action.indices.size)
+        except (ExecutorError, ConfigError) as error:
+            kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
+            _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
+            self.post(RequestFailed(action.request_id, kind, str(error)))
+        else:
+            self.post(done)
+
+    async def _audit(self, action: Audit) -> None:
+        ids, silent = self._ids(action.samples, action.indices), False
+        while True:  # until the cache answers: the core waits for it, and readers have timeouts of their own
+            try:
+                found = await self._cache.audit(ids)
+            except CacheError as error:
+                if not silent:
+                    _log.warning("an audit of %d samples waits for the cache: %s", action.indices.size, error)
+                silent = True
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.post(Audited(action.audit_id, found))
+                return
+
+    async def _drop(self, action: Drop, dropping: asyncio.Task[None] | None) -> None:
+        if dropping is not None:
+            await asyncio.wait([dropping])  # so that the last one ends last
+        ids = self._ids(action.samples, action.indices)
+        while True:  # what is not deleted would take memory that the core believes to be free
+            try:
+                await self._cache.drop(ids)
+            except CacheUnreachableError:
+                await asyncio.sleep(_RETRY_S)
+            except CacheError as error:
+                _log.warning("%d samples could not be dropped: %s", action.indices.size, error)
+                return
+            else:
+                return
+
+    async def _bury(self, action: WriteTombstones) -> None:
+        catalog = self._contents[action.samples.dataset].catalog
+        tombstones = [
+            Tombstone(key.decode(), "retries_spent", message, permanent=False)
+            for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
+        ]
+        for tombstone in tombstones:
+            _log.warning("%s could not be produced: %s", tombstone.key, tombstone.message)
+        try:
+            await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
+        except CacheError as error:  # then readers go on missing it, and the core is asked again
+            _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+
+
+def _done(request_id: int, result: PrefetchResult, samples: int) -> RequestDone:
+    """An answer as an event; answers come from a network."""
+    try:
+        messages = {int(offset): str(message) for offset, message in result.messages.items()}
+    except ValueError as error:
+        msg = f"the function's messages are not numbered by sample: {error}"
+        raise FunctionRaisedError(msg) from error
+    if len(result.outcomes) != samples:
+        msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
+        raise FunctionRaisedError(msg)
+    columns = (result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us)
+    if any(not 0 <= number <= _NUMBER_MAX for column in columns for number in column):
+        msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
+        raise FunctionRaisedError(msg)
+    return RequestDone(
+        request_id=request_id,
+        outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
+        record_bytes=np.array(result.record_bytes, dtype=np.int64),
+        source_bytes=sum(result.source_bytes),
+        fetch_us=sum(result.fetch_us),
+        decode_us=sum(result.decode_us),
+        push_us=sum(result.push_us),
+        messages=messages,
+    )

@@ -1,0 +1,121 @@
+"""Pages of a plan: batches with ids, labels and status, as ``NextBatches`` answers them.
+
+A page stays below :data:`~super_wire.protocol.MAX_REPLY_BYTES`; keys come along where they fit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.samples import SampleState
+from super_wire import coordinator_pb2 as pb
+from super_wire.ids import ID_BYTES, batch_id
+from super_wire.protocol import MAX_REPLY_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from coordinator.core.core import Core
+    from coordinator.core.jobs import Job
+    from coordinator.datasets import Dataset
+
+__all__ = ["Occurrence", "PlannedBatches", "page_of"]
+
+_PAGE_BYTES = MAX_REPLY_BYTES - 4096
+_BATCH_BYTES = 96
+_KEY_BYTES = 4
+_OCCURRENCES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Where a batch stands in a plan."""
+
+    job: str
+    rank: int
+    epoch: int
+    position: int
+
+
+class PlannedBatches:
+    """Which batches have been planned lately, by batch id: the newest ``capacity`` of them, and of each the
+    newest occurrences.
+    """
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        self._capacity = capacity
+        self._occurrences: OrderedDict[bytes, dict[Occurrence, None]] = OrderedDict()
+
+    def add(self, batch: bytes, occurrence: Occurrence) -> None:
+        """Remember an occurrence of a batch."""
+        places = self._occurrences.setdefault(batch, {})
+        places.pop(occurrence, None)
+        places[occurrence] = None
+        if len(places) > _OCCURRENCES_MAX:  # without shuffle a batch occurs in every epoch
+            del places[next(iter(places))]
+        self._occurrences.move_to_end(batch)
+        while len(self._occurrences) > self._capacity:
+            self._occurrences.popitem(last=False)
+
+    def find(self, batch: bytes) -> list[Occurrence]:
+        """Its occurrences, oldest first; none if it has not been planned lately."""
+        return list(self._occurrences.get(batch, ()))
+
+
+def page_of(
+    core: Core,
+    job: Job,
+    dataset: Dataset,
+    *,
+    rank: int,
+    epoch: int,
+    start: int,
+    count: int,
+    with_keys: bool,
+) -> pb.Page:
+    """Up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends there."""
+    fitting = max(1, _PAGE_BYTES // _least_bytes(dataset, job.plan.batch_size))
+    stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
+    span = job.plan.span(epoch, start, stop, rank)
+    ids = dataset.ids(span.indices, epoch)
+    labels = dataset.catalog.labels[span.indices]
+    states = core.states(job.samples_of(epoch), span.indices)
+    page, size = pb.Page(), 0
+    for number in range(len(span)):
+        first, end = int(span.offsets[number]), int(span.offsets[number + 1])
+        keys = dataset.catalog.keys.take(span.indices[first:end]) if with_keys else []
+        batch = _batch(
+            start + number, ids[first * ID_BYTES : end * ID_BYTES], labels[first:end], states[first:end]
+        )
+        if span.padding[first:end].any():
+            batch.padding = span.padding[first:end].astype(np.uint8).tobytes()
+        key_bytes = sum(map(len, keys)) + _KEY_BYTES * len(keys)
+        batch_bytes = len(batch.sample_ids) + len(batch.labels) + len(batch.padding) + _BATCH_BYTES
+        if number and size + batch_bytes + key_bytes > _PAGE_BYTES:
+            break
+        if batch_bytes + key_bytes <= _PAGE_BYTES:
+            batch.keys.extend(key.decode() for key in keys)
+            size += key_bytes
+        size += batch_bytes
+        page.batches.append(batch)
+    return page
+
+
+def _least_bytes(dataset: Dataset, batch_size: int) -> int:
+    """What a full batch takes of a page without keys: known before any id is derived."""
+    return batch_size * (ID_BYTES + dataset.catalog.labels.itemsize) + _BATCH_BYTES
+
+
+def _batch(position: int, ids: bytes, labels: NDArray[np.generic], states: NDArray[np.uint8]) -> pb.Batch:
+    return pb.Batch(
+        position=position,
+        batch_id=batch_id(ids),
+        sample_ids=ids,
+        labels=np.ascontiguousarray(labels).tobytes(),
+        resident=int((states == SampleState.RESIDENT).sum()),
+        failed=int((states == SampleState.FAILED).sum()),
+    )

@@ -1,0 +1,178 @@
+"""Putting a coordinator together, serving until it is told to end, and taking it apart in order.
+
+The parts are the cache, the executor, the engine, the gRPC service, and two loops that go on all the while:
+following read reports, and the upkeep of the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coordinator.cache import Cache, LockHeldError
+from coordinator.core.events import ExecutorResized
+from coordinator.core.settings import CoreSettings
+from coordinator.datasets import DatasetRegistry
+from coordinator.engine import Engine
+from coordinator.executors import LocalExecutor
+from coordinator.listening import listen
+from coordinator.reports import ReportReader
+from coordinator.service import CoordinatorService
+from coordinator.upkeep import Upkeep, agree_on_golden, take_over
+from super_wire.errors import CacheError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coordinator.cache import CacheInfo
+    from coordinator.executors import Executor
+    from coordinator.settings import Settings
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+
+_UPKEEP_S = 1.0
+_RETRY_S = 0.2
+_DRAIN_S = 5.0
+_STDIN = 0
+
+
+class _Running(NamedTuple):
+    """What goes on while a coordinator serves."""
+
+    engine: Engine
+    upkeep: Upkeep
+    reports: ReportReader
+
+
+async def serve(settings: Settings) -> None:
+    """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin; then drain.
+
+    Raises:
+        SuperError: it cannot start, or it lost its cache to another coordinator.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings.exit_with_stdin:
+        _watch_stdin(loop, stop)
+    async with contextlib.AsyncExitStack() as stack:
+        stopped = loop.create_task(stop.wait(), name="stop")
+        stack.push_async_callback(_cancel, stopped)
+        starting = loop.create_task(_start(settings, stack), name="start")
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await _cancel(starting)
+            return
+        running = starting.result()
+        _log.info("serving on %s", settings.listen)
+        loops = [
+            loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
+            loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
+        ]
+        stack.push_async_callback(_cancel, *loops)
+        ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for ended in filter(asyncio.Future.done, ends):
+            ended.result()  # the loops and the engine end by an error alone: let it be seen
+        _log.info("draining")
+
+
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
+    """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
+    cache = Cache(settings.cache, owner=settings.owner)
+    stack.push_async_callback(cache.close)
+    stack.push_async_callback(_release, cache)
+    executor = LocalExecutor(workers=settings.workers)
+    stack.push_async_callback(executor.close)
+    info = await _warm_and_take_over(executor, cache)
+    await agree_on_golden(cache, executor.golden)
+    core_settings = _core_settings(settings, info)
+    engine = Engine(core_settings, cache, executor)
+    stack.push_async_callback(engine.close)
+    engine.post(ExecutorResized(executor.capacity))
+    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s)
+    stack.push_async_callback(datasets.close)
+    reports = ReportReader(cache, engine.post)
+    service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)
+    await cache.hold_lock()  # functions may have taken longer to start than a lock lasts
+    server, health = await listen(settings.listen, service)
+    stack.push_async_callback(server.stop, _DRAIN_S)
+    stack.push_async_callback(health.enter_graceful_shutdown)
+    upkeep = Upkeep(cache, engine, reports, info=info, golden=executor.golden)
+    return _Running(engine, upkeep, reports)
+
+
+async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
+    """Start functions while the cache is reached: both take a while."""
+    warming = asyncio.create_task(executor.start(), name="warm")
+    try:
+        info = await take_over(cache)
+        await warming
+    finally:
+        await _cancel(warming)
+    return info
+
+
+def _core_settings(settings: Settings, info: CacheInfo) -> CoreSettings:
+    budget = info.budget(settings.cache_bytes)
+    _log.info(
+        "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
+    )
+    return CoreSettings(
+        budget_bytes=budget,
+        lookahead_batches=settings.lookahead_batches,
+        request_samples=settings.request_samples,
+        request_ttl_s=settings.request_timeout_s,
+    )
+
+
+async def _release(cache: Cache) -> None:
+    try:
+        await cache.release_lock()
+    except CacheError as error:
+        _log.info("the lock was not released and will expire: %s", error)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """End tasks; what they ended with was seen to elsewhere."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """End when whoever holds the other side of stdin ends, however it ends."""
+
+    def readable() -> None:
+        try:
+            ended = not os.read(_STDIN, 4096)
+        except OSError:  # a terminal that is gone
+            ended = True
+        if ended:
+            loop.remove_reader(_STDIN)
+            stop.set()
+
+    try:
+        loop.add_reader(_STDIN, readable)
+    except OSError as error:
+        msg = f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
+        raise ConfigError(msg) from error
+
+
+async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
+    """Repeat a step until cancelled; a cache that does not answer is met again after a pause."""
+    while True:
+        try:
+            await step()
+        except LockHeldError:
+            raise
+        except CacheError:  # the upkeep tells people
+            await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(pause_s)

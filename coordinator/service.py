@@ -1,0 +1,359 @@
+"""The gRPC service: checks what comes in, asks the engine, maps errors out. It decides nothing.
+
+Every call is idempotent. Failures go out as a status with the message as details and the error's class in the
+trailing metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import numpy as np
+
+from coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
+from coordinator.core.plan import Plan
+from coordinator.core.samples import SampleState
+from coordinator.paging import Occurrence, PlannedBatches, page_of
+from super_wire import coordinator_pb2 as pb
+from super_wire import coordinator_pb2_grpc as pb_grpc
+from super_wire.errors import (
+    CacheError,
+    ConfigError,
+    CoordinatorError,
+    PlanError,
+    ProtocolMismatchError,
+    SourceError,
+    SuperError,
+    UnknownJobError,
+)
+from super_wire.ids import ID_BYTES
+from super_wire.protocol import ERROR_METADATA_KEY, MAX_REPLY_BYTES, PROTOCOL_VERSION
+from super_wire.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coordinator.core.jobs import Job
+    from coordinator.datasets import Dataset, DatasetRegistry
+    from coordinator.engine import Engine
+    from coordinator.reports import ReportReader
+
+__all__ = ["CoordinatorService"]
+
+_MAX_WAIT_S = 20.0
+_MAX_COUNT = 1024
+_MAX_BATCH_IDS = 4096
+_MAX_TEXT = 65_536
+_MAX_JOBS = 10_000
+_MAX_EPOCH = 2**40
+_MAX_BATCH_REPLY_BYTES = 4 * 2**20
+_MAX_MESSAGE = 2000  # characters; an error travels in a header, and headers are short
+_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
+_DETAIL_BYTES = 64
+
+_CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
+    (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
+    (UnknownJobError, grpc.StatusCode.NOT_FOUND),
+    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
+    (SourceError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CacheError, grpc.StatusCode.FAILED_PRECONDITION),
+    (SuperError, grpc.StatusCode.INTERNAL),
+)
+
+_Context = grpc.aio.ServicerContext
+
+
+async def _abort(context: _Context[Any, Any], error: SuperError) -> NoReturn:
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    await context.abort(code, str(error)[:_MAX_MESSAGE], ((ERROR_METADATA_KEY, type(error).__name__),))
+    raise error  # abort() raises; this tells the type checker
+
+
+def _typed_errors(
+    method: Callable[[Any, Any, _Context[Any, Any]], Awaitable[Any]],
+) -> Callable[[Any, Any, _Context[Any, Any]], Awaitable[Any]]:
+    async def call(self: CoordinatorService, request: Any, context: _Context[Any, Any]) -> Any:
+        try:
+            return await method(self, request, context)
+        except SuperError as error:
+            await _abort(context, error)
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class CoordinatorService(pb_grpc.CoordinatorServicer):
+    """Answers samplers.
+
+    Args:
+        engine: core and hands.
+        datasets: what has been registered.
+        reports: follows the jobs' report streams.
+        cache_was_empty: whether the cache held nothing when this coordinator took it over.
+    """
+
+    def __init__(
+        self, engine: Engine, datasets: DatasetRegistry, reports: ReportReader, *, cache_was_empty: bool
+    ) -> None:
+        self._engine = engine
+        self._datasets = datasets
+        self._reports = reports
+        self._cache_was_empty = cache_was_empty
+        self._planned = PlannedBatches()
+        self._jobs: dict[str, Dataset] = {}
+
+    @_typed_errors
+    async def RegisterDataset(
+        self, request: pb.RegisterDatasetRequest, context: _Context[Any, Any]
+    ) -> pb.Dataset:  # gRPC's signature
+        """Begin listing a source, or find it listed."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            msg = (
+                f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
+                f"{request.protocol_version}: "
+                f"install the same version of SUPER on both sides"
+            )
+            raise ProtocolMismatchError(msg)
+        if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
+            msg = f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each"
+            raise ConfigError(msg)
+        recipe = Recipe.from_json(request.recipe)
+        dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
+        await self._datasets.wait(dataset, listed=0, wait_s=0)
+        return self._describe(dataset)
+
+    @_typed_errors
+    async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context[Any, Any]) -> pb.Dataset:
+        """How far a listing is; waits a bounded while for news."""
+        dataset = self._dataset(request.dataset_id)
+        wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
+        await self._datasets.wait(dataset, listed=request.listed, wait_s=wait_s)
+        return self._describe(dataset)
+
+    @_typed_errors
+    async def OpenJob(self, request: pb.OpenJobRequest, context: _Context[Any, Any]) -> pb.Job:
+        """Open a job, add a rank to it, or find both there."""
+        dataset = self._dataset(request.dataset_id)
+        if not _JOB_ID.fullmatch(request.job):
+            msg = (
+                "a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; "
+                f"not {request.job[:80]!r}"
+            )
+            raise ConfigError(msg)
+        plan = Plan(
+            size=len(dataset.catalog),
+            batch_size=request.batch_size,
+            replicas=request.replicas,
+            seed=request.seed,
+            shuffle=request.shuffle,
+            drop_last=request.drop_last,
+        )
+        if not dataset.ready:
+            msg = f"the ids of {dataset.listing.source} are still being derived"
+            raise SourceError(msg)
+        if request.rank >= plan.replicas:
+            msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
+            raise PlanError(msg)
+        self._check_batch_fits(dataset, plan)
+        await self._forget_closed_jobs()
+        await self._reports.follow(request.job)
+        # From here on nothing waits, so that of two ranks with two plans the second is refused.
+        open_already = self._engine.core.job(request.job)
+        if open_already is not None and (open_already.plan, open_already.dataset) != (plan, dataset.content):
+            msg = f"the job {request.job!r} is open with another plan or dataset: name this one by job="
+            raise ConfigError(msg)
+        if open_already is None and len(self._engine.core.jobs) >= _MAX_JOBS:
+            msg = f"this coordinator has its {_MAX_JOBS} jobs open: close some"
+            raise CoordinatorError(msg)
+        self._engine.know(dataset)
+        self._jobs[request.job] = dataset
+        self._engine.post(
+            DatasetAdded(
+                dataset.content,
+                plan.size,
+                dataset.recipe.random,
+                dataset.record_bytes,
+                known_absent=self._cache_was_empty,
+            )
+        )
+        self._engine.post(JobOpened(request.job, dataset.content, plan, request.rank))
+        return pb.Job(
+            job=request.job, cache=self._engine.cache_address, batches_per_epoch=plan.batches_per_epoch
+        )
+
+    @_typed_errors
+    async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context[Any, Any]) -> pb.Page:
+        """A page of the plan, with status."""
+        job = self._job(request.job)
+        if request.rank not in job.lanes:
+            msg = f"rank {request.rank} has not opened the job {request.job!r}"
+            raise UnknownJobError(msg)
+        if request.position > job.plan.batches_per_epoch:
+            msg = (
+                f"an epoch has {job.plan.batches_per_epoch} batches; there is no position {request.position}"
+            )
+            raise PlanError(msg)
+        if request.epoch > _MAX_EPOCH:
+            msg = f"epoch is from 0 to {_MAX_EPOCH}; not {request.epoch}"
+            raise PlanError(msg)
+        page = page_of(
+            self._engine.core,
+            job,
+            self._jobs[request.job],
+            rank=request.rank,
+            epoch=request.epoch,
+            start=request.position,
+            count=max(1, min(request.count, _MAX_COUNT)),
+            with_keys=request.with_keys,
+        )
+        for batch in page.batches:
+            place = Occurrence(request.job, request.rank, request.epoch, batch.position)
+            self._planned.add(batch.batch_id, place)
+        stop = request.position + len(page.batches)
+        yielded = min(request.yielded, stop)
+        self._engine.post(
+            BatchesAsked(request.job, request.rank, request.epoch, request.position, stop, yielded)
+        )
+        return page
+
+    @_typed_errors
+    async def GetBatchStatus(
+        self,
+        request: pb.GetBatchStatusRequest,
+        context: _Context[Any, Any],
+    ) -> pb.BatchStatuses:
+        """What is known of batches; sample by sample, as far as the reply stays below 1 MiB."""
+        if len(request.batch_ids) > _MAX_BATCH_IDS:
+            msg = f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(request.batch_ids)}"
+            raise ConfigError(msg)
+        reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
+        for batch in request.batch_ids:
+            status = self._status(batch, room_bytes)
+            room_bytes -= status.ByteSize()
+            reply.statuses.append(status)
+        return reply
+
+    @_typed_errors
+    async def CloseJob(self, request: pb.CloseJobRequest, context: _Context[Any, Any]) -> pb.CloseJobReply:
+        """A rank says goodbye; the job ends with its last one."""
+        known = self._engine.core.job(request.job) is not None
+        self._engine.post(JobClosed(request.job, request.rank))
+        if self._engine.core.job(request.job) is None:
+            self._jobs.pop(request.job, None)
+            await self._reports.leave(request.job)
+        return pb.CloseJobReply(closed=known)
+
+    @_typed_errors
+    async def GetJobStats(
+        self, request: pb.GetJobStatsRequest, context: _Context[Any, Any]
+    ) -> pb.JobStatsList:  # gRPC's signature
+        """Accounts of jobs and of the cache."""
+        core = self._engine.core
+        jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
+        return pb.JobStatsList(
+            jobs=[self._stats(job) for job in jobs],
+            cache=pb.CacheStats(
+                budget_bytes=core.budget_bytes,
+                resident_bytes=core.resident_bytes,
+                resident_samples=core.samples_in(SampleState.RESIDENT),
+                in_flight_samples=core.samples_in(SampleState.IN_FLIGHT),
+                dropped_samples=core.dropped_samples,
+            ),
+        )
+
+    def _dataset(self, dataset_id: bytes) -> Dataset:
+        dataset = self._datasets.get(dataset_id)
+        if dataset is None:
+            msg = f"no dataset {dataset_id.hex()} is registered here: register it (again)"
+            raise UnknownJobError(msg)
+        return dataset
+
+    def _job(self, name: str) -> Job:
+        job = self._engine.core.job(name)
+        if job is None or name not in self._jobs:
+            msg = f"no job {name!r} is open here: open it (again)"
+            raise UnknownJobError(msg)
+        return job
+
+    def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
+        samples = min(plan.batch_size, plan.size)
+        budget, batch_bytes = self._engine.core.budget_bytes, samples * dataset.record_bytes
+        if dataset.recipe.output_shape and batch_bytes > budget:
+            msg = (
+                f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
+                f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES for the embedded "
+                f"default) or lower batch_size"
+            )
+            raise ConfigError(msg)
+        reply_bytes = samples * (ID_BYTES + dataset.catalog.labels.itemsize + 1)
+        if reply_bytes > _MAX_BATCH_REPLY_BYTES:
+            msg = (
+                f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
+                f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
+            )
+            raise ConfigError(msg)
+
+    async def _forget_closed_jobs(self) -> None:
+        """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""
+        for name in list(self._jobs):
+            if self._engine.core.job(name) is None and self._jobs.pop(name, None) is not None:
+                await self._reports.leave(name)
+
+    def _describe(self, dataset: Dataset) -> pb.Dataset:
+        answer = pb.Dataset(
+            protocol_version=PROTOCOL_VERSION, dataset_id=dataset.dataset_id, listed=dataset.listing.listed
+        )
+        if dataset.ready:
+            catalog = dataset.catalog
+            answer.ready = True
+            answer.size = len(catalog)
+            answer.fingerprint = catalog.fingerprint
+            answer.classes.extend(catalog.classes)
+            answer.label_dtype = str(catalog.labels.dtype)
+        return answer
+
+    def _status(self, batch: bytes, room_bytes: int) -> pb.BatchStatus:
+        status = pb.BatchStatus(batch_id=batch[:ID_BYTES])
+        places = [place for place in self._planned.find(batch) if place.job in self._jobs]
+        if not places:
+            return status
+        place, job, dataset = places[-1], self._job(places[-1].job), self._jobs[places[-1].job]
+        indices = job.plan.batch(place.epoch, place.position, place.rank).indices
+        key = job.samples_of(place.epoch)
+        states = self._engine.core.states(key, indices)
+        counts = np.bincount(states, minlength=len(SampleState))
+        status.known = True
+        status.samples = indices.size
+        status.resident = int(counts[SampleState.RESIDENT])
+        status.in_flight = int(counts[SampleState.IN_FLIGHT])
+        status.failed = int(counts[SampleState.FAILED])
+        for one in places:
+            status.occurrences.add(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
+        if indices.size * _DETAIL_BYTES > room_bytes:
+            return status
+        ids = dataset.ids(indices, place.epoch)
+        for number, name in enumerate(dataset.catalog.keys.take(indices)):
+            state = SampleState(int(states[number]))
+            failure = self._engine.core.failure(key, int(indices[number]))
+            status.details.add(
+                sample_id=ids[number * ID_BYTES : (number + 1) * ID_BYTES],
+                key=name.decode(),
+                state=state.name.lower(),
+                message=failure if state is SampleState.FAILED else "",
+            )
+        if status.ByteSize() > room_bytes:
+            del status.details[:]
+        return status
+
+    def _stats(self, job: Job) -> pb.JobStats:
+        counters = asdict(job.counters)
+        seconds = {
+            f"{name}_s": counters.pop(f"{name}_us") / 1e6
+            for name in ("fetch", "decode", "push", "read", "wait")
+        }
+        epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
+        source = self._jobs[job.name].listing.source
+        return pb.JobStats(job=job.name, source=source, epoch=epoch, position=position, **counters, **seconds)

@@ -1,0 +1,159 @@
+"""The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults; frozen,
+checked when made.
+
+Addresses are checked in :mod:`coordinator.addresses`. Credentials are no settings: see there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.addresses import check_cache_address, check_listen_address
+from super_wire.errors import ConfigError
+from super_wire.request import MAX_SAMPLES_PER_REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings", "load_settings", "parse_bytes"]
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_EXECUTORS = ("local",)
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_RANGES = {
+    "workers": (1, 4096),
+    "cache_bytes": (0, 2**60),
+    "lookahead_batches": (1, 2**20),
+    "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
+}
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as ``4gb``, ``512MB`` or ``1048576``, in bytes; a kilobyte has 1024, as in Redis's
+    settings.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
+    if match is None:
+        msg = f"a size is a number with b, kb, mb, gb or tb, such as 4gb; not {text[:80]!r}"
+        raise ConfigError(msg)
+    return int(Fraction(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a coordinator runs.
+
+    ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]`` or
+    ``unix:///path``; ``cache_bytes`` of 0 means what the server's maxmemory leaves after headroom; ``owner``
+    lets a restarted coordinator take over its predecessor's lock at once.
+    """
+
+    listen: str = "127.0.0.1:50051"
+    cache: str = "redis://127.0.0.1:6379"
+    executor: str = "local"
+    workers: int = 1
+    cache_bytes: int = 0
+    lookahead_batches: int = 64
+    request_samples: int = 64
+    request_timeout_s: float = 60.0
+    catalog_max_age_s: float = 300.0
+    owner: str = ""
+    exit_with_stdin: bool = False
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        check_listen_address(self.listen)
+        check_cache_address(self.cache)
+        if self.executor not in _EXECUTORS:
+            msg = f"executor is one of {', '.join(_EXECUTORS)}; not {self.executor!r}"
+            raise ConfigError(msg)
+        if self.log_level not in _LOG_LEVELS:
+            msg = f"log_level is one of {', '.join(_LOG_LEVELS)}; not {self.log_level!r}"
+            raise ConfigError(msg)
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                msg = f"{name} is from {low} to {high}; not {getattr(self, name)}"
+                raise ConfigError(msg)
+        for name in ("request_timeout_s", "catalog_max_age_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                msg = f"{name} is above 0 and finite; not {getattr(self, name)}"
+                raise ConfigError(msg)
+
+
+def load_settings(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
+) -> Settings:
+    """Settings from their sources.
+
+    Args:
+        arguments: by field name; ``None`` stands for not given.
+        environment: where ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on are looked up; an empty variable
+            is not given.
+        file: path of a TOML file with the same names.
+
+    Raises:
+        ConfigError: a value is ill-typed or out of range, or the file cannot be read; the message names it.
+    """
+    kinds = {entry.name: str(entry.type) for entry in fields(Settings)}
+    found: dict[str, tuple[str, Any]] = {}
+    if file is not None:
+        found |= {name: (f"{file}: {name}", value) for name, value in _read_file(file, kinds).items()}
+    for name in kinds:
+        variable = f"SUPER_{name.upper()}"
+        if environment.get(variable):
+            found[name] = (variable, environment[variable])
+        if arguments.get(name) is not None:
+            found[name] = (name, arguments[name])
+    return Settings(**{name: _typed(name, kinds[name], *found[name]) for name in found})
+
+
+def _read_file(file: str, known: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        msg = f"the settings file {file} cannot be read: {error}"
+        raise ConfigError(msg) from error
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        msg = f"{file} has unknown settings: {', '.join(unknown)}; there are {', '.join(known)}"
+        raise ConfigError(msg)
+    return table
+
+
+def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
+    """A value as its field's type; text is converted, other types are not taken for one another."""
+    if name == "cache_bytes" and isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            msg = f"{origin}: {error}"
+            raise ConfigError(msg) from error
+    if name == "log_level" and isinstance(value, str):
+        return value.upper()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        if kind == "bool" and isinstance(value, (bool, str)):
+            return _TRUTHS[str(value).lower()]
+        if kind == "int" and (isinstance(value, str) or (is_number and isinstance(value, int))):
+            return int(value)
+        if kind == "float" and (isinstance(value, str) or is_number):
+            return float(value)
+        if kind == "str" and isinstance(value, str):
+            return value
+    except (KeyError, ValueError, OverflowError) as error:
+        raise _ill_typed(origin, kind, value) from error
+    raise _ill_typed(origin, kind, value)
+
+
+def _ill_typed(origin: str, kind: str, value: Any) -> ConfigError:
+    return ConfigError(f"the setting {origin} is of type {kind}; not {str(value)[:80]!r}")

@@ -1,0 +1,132 @@
+"""The upkeep of the cache while a coordinator serves: its lock, its identity, its memory.
+
+Taking the cache over at the start stands here too. What follows from a cache that was emptied or has grown is
+decided in :mod:`coordinator.core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from coordinator.cache import LOCK_TTL_S, LockHeldError
+from coordinator.core.events import CacheGrew, CacheReset
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.ids import ID_BYTES
+
+if TYPE_CHECKING:
+    from coordinator.cache import Cache, CacheInfo
+    from coordinator.engine import Engine
+    from coordinator.reports import ReportReader
+
+__all__ = ["Upkeep", "agree_on_golden", "take_over"]
+
+_log = logging.getLogger(__name__)
+
+_REACH_TIMEOUT_S = 10.0
+_RETRY_S = 0.2
+_RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
+
+
+async def take_over(cache: Cache) -> CacheInfo:
+    """Reach the cache and take its lock, within a bounded wait.
+
+    A lock that nobody renews is waited for until it expires; one that is renewed has a living owner.
+
+    Raises:
+        LockHeldError: another coordinator owns the cache.
+        CacheUnreachableError: nobody answered.
+        CacheError: the cache refuses what a coordinator does there.
+    """
+    clock = asyncio.get_running_loop().time
+    reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
+    first_expiry_s = None
+    while True:
+        try:
+            info = await cache.info()
+            await cache.hold_lock()
+            await cache.audit(bytes(ID_BYTES))  # see now whether records may be read
+        except LockHeldError as error:
+            expiry_s = clock() + error.expires_in_s
+            first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
+            if expiry_s > first_expiry_s + _RENEWED_S or clock() > wait_until_s:
+                raise
+        except CacheUnreachableError:
+            if clock() > reach_until_s:
+                raise
+        else:
+            return info
+        await asyncio.sleep(_RETRY_S)
+
+
+async def agree_on_golden(cache: Cache, digest: str) -> bool:
+    """See that functions decode as those did that filled this cache; ``True`` if nobody had filled it yet.
+
+    Raises:
+        ConfigError: they decode to other pixels.
+    """
+    agreed, is_new = await cache.agree_on_golden(digest)
+    if agreed != digest:
+        msg = (
+            f"the functions decode the golden images to {digest}, the records in {cache.address} were made "
+            f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
+        )
+        raise ConfigError(msg)
+    return is_new
+
+
+class Upkeep:
+    """Holds the lock, watches the server's identity and memory, and tells the core what changed.
+
+    Args:
+        cache: the server.
+        engine: whose core is told.
+        reports: rewound when the cache was emptied.
+        info: what the server said when it was taken over.
+        golden: digest that records in it have to agree with.
+    """
+
+    def __init__(
+        self, cache: Cache, engine: Engine, reports: ReportReader, *, info: CacheInfo, golden: str
+    ) -> None:
+        self._cache = cache
+        self._engine = engine
+        self._reports = reports
+        self._run_id = info.run_id
+        self._golden = golden
+        self._answers = True
+
+    async def once(self) -> None:
+        """One look; a cache that does not answer is waited for.
+
+        Raises:
+            LockHeldError: another coordinator has taken the cache.
+            ConfigError: it was filled by functions that decode otherwise.
+        """
+        try:
+            was_taken = await self._cache.hold_lock()
+            is_new = await agree_on_golden(self._cache, self._golden)
+            info = await self._cache.info()
+        except LockHeldError:
+            raise
+        except CacheError as error:
+            if self._answers:
+                _log.warning("waiting for the cache: %s", error)
+            self._answers = False
+            return
+        self._answers = True
+        if is_new or info.run_id != self._run_id:
+            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            self._run_id = info.run_id
+            self._reports.rewind()
+            self._engine.post(CacheReset())
+        elif was_taken:
+            _log.warning("the lock on the cache had expired and was taken again: this process stood still")
+        self._watch_memory(info)
+
+    def _watch_memory(self, info: CacheInfo) -> None:
+        if info.maxmemory:
+            core = self._engine.core
+            headroom_bytes = info.maxmemory - core.budget_bytes
+            self._engine.post(CacheGrew(info.used_memory - core.resident_bytes - headroom_bytes))

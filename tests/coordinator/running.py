@@ -1,0 +1,219 @@
+"""A coordinator inside the test's own event loop: real cache, real gRPC, and functions that the test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import redis.asyncio
+
+from coordinator.cache import Cache
+from coordinator.core.events import ExecutorResized
+from coordinator.core.settings import CoreSettings
+from coordinator.datasets import DatasetRegistry
+from coordinator.engine import Engine
+from coordinator.listening import listen
+from coordinator.reports import ReportReader
+from coordinator.service import CoordinatorService
+from super_wire import coordinator_pb2 as pb
+from super_wire import coordinator_pb2_grpc as pb_grpc
+from super_wire.errors import SuperError, error_from_name
+from super_wire.keys import cache_key
+from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from super_wire.recipe import Recipe
+from super_wire.record import Tombstone, pack, pack_tombstone
+from super_wire.request import Outcome, PrefetchRequest, PrefetchResult
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from tests.fixtures.valkey import Valkey
+
+SIDE = 4
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+RECORD_BYTES = 64 + SIDE * SIDE * 3
+ENOUGH_S = 20.0
+
+
+def record_of(key: str) -> bytes:
+    """The record that a :class:`ScriptedExecutor` makes of a key."""
+    header, payload = pack(np.full((SIDE, SIDE, 3), sum(key.encode()) % 256, dtype=np.uint8))
+    return header + bytes(payload)
+
+
+class ScriptedExecutor:
+    """Functions that write real records into the real cache, or do what the test has scripted.
+
+    ``outcomes`` gives keys another outcome than ``cached``; ``before`` is awaited with each request and may raise.
+    """
+
+    name = "scripted"
+    golden = "5c" * 16
+
+    def __init__(self, cache: str, capacity: int = 2) -> None:
+        self.capacity = capacity
+        self.requests: list[PrefetchRequest] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.before: Callable[[PrefetchRequest], Awaitable[None]] | None = None
+        self.edit: Callable[[PrefetchResult], PrefetchResult] = lambda result: result
+        self._redis = redis.asyncio.Redis.from_url(cache)
+
+    @property
+    def keys_asked(self) -> list[str]:
+        return [key for request in self.requests for key in request.keys]
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        self.requests.append(request)
+        assert timeout_s > 0
+        if self.before is not None:
+            await self.before(request)
+        outcomes = [self.outcomes.get(key, Outcome.CACHED) for key in request.keys]
+        for key, hex_id, outcome in zip(request.keys, request.ids, outcomes, strict=True):
+            if outcome is Outcome.CACHED:
+                await self._redis.set(cache_key(bytes.fromhex(hex_id)), record_of(key))
+            elif outcome is Outcome.TOMBSTONE:
+                tombstone = Tombstone(key, "undecodable", f"{key} is no image", permanent=True)
+                await self._redis.set(cache_key(bytes.fromhex(hex_id)), pack_tombstone(tombstone))
+        count = len(request.keys)
+        return self.edit(
+            PrefetchResult(
+                request_id=request.request_id,
+                function_version="scripted",
+                cold_start=False,
+                outcomes=tuple(outcomes),
+                fetch_us=(10,) * count,
+                decode_us=(20,) * count,
+                push_us=(30,) * count,
+                source_bytes=(100,) * count,
+                record_bytes=tuple(RECORD_BYTES * (outcome is Outcome.CACHED) for outcome in outcomes),
+                messages={
+                    str(place): f"{key} is no image"
+                    for place, (key, outcome) in enumerate(zip(request.keys, outcomes, strict=True))
+                    if outcome is not Outcome.CACHED
+                },
+            )
+        )
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+@dataclass
+class Running:
+    """The parts of a running coordinator, and short ways to call it."""
+
+    address: str
+    cache: Cache
+    executor: ScriptedExecutor
+    engine: Engine
+    datasets: DatasetRegistry
+    reports: ReportReader
+    stub: Any
+    channel: grpc.aio.Channel
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def call(self, method: str, request: Any) -> Any:
+        """An RPC; a refusal is raised as the error that it names."""
+        try:
+            return await getattr(self.stub, method)(request, timeout=ENOUGH_S)
+        except grpc.aio.AioRpcError as error:
+            named = dict(error.trailing_metadata() or ()).get(ERROR_METADATA_KEY)
+            if named is None:
+                raise
+            refusal: SuperError = error_from_name(str(named), error.details() or "")
+            refusal.__cause__ = error
+            raise refusal from error
+
+    async def register(self, source: Path, run_id: str = "run", recipe: Recipe = RECIPE) -> pb.Dataset:
+        """Register a directory and wait until it is listed."""
+        answer = await self.call(
+            "RegisterDataset",
+            pb.RegisterDatasetRequest(
+                protocol_version=PROTOCOL_VERSION, source=f"file://{source}", recipe=recipe.json, run_id=run_id
+            ),
+        )
+        while not answer.ready:
+            request = pb.GetDatasetRequest(dataset_id=answer.dataset_id, listed=answer.listed, wait_s=ENOUGH_S)
+            answer = await self.call("GetDataset", request)
+        return answer
+
+    async def open(self, dataset: pb.Dataset, job: str = "job", **changes: Any) -> pb.Job:
+        """Open a job of 4 samples to a batch, unshuffled, unless told otherwise."""
+        facts: dict[str, Any] = {"batch_size": 4, "replicas": 1, "rank": 0, "seed": 0, "shuffle": False} | changes
+        return await self.call("OpenJob", pb.OpenJobRequest(dataset_id=dataset.dataset_id, job=job, **facts))
+
+    async def page(self, job: str = "job", **changes: Any) -> pb.Page:
+        """A page of the plan: all of the first epoch unless told otherwise."""
+        facts: dict[str, Any] = {"rank": 0, "epoch": 0, "position": 0, "count": 1000, "yielded": 0} | changes
+        return await self.call("NextBatches", pb.NextBatchesRequest(job=job, **facts))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait, bounded, until something that the engine's events bring about is so."""
+        async with asyncio.timeout(ENOUGH_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    valkey: Valkey, *, budget_bytes: int = 2**24, cache_was_empty: bool = True, **core: Any
+) -> AsyncIterator[Running]:
+    """A coordinator on a unix socket beside the server's own."""
+    async with contextlib.AsyncExitStack() as stack:
+        cache = Cache(valkey.unix_url, owner="test")
+        stack.push_async_callback(cache.close)
+        executor = ScriptedExecutor(valkey.unix_url)
+        stack.push_async_callback(executor.close)
+        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, executor)
+        stack.push_async_callback(engine.close)
+        engine.post(ExecutorResized(executor.capacity))
+        datasets = DatasetRegistry(max_age_s=300.0)
+        stack.push_async_callback(datasets.close)
+        reports = ReportReader(cache, engine.post)
+        service = CoordinatorService(engine, datasets, reports, cache_was_empty=cache_was_empty)
+        address = f"unix:{valkey.directory}/c.sock"
+        server, _ = await listen(address, service)
+        stack.push_async_callback(server.stop, 0)
+        reading = asyncio.create_task(_follow(reports))
+        stack.push_async_callback(_ended, reading)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        stub = pb_grpc.CoordinatorStub(channel)
+        made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
+        engine.changed = made._changed
+        yield made
+        problems = list(engine.core.problems())
+        assert not problems, problems
+        assert not engine.failed.done(), engine.failed
+
+
+class ObservedEngine(Engine):
+    """Says when an event has been handled, so that tests need not poll."""
+
+    changed: asyncio.Event | None = None
+
+    def post(self, event: Any) -> None:
+        super().post(event)
+        if self.changed is not None:
+            self.changed.set()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _follow(reports: ReportReader) -> None:
+    while True:
+        try:
+            await reports.read_once()
+        except SuperError:
+            await asyncio.sleep(0.02)

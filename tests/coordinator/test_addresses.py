@@ -1,0 +1,149 @@
+"""Where a coordinator may listen and where its cache may be: this machine, named without credentials."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.addresses import check_cache_address, check_listen_address, is_loopback, socket_path
+from super_wire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("localhost", True),
+        ("LocalHost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.7", False),
+        ("fe80::1", False),
+        ("localhost.example.org", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_this_machine_alone(host, expected):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["127.0.0.1:50051", "localhost:1", "[::1]:65535", "unix:/run/super.sock", "unix:///run/super.sock"],
+)
+def test_an_address_on_this_machine_may_be_listened_on(listen):
+    check_listen_address(listen)
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:50051", "[::]:50051", "[2001:db8::1]:1", "example.org:50051", "10.1.2.3:9"]
+)
+def test_listening_beyond_loopback_is_refused_with_a_remedy(listen):
+    with pytest.raises(ConfigError, match="beyond loopback .* TLS .* SSH tunnel") as caught:
+        check_listen_address(listen)
+    assert listen in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "",
+        "50051",
+        "127.0.0.1",
+        "127.0.0.1:",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "[::1",
+        "::1:50051",
+        "tcp://a:1",
+    ],
+)
+def test_what_is_no_address_to_listen_on_is_named(listen):
+    with pytest.raises(ConfigError, match="listen is host:port or unix:/path"):
+        check_listen_address(listen)
+
+
+@pytest.mark.parametrize("listen", ["unix:", "unix:relative.sock", "unix:/directory/"])
+def test_a_socket_is_named_by_its_absolute_path(listen):
+    with pytest.raises(ConfigError, match="absolute path"):
+        check_listen_address(listen)
+
+
+def test_a_socket_path_that_the_kernel_does_not_take_is_refused():
+    check_listen_address("unix:/" + "x" * 106)
+    with pytest.raises(ConfigError, match="at most 107 bytes, this one 108"):
+        check_listen_address("unix:/" + "x" * 107)
+
+
+def test_both_forms_of_a_socket_address_name_one_path():
+    assert socket_path("unix:/run/a.sock") == socket_path("unix:///run/a.sock") == "/run/a.sock"
+    assert socket_path("127.0.0.1:50051") is None
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        "redis://127.0.0.1",
+        "redis://127.0.0.1:6379",
+        "redis://127.0.0.1:6379/",
+        "redis://localhost:6379/2",
+        "redis://[::1]:6379",
+        "unix:///run/redis.sock",
+        "unix:///run/redis.sock?db=3",
+    ],
+)
+def test_a_cache_on_this_machine_is_taken(cache):
+    check_cache_address(cache)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        "redis://user:secret@127.0.0.1:6379",
+        "redis://:secret@127.0.0.1:6379",
+        "redis://user@127.0.0.1:6379",
+        "redis://127.0.0.1:6379?password=secret",
+        "unix:///run/redis.sock?username=me&password=secret",
+        "unix://:secret@/run/redis.sock",
+    ],
+)
+def test_credentials_in_the_caches_address_are_refused_and_not_repeated(cache):
+    with pytest.raises(ConfigError, match="SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD") as caught:
+        check_cache_address(cache)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        "",
+        "127.0.0.1:6379",
+        "rediss://127.0.0.1:6379",
+        "redis://",
+        "redis://127.0.0.1:0",
+        "redis://127.0.0.1:port",
+        "redis://[::1",
+        "redis://127.0.0.1:6379?protocol=3",
+        "redis://127.0.0.1:6379#x",
+        "unix://host/redis.sock",
+    ],
+)
+def test_what_is_no_cache_address_is_named(cache):
+    with pytest.raises(ConfigError, match="cache is redis://host:port"):
+        check_cache_address(cache)
+
+
+@pytest.mark.parametrize("cache", ["redis://127.0.0.1/x", "redis://127.0.0.1/-1", "unix:///a.sock?db=two"])
+def test_a_database_is_a_number(cache):
+    with pytest.raises(ConfigError, match="a database is a number"):
+        check_cache_address(cache)
+
+
+@pytest.mark.parametrize(
+    "cache", ["redis://10.0.0.7:6379", "redis://cache.example.org", "redis://[2001:db8::1]:6379"]
+)
+def test_a_cache_beyond_loopback_is_refused(cache):
+    with pytest.raises(ConfigError, match="beyond loopback a cache needs TLS"):
+        check_cache_address(cache)
