@@ -1,0 +1,147 @@
+"""What a sampler says to the coordinator: calls with deadlines, bounded retries, and grpc's errors turned
+into ours.
+
+Every call is idempotent, so a call that found nobody, or no answer in time, is made again after a jittered
+pause, as often as its :class:`Patience` allows. The connection itself is :mod:`sampler.connection`'s.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampler.connection import CallCutError, CallFailedError, connection_to
+from super_wire.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    ProtocolMismatchError,
+    SuperError,
+    error_from_name,
+)
+from super_wire.protocol import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+__all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience"]
+
+# Nobody there, no answer in time, or a server that went down in the middle of the call.
+_PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call is tried: so many attempts, and no longer than ``total_s`` altogether."""
+
+    attempts: int
+    total_s: float
+    deadline_s: float = 10.0
+    backoff_s: float = 0.1
+    backoff_max_s: float = 5.0
+
+    def pause_s(self, attempt: int) -> float:
+        """Pause after the ``attempt``-th failure, jittered so that ranks do not come back all at once."""
+        ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
+        return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  # no secret depends on it
+
+
+FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
+"""While the sampler is being made: a wrong address should be told soon."""
+
+RUNNING = Patience(attempts=60, total_s=120.0)
+"""In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
+
+
+class Client:
+    """Speaks to the coordinator at one address.
+
+    Args:
+        address: as :func:`sampler.address.checked_address` gives it.
+        explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
+            gone, is raised instead of the general one.
+    """
+
+    def __init__(self, address: str, explain: Callable[[], SuperError | None] = lambda: None) -> None:
+        self.address = address
+        self._explain = explain
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep the channel open between calls."""
+        return connection_to(self.address).hold()
+
+    def cut(self) -> None:
+        """End all calls under way at once; those that are still wanted are made again."""
+        connection_to(self.address).cut()
+
+    def call(
+        self,
+        method: str,
+        request: Any,
+        patience: Patience,
+        *,
+        wait_s: float = 0.0,
+        stopped: threading.Event | None = None,
+    ) -> Any:
+        """Make a call until it is answered.
+
+        Args:
+            method: name in ``coordinator.proto``.
+            request: its message.
+            patience: bounds of attempts and time.
+            wait_s: how long the coordinator may take on purpose (a long poll), beside the deadline.
+            stopped: ends the pauses between attempts early.
+
+        Raises:
+            CoordinatorUnreachableError: nobody answered; names the address, the attempts and the time.
+            ProtocolMismatchError: what answered speaks another version.
+            SuperError: what the coordinator said, by its type.
+        """
+        stopped = stopped or threading.Event()
+        begin_s = time.monotonic()
+        last: CallFailedError | None = None
+        attempt = cuts = 0
+        while attempt < patience.attempts and not stopped.is_set():
+            left_s = patience.total_s - (time.monotonic() - begin_s)
+            if attempt and left_s <= 0:
+                break
+            deadline_s = min(patience.deadline_s, max(left_s, 0.1)) + wait_s
+            try:
+                return connection_to(self.address).call(method, request, deadline_s)
+            except CallCutError:
+                cuts += 1
+                attempt += cuts > _MAX_CUTS
+                continue
+            except CallFailedError as failure:
+                if failure.error_name:
+                    raise error_from_name(failure.error_name, failure.details) from None
+                if failure.code not in _PASSING:
+                    raise self._refusal(failure, method) from failure
+                last = failure
+                explained = self._explain()
+                if explained is not None:
+                    raise explained from failure
+            attempt += 1
+            stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
+        raise self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+
+    def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
+        if failure.code == "UNIMPLEMENTED":
+            return ProtocolMismatchError(
+                f"this sampler speaks protocol version {PROTOCOL_VERSION}; what answers at {self.address} "
+                f"has no call super.v1.Coordinator/{method} and so is another version or no coordinator at "
+                f"all ({failure.details}): install one version of SUPER on both sides, and check the address"
+            )
+        return CoordinatorError(f"the coordinator at {self.address} failed in {method}: {failure}")
+
+    def _unreachable(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
+        reason = last if last is not None else "the sampler was closed"
+        return CoordinatorUnreachableError(
+            f"no coordinator answered at {self.address} in {attempts} attempts over {waited_s:.1f} s "
+            f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "
+            "or SUPER_COORDINATOR names it"
+        )

@@ -1,0 +1,232 @@
+"""The one connection that a process has to a coordinator, whoever in it speaks: shared, lazily opened, closed
+around forks.
+
+Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
+channel is open while someone holds it or a call is under way. What is said, and what happens when a call
+fails, is :mod:`sampler.client`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from sampler.forking import step_aside_at_forks
+from sampler.grpc_threads import GrpcThreads
+from super_wire.protocol import ERROR_METADATA_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+__all__ = ["CallCutError", "CallFailedError", "Connection", "connection_to"]
+
+_LOG = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 8 * 2**20
+"""Replies stay below 1 MiB unless one batch alone is larger; nothing legitimate comes near this bound."""
+
+_PARK_WAIT_S = 5.0  # a call that was cut returns within milliseconds
+_SHUTDOWN_WAIT_S = 1.0
+_SHUTDOWN_WAIT_AGAIN_S = 0.05
+_PARKED_WAIT_S = 60.0  # a fork, with copying the page tables of a large process, takes far less
+
+
+class CallCutError(Exception):
+    """The channel was closed under a call, by a fork or by the last holder: say it again."""
+
+
+class CallFailedError(Exception):
+    """What grpc said of a failed call, without its objects: those would keep the channel alive.
+
+    Attributes:
+        code: name of the status code.
+        details: its text.
+        error_name: class in :mod:`super_wire.errors` that the coordinator named, or empty.
+    """
+
+    def __init__(self, code: str, details: str, error_name: str) -> None:
+        super().__init__(f"{code}: {details}")
+        self.code, self.details, self.error_name = code, details, error_name
+
+
+class Connection:
+    """A channel to one address. Thread-safe; made by :func:`connection_to`."""
+
+    def __init__(self, address: str, threads: GrpcThreads) -> None:
+        self.address = address
+        self._threads = threads
+        self._state = threading.Condition()
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
+        self._era = 0  # channels closed so far
+        self._calls = 0
+        self._holders = 0
+        self._forks = 0  # threads that are about to fork
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the channel open between calls, until the last holder leaves."""
+        with self._state:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._holders -= 1
+                self._close_if_idle()
+
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """One unary call.
+
+        Raises:
+            CallFailedError: no answer, or a refusal.
+            CallCutError: the channel was closed under the call.
+        """
+        with self._state:
+            if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
+                raise CallCutError
+            self._calls += 1
+            era = self._era
+            stub = self._open()
+        try:
+            answer, failure = _speak(stub, method, request, timeout_s)
+        finally:
+            stub = None  # before the call counts as ended, so that nothing of grpc is left when all have
+            with self._state:
+                self._calls -= 1
+                self._close_if_idle()
+                self._state.notify_all()
+                cut = era != self._era
+        if failure is None:
+            return answer
+        raise CallCutError if cut and failure.code == "CANCELLED" else failure
+
+    def cut(self) -> None:
+        """Close the channel under all calls, which raise :class:`CallCutError`; the next opens another."""
+        with self._state:
+            self._close()
+
+    def _open(self) -> Any:
+        if self._stub is None:
+            import grpc
+
+            from super_wire.coordinator_pb2_grpc import CoordinatorStub
+
+            self._threads.expect()
+            self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+            self._stub = CoordinatorStub(self._channel)
+        return self._stub
+
+    def _close(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            self._era += 1
+            channel.close()  # calls under way end at once, as cancelled
+
+    def _close_if_idle(self) -> None:
+        if not self._holders and not self._calls:
+            self._close()
+
+    def park(self) -> None:
+        """Let no call through, close the channel and wait, bounded, until no thread is inside grpc."""
+        with self._state:
+            self._forks += 1
+            self._close()
+            if not self._state.wait_for(lambda: not self._calls, timeout=_PARK_WAIT_S):
+                _LOG.warning("a call to %s has not ended in %g s before a fork", self.address, _PARK_WAIT_S)
+
+    def unpark(self) -> None:
+        """Let calls through again; the next one opens a channel."""
+        with self._state:
+            self._forks -= 1
+            self._state.notify_all()
+
+
+def _speak(stub: Any, method: str, request: Any, timeout_s: float) -> tuple[Any, CallFailedError | None]:
+    """The answer or the failure; neither refers to anything of grpc."""
+    import grpc
+
+    try:
+        return getattr(stub, method)(request, timeout=timeout_s), None
+    except grpc.RpcError as error:
+        metadata: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
+        name = next((value for key, value in metadata if key == ERROR_METADATA_KEY), "")
+        return None, CallFailedError(error.code().name, error.details() or "no details", name)
+    except ValueError as error:  # "Cannot invoke RPC on closed channel!", "... Channel closed!"
+        if "closed" not in str(error):
+            raise
+        return None, CallFailedError("CANCELLED", str(error), "")
+
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),  # the client retries, and says how often
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # also the time limit of one attempt to connect
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A peer that vanished without a word is noticed also while nothing is asked of it (servers allow a ping
+    # in five minutes).
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+class _Connections:
+    """All connections of this process, by address; steps aside at forks for all of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads = GrpcThreads()
+        self._known: dict[str, Connection] = {}
+        self._inherited: list[Connection] = []
+        self._hears_of_forks = False
+        self._shutdown_wait_s = _SHUTDOWN_WAIT_S
+
+    def to(self, address: str) -> Connection:
+        with self._lock:
+            if not self._hears_of_forks:
+                step_aside_at_forks(self)
+                self._hears_of_forks = True
+            return self._known.setdefault(address, Connection(address, self._threads))
+
+    def before_fork(self) -> None:
+        """Close all channels, and wait until grpc has gone down.
+
+        With no channel left, grpc ends its threads and closes its files within some ten milliseconds. To fork
+        before that is worse than to fork with an open channel: its own fork handlers then wait for threads
+        that wait for them (grpcio 1.85).
+        """
+        self._lock.acquire()
+        for connection in self._known.values():
+            connection.park()
+        if self._known:
+            gone = self._threads.wait_until_gone(self._shutdown_wait_s)
+            # If not, somebody else in this process uses grpc too, and his channels are his matter.
+            self._shutdown_wait_s = _SHUTDOWN_WAIT_S if gone else _SHUTDOWN_WAIT_AGAIN_S
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        for connection in self._known.values():
+            connection.unpark()
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew. The parent's objects are kept, so that no destructor of grpc can run here."""
+        self._inherited += self._known.values()
+        self._known = {}
+        self._threads = GrpcThreads()
+        self._lock = threading.Lock()
+
+
+_CONNECTIONS = _Connections()
+
+
+def connection_to(address: str) -> Connection:
+    """This process's connection to ``address``, opened when it is first used."""
+    return _CONNECTIONS.to(address)

@@ -1,0 +1,111 @@
+"""Who this process is in its training run: rank, replicas, run id, and the id of a sampler's job.
+
+Ranks of one run must find the same job without talking to each other, so a job's id is a digest of what they
+agree on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections import Counter
+
+import torch.distributed
+
+from super_wire.errors import ConfigError
+from super_wire.ids import digest128
+
+__all__ = ["job_id", "place_in_run", "run_id"]
+
+_NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
+
+
+def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+    """Rank and number of replicas: the arguments, else torch.distributed, else ``RANK`` and ``WORLD_SIZE``,
+    else 0 and 1.
+
+    Raises:
+        ConfigError: a variable is no number, or the rank is not below the replicas.
+    """
+    if rank is None or num_replicas is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        else:
+            found = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
+        rank = found[0] if rank is None else rank
+        num_replicas = found[1] if num_replicas is None else num_replicas
+    if num_replicas < 1:
+        raise ConfigError(f"num_replicas is at least 1; not {num_replicas}")
+    if not 0 <= rank < num_replicas:
+        raise ConfigError(f"rank is from 0 to num_replicas - 1 = {num_replicas - 1}; not {rank}")
+    return rank, num_replicas
+
+
+def _number_from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"the variable {name} is a whole number; not {text!r}") from None
+
+
+def run_id() -> str:
+    """The id of this run: torchelastic's, else ``MASTER_ADDR:MASTER_PORT``, else one of this process."""
+    elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if elastic and elastic != _NO_RUN_ID:
+        return f"elastic:{elastic}"
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if host and port:
+        return f"master:{host}:{port}"
+    return _PROCESS.fresh_run_id()
+
+
+def job_id(
+    run: str,
+    fingerprint: bytes,
+    recipe_json: str,
+    *,
+    batch_size: int,
+    num_replicas: int,
+    seed: int,
+    shuffle: bool,
+    drop_last: bool,
+) -> str:
+    """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
+
+    ``run`` is the run id, or what the user gave as ``job``. The second identical sampler of a process gets
+    another id than the first, and the ranks, which make their samplers in the same order, agree on that too.
+    """
+    numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
+    fields = (run.encode(), fingerprint, recipe_json.encode(), numbers.encode())
+    count = _PROCESS.count(digest128(*fields))
+    return digest128(*fields, *([str(count).encode()] if count else [])).hex()
+
+
+class _Process:
+    """What differs between processes or counts within one: kept by process id, since a fork copies it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._run_ids: dict[int, str] = {}
+        self._samplers: Counter[tuple[int, bytes]] = Counter()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def fresh_run_id(self) -> str:
+        with self._lock:
+            return self._run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
+
+    def count(self, identity: bytes) -> int:
+        """How many samplers of this identity the process has made before."""
+        with self._lock:
+            self._samplers[os.getpid(), identity] += 1
+            return self._samplers[os.getpid(), identity] - 1
+
+
+_PROCESS = _Process()

@@ -1,0 +1,253 @@
+"""The background thread of a sampler: it keeps a page of the plan ahead, so that the trainer never waits for
+an RPC.
+
+It fetches pages while there is room, asks again for the statuses of the next few batches where their order
+may change, and shows a sign of life when nothing else is to be said, so that the job keeps its lease and a
+coordinator that was restarted learns of the job while workers still read. Which batch goes next is
+:mod:`sampler.window`'s, the calls are :mod:`sampler.session`'s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sampler.client import Patience
+from sampler.feed import Feed, is_ready, planned_batch
+from sampler.window import Window
+from super_wire.errors import CoordinatorError, SuperError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sampler.client import Client
+    from sampler.session import Session
+    from super_wire.batch_ref import BatchRef
+
+__all__ = ["Pager"]
+
+_LOG = logging.getLogger(__name__)
+
+REORDER_BATCHES = 8
+"""Positions among which ``in_order=False`` chooses the next batch."""
+
+HEARTBEAT_S = 2.0
+REFRESH_S = 0.25
+_ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
+_JOIN_S = 5.0
+_THREAD_CHECK_S = 5.0
+
+
+class Pager:
+    """Feeds the iterations of one sampler from one thread, which starts with the first of them.
+
+    Args:
+        session: the sampler's job.
+        client: of the same coordinator; its channel is held open while the thread lives.
+        rank: goes into the batches.
+        in_order: whether batches go out strictly in plan order.
+        heartbeat_s: longest silence towards the coordinator.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        client: Client,
+        *,
+        rank: int,
+        in_order: bool,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._session = session
+        self._client = client
+        self._rank = rank
+        self._reorder = 1 if in_order else REORDER_BATCHES
+        self._heartbeat_s = heartbeat_s
+        self._wake = threading.Condition()
+        self._stopped = threading.Event()
+        self._feeds: list[weakref.ref[Feed]] = []
+        self._thread: threading.Thread | None = None
+        self._spoken_s = 0.0
+        self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
+        self._silent = False
+        self.pid = os.getpid()
+        _PAGERS.add(self)
+
+    def begin(self, epoch: int, position: int) -> Feed:
+        """Start an iteration at a position of an epoch; its first page is asked for at once."""
+        feed = Feed(epoch, Window(position, self._session.batches_per_epoch, reorder=self._reorder))
+        with self._wake:
+            self._refuse_if_stopped()
+            self._feeds = [weakref.ref(feed), *(kept for kept in self._feeds if kept() is not None)]
+            self._progress = (epoch, position)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+        return feed
+
+    def take(self, feed: Feed) -> BatchRef | None:
+        """The feed's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
+
+        Raises:
+            SuperError: why no page came; the next call tries again.
+        """
+        with self._wake:
+            while True:
+                self._refuse_if_stopped()
+                if feed.window.exhausted:
+                    return None
+                batch = feed.window.take()
+                if batch is not None:
+                    self._progress = (feed.epoch, feed.window.head)
+                    if feed.wants_statuses():
+                        feed.refresh_at_s = time.monotonic()
+                        self._wake.notify_all()
+                    elif feed.wants_page():
+                        self._wake.notify_all()
+                    return batch
+                error, feed.error = feed.error, None
+                if error is not None:
+                    self._wake.notify_all()
+                    raise error
+                # The thread answers each feed with a page or an error, in bounded time.
+                if not self._wake.wait(_THREAD_CHECK_S):
+                    self._check_thread()
+
+    def _check_thread(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            raise CoordinatorError(
+                "the sampler's background thread has died; its traceback was printed before"
+            )
+
+    def stop(self) -> None:
+        """End the thread, and a call that it may be in. Idempotent."""
+        with self._wake:
+            self._stopped.set()
+            self._wake.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._client.cut()  # the calls of other samplers are made again
+            thread.join(_JOIN_S)
+
+    def stop_soon(self) -> None:
+        """Let the thread end, without waiting: for finalizers."""
+        if self.pid != os.getpid():
+            return  # a forked copy has no thread, and its lock may have been held when it was copied
+        self._stopped.set()
+        with self._wake:
+            self._wake.notify_all()
+
+    def _refuse_if_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise UsageError("this sampler is closed: make a new one to iterate again")
+
+    def _run(self) -> None:
+        with self._client.hold():
+            while True:
+                task = self._next_task()
+                if task is None:
+                    return
+                task()
+                del task  # it names a feed, which an abandoned iteration must be able to drop
+                self._spoken_s = time.monotonic()
+
+    def _next_task(self) -> Callable[[], None] | None:
+        with self._wake:
+            while not self._stopped.is_set():
+                task, wait_s = self._due(time.monotonic())
+                if task is not None:
+                    return task
+                self._wake.wait(wait_s)
+            return None
+
+    def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
+        """What is to be done now; else how long there is nothing to do, unless somebody wakes the thread."""
+        due_s = self._spoken_s + self._heartbeat_s
+        for kept in self._feeds:
+            feed = kept()
+            if feed is None:
+                continue
+            if feed.wants_page():
+                return partial(self._fetch, feed), 0.0
+            if feed.wants_statuses():
+                if feed.refresh_at_s <= now_s:
+                    return partial(self._refresh, feed), 0.0
+                due_s = min(due_s, feed.refresh_at_s)
+        if self._spoken_s + self._heartbeat_s <= now_s:
+            return self._show_life, 0.0
+        return None, due_s - now_s
+
+    def _fetch(self, feed: Feed) -> None:
+        window = feed.window
+        with self._wake:
+            position, count, head = window.asked, feed.room(), window.head
+        page: Any = ()
+        error: Exception | None = None
+        try:
+            page = self._ask(feed.epoch, position, count, yielded=head, with_keys=True)
+        except Exception as failure:  # noqa: BLE001  # it is raised where the trainer asks for the batch
+            error = failure
+        with self._wake:
+            feed.error = error or self._fill(feed, page)
+            feed.refresh_at_s = time.monotonic() + REFRESH_S
+            self._wake.notify_all()
+
+    def _fill(self, feed: Feed, page: Any) -> CoordinatorError | None:
+        session, rank, epoch = self._session, self._rank, feed.epoch
+        try:
+            for message in page:
+                feed.window.add(planned_batch(message, session.binding, session.job, rank, epoch))
+            reason = "" if page else "it is empty"
+        except ValueError as wrong:
+            reason = str(wrong)
+        if not reason:
+            return None
+        return CoordinatorError(
+            f"the coordinator at {self._client.address} sent a wrong page for job {session.job}, "
+            f"rank {rank}, epoch {epoch}, position {feed.window.asked}: {reason}"
+        )
+
+    def _refresh(self, feed: Feed) -> None:
+        window = feed.window
+        with self._wake:
+            head, count = window.head, len(window.reorderable())
+        try:
+            page = self._ask(feed.epoch, head, count, yielded=head, with_keys=False, patience=_ONE_TRY)
+        except SuperError as error:  # statuses are advice; the next page will tell what is wrong
+            _LOG.debug("no statuses for epoch %d from position %d on: %s", feed.epoch, head, error)
+            page = ()
+        with self._wake:
+            for batch in page:
+                if is_ready(batch):
+                    window.mark_ready(batch.position)
+            feed.refresh_at_s = time.monotonic() + REFRESH_S
+
+    def _show_life(self) -> None:
+        epoch, head = self._progress
+        try:
+            self._ask(epoch, head, 1, yielded=head, with_keys=False, patience=_ONE_TRY)
+            self._silent = False
+        except SuperError as error:
+            if not self._silent:
+                _LOG.warning("the coordinator does not answer the sampler's heartbeat: %s", error)
+            self._silent = True
+
+    def _ask(self, epoch: int, position: int, count: int, **how: Any) -> Any:
+        return self._session.pages_from(epoch, position, count, stopped=self._stopped, **how)
+
+
+_PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    # A daemon thread that is inside grpc while the interpreter goes down can abort the process.
+    for pager in [pager for pager in _PAGERS if pager.pid == os.getpid()]:
+        pager.stop()

@@ -1,0 +1,194 @@
+"""``SuperSampler``: a torch ``Sampler`` whose items are whole batches, planned by a coordinator.
+
+It finds the coordinator (or starts the embedded one), registers the dataset it was given, opens its job,
+tells the dataset what it learned, and hands out iterators. The plan is the coordinator's, reading a batch is
+:mod:`super_dataset`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import weakref
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from torch.utils.data import Sampler
+
+from sampler.address import checked_address
+from sampler.client import Client
+from sampler.embedded import embedded_for
+from sampler.identity import place_in_run, run_id
+from sampler.pages import Pager
+from sampler.plan_iterator import Cursor, PlanIterator
+from sampler.session import JobSpec, Session
+from super_wire.batch_ref import BatchRef
+from super_wire.errors import ConfigError, CoordinatorError, UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from sampler.stats import SamplerStats
+    from super_wire.binding import Bindable
+
+__all__ = ["SuperSampler"]
+
+_LOG = logging.getLogger(__name__)
+
+_UINT32 = 2**32
+_INT64 = 2**63
+_DATASET_NAMES = ("source", "recipe", "key_list", "bind", "ping_cache")
+
+
+class SuperSampler(Sampler[BatchRef]):
+    """Samples whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
+
+    Making it registers the dataset with the coordinator, waits until the source is listed, opens the job and
+    pings the cache; from then on ``len(sampler)``, ``len(dataset)`` and ``dataset.classes`` are known. Each
+    iteration that begins is the next epoch.
+
+    Args:
+        dataset: a ``SuperDataset``; it is told what the coordinator knows.
+        batch_size: samples per batch on this rank.
+        shuffle: whether each epoch has its own order, else the catalog's.
+        seed: of the shuffle; 64 bits with sign.
+        drop_last: leave out the short last global batch. Without it the tail is padded to a multiple of the
+            ranks, and flagged.
+        rank: of this process; default: torch.distributed's, else ``RANK``, else 0.
+        num_replicas: ranks altogether; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
+        coordinator: ``host:port`` or ``unix:/path``; default: ``SUPER_COORDINATOR``, else an embedded one is
+            started.
+        job: replaces the run id in the job's identity, so that runs of different launches can be one job.
+        in_order: ``False`` lets a batch that is ready go before up to seven earlier ones that are not.
+
+    Raises:
+        ConfigError: an argument is wrong; PlanError: no batch would be left.
+        UsageError: ``dataset`` is no SuperDataset.
+        SourceError: the source is missing, empty, forbidden, or its listing stands still.
+        CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: there is no coordinator to speak
+            to.
+        CacheError: the cache does not answer or refuses.
+    """
+
+    def __init__(
+        self,
+        dataset: Bindable,
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        coordinator: str | None = None,
+        job: str | None = None,
+        in_order: bool = True,
+    ) -> None:
+        _check_dataset(dataset)
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("in_order", in_order)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{name} is True or False; not {flag!r}")
+        if job is not None and (not isinstance(job, str) or not job):
+            raise ConfigError(f"job is a text that names the job; not {job!r}")
+        place = place_in_run(
+            None if rank is None else _whole("rank", rank, 0, _UINT32),
+            None if num_replicas is None else _whole("num_replicas", num_replicas, 1, _UINT32),
+        )
+        spec = JobSpec(
+            batch_size=_whole("batch_size", batch_size, 1, _UINT32),
+            seed=_whole("seed", seed, -_INT64, _INT64),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            rank=place[0],
+            num_replicas=place[1],
+        )
+        run = run_id()
+        client = _client(coordinator, run)
+        self._session = Session(client, dataset, spec, run=run, job=job)
+        dataset.ping_cache(self._session.binding.cache)
+        self._cursor = Cursor()
+        self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
+        self._pid = os.getpid()
+        self._closed = False
+        weakref.finalize(self, self._pager.stop_soon)
+
+    @property
+    def job(self) -> str:
+        """The id of the job, 32 hex digits; the ranks of a run share it."""
+        return self._session.job
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return self._session.batches_per_epoch
+
+    def __iter__(self) -> PlanIterator:
+        """A new pass over the next epoch; it begins when its first batch is asked for."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                "a SuperSampler is used in the process that made it: make one in each process that trains"
+            )
+        return PlanIterator(self._cursor, self._pager, self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next iteration begins."""
+        self._cursor.set_epoch(_whole("epoch", epoch, 0, _INT64))
+
+    def job_stats(self) -> SamplerStats:
+        """What the coordinator has counted for this job until now, over all ranks."""
+        return self._session.stats()
+
+    def close(self) -> None:
+        """Close the job on this rank and end the background thread. Idempotent; iterating then fails."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pager.stop()
+        try:
+            self._session.close()
+        except (
+            CoordinatorError
+        ) as error:  # a courtesy: the lease of a job that says nothing runs out by itself
+            _LOG.warning("job %s could not be closed: %s", self.job, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a SuperSampler holds a thread and a connection and cannot be pickled or copied: make one in "
+            "each process"
+        )
+
+
+def _check_dataset(dataset: object) -> None:
+    missing = [name for name in _DATASET_NAMES if not hasattr(dataset, name)]
+    if missing:
+        raise UsageError(
+            f"SuperSampler takes the SuperDataset itself, as in SuperSampler(dataset, batch_size=256); "
+            f"this {type(dataset).__name__} has no {', '.join(missing)}"
+        )
+
+
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    """``value`` as an int from ``low`` to ``high`` (exclusive); numpy's and torch's too, but no booleans."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer is the case that is caught
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not low <= number < high:
+        raise ConfigError(f"{name} is a whole number from {low} to {high - 1}; not {value!r}")
+    return number
+
+
+def _client(coordinator: str | None, run: str) -> Client:
+    if coordinator is not None:
+        return Client(checked_address(coordinator, "coordinator="))
+    if os.environ.get("SUPER_COORDINATOR"):
+        return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
+    embedded = embedded_for(run)
+    return Client(embedded.coordinator, explain=embedded.failure)

@@ -1,0 +1,240 @@
+"""A sampler's standing with the coordinator: its dataset registered, its job open, and both again if a
+coordinator forgot.
+
+The listing of a source may take minutes, so it is awaited by long polls whose silence is bounded, not their
+number. Pages of the plan are :mod:`sampler.pages`'.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience
+from sampler.identity import job_id
+from sampler.stats import SamplerStats
+from super_wire.binding import Bindable, DatasetBinding
+from super_wire.errors import (
+    ConfigError,
+    PlanError,
+    ProtocolMismatchError,
+    SourceError,
+    UnknownJobError,
+)
+from super_wire.protocol import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["JobSpec", "Session"]
+
+_LOG = logging.getLogger(__name__)
+
+LONG_POLL_S = 10.0
+LISTING_SILENCE_S = 120.0
+"""A listing that finds nothing new for so long is given up: object stores answer a page in seconds."""
+
+MAX_REOPENS = 5
+"""How often one call may find its job unknown, open it again and still not be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a sampler wants of the plan; see :class:`sampler.SuperSampler`."""
+
+    batch_size: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    rank: int
+    num_replicas: int
+
+
+class Session:
+    """Registers a dataset and opens a job on it when made; raises what :class:`sampler.SuperSampler` says.
+
+    Attributes:
+        binding: what is known of the dataset.
+        job: the job's id.
+        batches_per_epoch: of this rank.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        dataset: Bindable,
+        spec: JobSpec,
+        *,
+        run: str,
+        job: str | None,
+        listing_silence_s: float = LISTING_SILENCE_S,
+    ) -> None:
+        self._client = client
+        self._dataset = dataset
+        self._spec = spec
+        self._run = run
+        self._listing_silence_s = listing_silence_s
+        self._lock = threading.Lock()
+        with client.hold():
+            facts = self._register(FIRST_CONTACT)
+            self._check_fits(facts.size)
+            self.job = job_id(
+                run if job is None else f"job:{job}",
+                facts.fingerprint,
+                dataset.recipe.json,
+                batch_size=spec.batch_size,
+                num_replicas=spec.num_replicas,
+                seed=spec.seed,
+                shuffle=spec.shuffle,
+                drop_last=spec.drop_last,
+            )
+            self._open(facts, FIRST_CONTACT)
+
+    def _check_fits(self, size: int) -> None:
+        wanted = self._spec.batch_size * self._spec.num_replicas
+        if self._spec.drop_last and wanted > size:
+            raise PlanError(
+                f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
+                f"of {wanted} samples, more than the {size} of {self._dataset.source}, and drop_last=True "
+                "leaves out the short one, so that nothing is left: choose a smaller batch_size or "
+                "drop_last=False"
+            )
+
+    def _register(self, patience: Patience, stopped: threading.Event | None = None) -> Any:
+        from super_wire import coordinator_pb2 as pb
+
+        dataset = self._dataset
+        request = pb.RegisterDatasetRequest(
+            protocol_version=PROTOCOL_VERSION,
+            source=dataset.source,
+            recipe=dataset.recipe.json,
+            key_list=dataset.key_list or "",
+            run_id=self._run,
+        )
+        facts = self._client.call("RegisterDataset", request, patience, stopped=stopped)
+        if facts.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolMismatchError(
+                f"this sampler speaks protocol version {PROTOCOL_VERSION}, the coordinator at "
+                f"{self._client.address} speaks {facts.protocol_version}: install one version of SUPER on "
+                "both sides"
+            )
+        moved = time.monotonic()
+        while not facts.ready:
+            listed = facts.listed
+            silence_s = time.monotonic() - moved
+            if silence_s > self._listing_silence_s:
+                raise SourceError(
+                    f"the listing of {dataset.source} stands at {listed} samples and has not moved for "
+                    f"{silence_s:.0f} s: see the log of the coordinator at {self._client.address}"
+                )
+            poll_s = min(LONG_POLL_S, self._listing_silence_s)
+            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=listed, wait_s=poll_s)
+            try:
+                facts = self._client.call("GetDataset", poll, patience, wait_s=poll_s, stopped=stopped)
+            except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
+                facts = self._client.call("RegisterDataset", request, patience, stopped=stopped)
+            if facts.listed > listed:
+                moved = time.monotonic()
+                _LOG.info("listing %s: %d samples so far", dataset.source, facts.listed)
+        return facts
+
+    def _open(self, facts: Any, patience: Patience, stopped: threading.Event | None = None) -> None:
+        from super_wire import coordinator_pb2 as pb
+
+        spec = self._spec
+        request = pb.OpenJobRequest(
+            dataset_id=facts.dataset_id,
+            job=self.job,
+            batch_size=spec.batch_size,
+            replicas=spec.num_replicas,
+            seed=spec.seed,
+            shuffle=spec.shuffle,
+            drop_last=spec.drop_last,
+            rank=spec.rank,
+        )
+        opened = self._client.call("OpenJob", request, patience, stopped=stopped)
+        if opened.job != self.job:
+            raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")
+        self.binding = DatasetBinding(
+            dataset_id=facts.dataset_id,
+            fingerprint=facts.fingerprint,
+            size=facts.size,
+            classes=tuple(facts.classes),
+            label_dtype=facts.label_dtype,
+            cache=opened.cache,
+        )
+        self.batches_per_epoch = int(opened.batches_per_epoch)
+        self._dataset.bind(self.binding)
+
+    def reopen(self, stopped: threading.Event | None = None) -> None:
+        """Register and open again, at a coordinator that lost its memory.
+
+        Raises:
+            SourceError: the source is no longer what this sampler's plan was made from.
+        """
+        with self._lock:
+            facts = self._register(RUNNING, stopped)
+            if facts.fingerprint != self.binding.fingerprint:
+                raise SourceError(
+                    f"{self._dataset.source} has changed since this sampler was made: it had "
+                    f"{self.binding.size} samples with fingerprint {self.binding.fingerprint.hex()}, now "
+                    f"{facts.size} with {facts.fingerprint.hex()}, so the coordinator that was restarted "
+                    "cannot go on with the same plan: make a new sampler"
+                )
+            self._open(facts, RUNNING, stopped)
+            _LOG.warning("the coordinator did not know job %s any more; it was opened again", self.job)
+
+    def pages_from(
+        self,
+        epoch: int,
+        position: int,
+        count: int,
+        *,
+        yielded: int,
+        with_keys: bool,
+        patience: Patience = RUNNING,
+        stopped: threading.Event | None = None,
+    ) -> Sequence[Any]:
+        """Up to ``count`` batches (messages) of the plan from ``position`` on; reopens a forgotten job."""
+        from super_wire import coordinator_pb2 as pb
+
+        request = pb.NextBatchesRequest(
+            job=self.job,
+            rank=self._spec.rank,
+            epoch=epoch,
+            position=position,
+            count=count,
+            yielded=yielded,
+            with_keys=with_keys,
+        )
+        for _ in range(MAX_REOPENS):
+            try:
+                page = self._client.call("NextBatches", request, patience, stopped=stopped)
+            except UnknownJobError:
+                self.reopen(stopped)
+            else:
+                batches: Sequence[Any] = page.batches
+                return batches
+        raise UnknownJobError(
+            f"the coordinator at {self._client.address} forgot job {self.job} {MAX_REOPENS} times in a row "
+            "after it was opened"
+        )
+
+    def stats(self) -> SamplerStats:
+        """The job's counters as the coordinator has them now."""
+        from super_wire import coordinator_pb2 as pb
+
+        reply = self._client.call("GetJobStats", pb.GetJobStatsRequest(jobs=[self.job]), FIRST_CONTACT)
+        if not reply.jobs:
+            raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
+        return SamplerStats.from_messages(reply.jobs[0], reply.cache)
+
+    def close(self) -> None:
+        """Tell the coordinator that this rank is done with the job."""
+        from super_wire import coordinator_pb2 as pb
+
+        request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
+        self._client.call("CloseJob", request, Patience(attempts=2, total_s=2.0, deadline_s=1.0))

@@ -1,0 +1,34 @@
+"""A rank that holds the embedded default. Arguments: run id, settings as JSON.
+
+Prints the coordinator's address once it has it, then obeys lines of its standard input: ``fork`` makes a
+child that outlives it and prints its number; the end of the input ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from sampler.embedded import Embedded
+from sampler.supervisor_settings import SupervisorSettings
+
+
+def say(word: object) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    run, settings = sys.argv[1:]
+    say(Embedded(run, SupervisorSettings.from_json(settings)).coordinator)
+    for line in sys.stdin:
+        if line.strip() == "fork":
+            child = os.fork()
+            if not child:
+                signal.pause()
+            say(child)
+
+
+if __name__ == "__main__":
+    main()

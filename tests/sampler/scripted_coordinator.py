@@ -1,0 +1,172 @@
+"""A real gRPC server that speaks the coordinator's protocol and does what a test tells it.
+
+In the test's process as :class:`ScriptedCoordinator`, or alone as ``python scripted_coordinator.py ADDRESS
+[JSON]`` where the test forks. Its plans are made of digests; it lists, decodes and caches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+
+from super_wire import coordinator_pb2 as pb
+from super_wire import coordinator_pb2_grpc
+from super_wire.errors import SuperError, UnknownJobError
+from super_wire.ids import batch_id, digest128
+from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+
+
+@dataclass
+class Script:
+    """What the server says. Tests change it while it runs."""
+
+    size: int = 1000
+    batches: int = 50
+    fingerprint: bytes = b"f" * 16
+    protocol_version: int = PROTOCOL_VERSION
+    listing: list[int] = field(default_factory=list)  # samples listed at each poll; ready after the last
+    cache: str = "unix:///nowhere/redis.sock"
+    page_batches: int = 1000  # most batches in a reply
+    resident: set[int] | None = None  # positions that are in the cache; None: all
+    job_answered: str = ""  # instead of the job that was opened
+    shift: int = 0  # added to the positions of a page
+    failures: dict[str, list[Exception | grpc.StatusCode]] = field(default_factory=dict)
+
+
+class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves at ``address``; port 0 takes a free one."""
+
+    def __init__(self, address: str = "127.0.0.1:0", script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.jobs: dict[str, int] = {}
+        self.calls: list[tuple[str, object]] = []
+        self.heard = threading.Condition()
+        self.gate = threading.Event()  # NextBatches waits for it
+        self.gate.set()
+        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(address)
+        self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self.gate.set()
+        self._server.stop(0).wait(10)
+
+    def count(self, method: str) -> int:
+        return sum(name == method for name, _ in self.calls)
+
+    def requests(self, method: str) -> list:
+        return [request for name, request in self.calls if name == method]
+
+    def wait_for(self, condition, timeout_s: float = 20.0) -> None:
+        """Until ``condition()`` holds; it is tried after each call."""
+        with self.heard:
+            assert self.heard.wait_for(condition, timeout_s), Counter(name for name, _ in self.calls)
+
+    def _hear(self, method: str, request, context) -> None:
+        with self.heard:
+            self.calls.append((method, request))
+            planned = self.script.failures.get(method)
+            failure = planned.pop(0) if planned else None
+            self.heard.notify_all()
+        if isinstance(failure, SuperError):
+            refuse(context, failure)
+        if isinstance(failure, grpc.StatusCode):
+            context.abort(failure, "as scripted")
+
+    def RegisterDataset(self, request, context):
+        self._hear("RegisterDataset", request, context)
+        return self._dataset(0)
+
+    def GetDataset(self, request, context):
+        self._hear("GetDataset", request, context)
+        polls = self.count("GetDataset")
+        return self._dataset(polls)
+
+    def _dataset(self, polls: int):
+        script = self.script
+        listing = script.listing or [script.size]
+        ready = polls >= len(script.listing)
+        return pb.Dataset(
+            protocol_version=script.protocol_version,
+            dataset_id=b"d" * 16,
+            ready=ready,
+            listed=listing[min(polls, len(listing) - 1)],
+            size=script.size if ready else 0,
+            fingerprint=script.fingerprint if ready else b"",
+            classes=["cat", "dog"] if ready else [],
+            label_dtype="int64" if ready else "",
+        )
+
+    def OpenJob(self, request, context):
+        self._hear("OpenJob", request, context)
+        self.jobs[request.job] = request.batch_size
+        job = self.script.job_answered or request.job
+        return pb.Job(job=job, cache=self.script.cache, batches_per_epoch=self.script.batches)
+
+    def NextBatches(self, request, context):
+        self._hear("NextBatches", request, context)
+        if request.job not in self.jobs:
+            refuse(context, UnknownJobError(f"no job {request.job}"))
+        assert self.gate.wait(20)
+        last = min(request.position + min(request.count, self.script.page_batches), self.script.batches)
+        size = self.jobs[request.job]
+        return pb.Page(
+            batches=[
+                self._batch(request, position + self.script.shift, size)
+                for position in range(request.position, last)
+            ]
+        )
+
+    def _batch(self, request, position: int, size: int):
+        resident = self.script.resident
+        ids = planned_ids(request.rank, request.epoch, position, size)
+        return pb.Batch(
+            position=position,
+            batch_id=batch_id(ids),
+            sample_ids=ids,
+            labels=b"\0" * 8 * size,
+            keys=[f"{position}/{offset}.jpg" for offset in range(size)] if request.with_keys else [],
+            resident=size if resident is None or position in resident else 0,
+        )
+
+    def CloseJob(self, request, context):
+        self._hear("CloseJob", request, context)
+        return pb.CloseJobReply(closed=self.jobs.pop(request.job, None) is not None)
+
+    def GetJobStats(self, request, context):
+        self._hear("GetJobStats", request, context)
+        jobs = [pb.JobStats(job=job, invocations=3, decode_s=1.5) for job in request.jobs if job in self.jobs]
+        return pb.JobStatsList(jobs=jobs, cache=pb.CacheStats(budget_bytes=77))
+
+
+def planned_ids(rank: int, epoch: int, position: int, size: int) -> bytes:
+    """The sample ids that the server plans for a batch."""
+    return b"".join(digest128(b"%d %d %d %d" % (rank, epoch, position, at)) for at in range(size))
+
+
+def refuse(context, error: SuperError):
+    context.set_trailing_metadata(((ERROR_METADATA_KEY, type(error).__name__),))
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+def main() -> None:
+    address = sys.argv[1]
+    script = Script(**json.loads(sys.argv[2])) if len(sys.argv) > 2 else Script()
+    server = ScriptedCoordinator(address, script)
+    sys.stdout.write(f"{server.address}\n")
+    sys.stdout.flush()
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    main()

@@ -1,0 +1,27 @@
+"""A dataset that only remembers what a sampler told it, for tests of the sampler alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from super_wire.recipe import Recipe
+
+
+@dataclass
+class BoundDataset:
+    """Has what :class:`super_wire.binding.Bindable` asks for."""
+
+    source: str = "file:///images"
+    recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))
+    key_list: str | None = None
+    bindings: list = field(default_factory=list)
+    pinged: list = field(default_factory=list)
+
+    def bind(self, binding):
+        self.bindings.append(binding)
+
+    def ping_cache(self, cache):
+        self.pinged.append(cache)
+
+    def __getitem__(self, batch):
+        return batch.epoch, batch.position, batch.sample_ids

@@ -1,0 +1,49 @@
+"""Which coordinator addresses are taken, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from sampler.address import checked_address
+from super_wire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ("localhost:50051", "localhost:50051"),
+        ("127.0.0.1:50051", "127.0.0.1:50051"),
+        ("127.8.9.1:1", "127.8.9.1:1"),
+        ("[::1]:65535", "[::1]:65535"),
+        ("unix:/tmp/c.sock", "unix:/tmp/c.sock"),
+        ("unix:///tmp/c.sock", "unix:/tmp/c.sock"),
+    ],
+)
+def test_loopback_and_sockets_are_taken(written, taken):
+    assert checked_address(written, "coordinator=") == taken
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "localhost", "localhost:", "localhost:0", "localhost:65536", "a b:1", "::1:50051", "http://a:1"]
+    + ["unix:", "unix:relative.sock", "unix:/", "unix://relative", 50051, None],
+)
+def test_other_forms_are_refused_with_the_origin(written):
+    with pytest.raises(ConfigError, match="SUPER_COORDINATOR") as caught:
+        checked_address(written, "SUPER_COORDINATOR")
+    assert repr(written) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.7:50051", "0.0.0.0:1", "[2001:db8::1]:1", "coordinator.example:443"]
+)
+def test_other_hosts_are_refused_unless_insecure(address, monkeypatch, caplog):
+    monkeypatch.delenv("SUPER_INSECURE", raising=False)
+    with pytest.raises(ConfigError, match="TLS") as caught:
+        checked_address(address, "coordinator=")
+    assert address in str(caught.value)
+    assert "SUPER_INSECURE=1" in str(caught.value)
+
+    monkeypatch.setenv("SUPER_INSECURE", "1")
+    assert checked_address(address, "coordinator=") == address
+    assert address in caplog.text, "insecure is never silent"

@@ -1,0 +1,121 @@
+"""Calls to a coordinator: bounded tries, and every failure by its type."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import pytest
+
+from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience
+from super_wire import coordinator_pb2 as pb
+from super_wire.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    EmbeddedError,
+    ProtocolMismatchError,
+    SourceForbiddenError,
+)
+from tests.fixtures.valkey import free_port
+
+QUICK = Patience(attempts=4, total_s=20.0, deadline_s=5.0, backoff_s=0.001)
+REQUEST = pb.GetJobStatsRequest()
+
+
+def call(address, patience=QUICK, **how):
+    return Client(address).call("GetJobStats", REQUEST, patience, **how)
+
+
+def test_an_answer_comes_back(coordinator):
+    assert call(coordinator.address).cache.budget_bytes == 77
+
+
+def test_passing_failures_are_tried_again(coordinator):
+    passing = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED]
+    coordinator.script.failures["GetJobStats"] = list(passing)
+    assert call(coordinator.address).cache.budget_bytes == 77
+    assert coordinator.count("GetJobStats") == 4
+
+
+def test_attempts_are_bounded_and_named(coordinator):
+    coordinator.script.failures["GetJobStats"] = [grpc.StatusCode.UNAVAILABLE] * 9
+    with pytest.raises(CoordinatorUnreachableError, match="4 attempts.*UNAVAILABLE: as scripted") as caught:
+        call(coordinator.address)
+    assert coordinator.address in str(caught.value)
+    assert coordinator.count("GetJobStats") == 4
+
+
+def test_time_is_bounded_too():
+    patience = Patience(attempts=10**9, total_s=0.2, deadline_s=5.0, backoff_s=0.05, backoff_max_s=0.05)
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(CoordinatorUnreachableError, match=address):
+        call(address, patience)  # a billion attempts would outlast pytest's own limit
+
+
+def test_a_server_that_says_nothing_is_given_up(coordinator):
+    coordinator.gate.clear()
+    coordinator.jobs["j"] = 1
+    client = Client(coordinator.address)
+    with pytest.raises(CoordinatorUnreachableError, match="2 attempts.*DEADLINE_EXCEEDED"):
+        client.call(
+            "NextBatches",
+            pb.NextBatchesRequest(job="j", count=1),
+            Patience(attempts=2, total_s=9.0, deadline_s=0.2, backoff_s=0.001),
+        )
+
+
+def test_pauses_end_when_stopped():
+    stopped = threading.Event()
+    patience = Patience(attempts=5, total_s=1000.0, backoff_s=500.0, backoff_max_s=500.0)
+    failures = []
+
+    def try_in_vain():
+        try:
+            call(f"127.0.0.1:{free_port()}", patience, stopped=stopped)
+        except CoordinatorUnreachableError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=try_in_vain)
+    thread.start()
+    stopped.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("patience", [FIRST_CONTACT, RUNNING])
+def test_the_usual_patience_has_bounds_and_jitter(patience):
+    assert patience.attempts <= 100
+    assert patience.total_s <= 120
+    pauses = [patience.pause_s(5) for _ in range(50)]
+    assert len(set(pauses)) > 1
+    assert all(0 < pause <= patience.backoff_max_s for pause in pauses)
+    assert patience.pause_s(10**6) <= patience.backoff_max_s
+
+
+def test_a_typed_refusal_is_raised_at_once(coordinator):
+    coordinator.script.failures["GetJobStats"] = [SourceForbiddenError("not yours")]
+    with pytest.raises(SourceForbiddenError, match="not yours"):
+        call(coordinator.address)
+    assert coordinator.count("GetJobStats") == 1
+
+
+def test_an_untyped_refusal_is_a_coordinator_error(coordinator):
+    coordinator.script.failures["GetJobStats"] = [grpc.StatusCode.INTERNAL]
+    with pytest.raises(CoordinatorError, match="INTERNAL: as scripted") as caught:
+        call(coordinator.address)
+    assert type(caught.value) is CoordinatorError
+    assert coordinator.count("GetJobStats") == 1
+
+
+def test_a_server_without_our_service_is_another_version(coordinator):
+    with pytest.raises(ProtocolMismatchError, match="protocol version 1") as caught:
+        Client(coordinator.address).call("GetBatchStatus", pb.GetBatchStatusRequest(), QUICK)
+    assert coordinator.address in str(caught.value)
+
+
+def test_who_knows_why_nobody_answers_is_asked():
+    reason = EmbeddedError("the cache server ended")
+    client = Client(f"127.0.0.1:{free_port()}", explain=lambda: reason)
+    with pytest.raises(EmbeddedError, match="the cache server ended"):
+        client.call("GetJobStats", REQUEST, QUICK)

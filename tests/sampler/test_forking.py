@@ -1,0 +1,123 @@
+"""Forks: no hang, no word of grpc's, nothing open in a child, never a second connection."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sampler.forking import step_aside_at_forks
+from sampler.held_sockets import HeldSockets
+from tests.sampler.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAMS = Path(__file__).with_name("programs")
+ROOT = PROGRAMS.parents[2]
+
+
+@pytest.fixture
+def relay(coordinator) -> Iterator[Relay]:
+    coordinator.script.batches = 400
+    coordinator.script.page_batches = 10
+    running = Relay(coordinator.address)
+    yield running
+    running.close()
+
+
+def run(program: str, *arguments: object, **variables: str) -> dict:
+    """What the program prints; it must have nothing to complain of."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("forks", "variables"),
+    [
+        (60, {}),
+        pytest.param(600, {}, marks=pytest.mark.slow),
+        pytest.param(200, {"GRPC_ENABLE_FORK_SUPPORT": "1"}, marks=pytest.mark.slow),
+        pytest.param(200, {"GRPC_ENABLE_FORK_SUPPORT": "0"}, marks=pytest.mark.slow),
+    ],
+)
+def test_forks_at_any_moment_of_an_iteration(relay, forks, variables):
+    told = run("forks_while_iterating.py", relay.address, forks, **variables)
+    epochs = [epoch for sampler in told["given"] for epoch in sampler]
+    assert epochs
+    assert all(epoch == list(range(400)) for epoch in epochs)
+    assert told["found"] == [0] * forks, "a child inherited sockets or pollers"
+    assert relay.most_open == 1
+    relay.wait_for(lambda: not relay.open)
+
+
+def test_a_validation_loader_in_the_middle_of_a_training_epoch(relay, coordinator):
+    coordinator.script.batches = 60
+    told = run("validates_mid_epoch.py", relay.address, 8)
+    assert told["trained"] == [[epoch, position] for epoch in (0, 1) for position in range(60)]
+    assert told["validated"] == [list(range(60))] * 8
+    assert relay.most_open == 1
+    relay.wait_for(lambda: not relay.open)
+
+
+class Recorder:
+    """Writes what it hears into a pipe, so that a child is heard too."""
+
+    def __init__(self, pipe: int, name: str) -> None:
+        self.pipe, self.name = pipe, name
+
+    def before_fork(self) -> None:
+        os.write(self.pipe, f"{self.name}:before ".encode())
+
+    def after_fork_in_parent(self) -> None:
+        os.write(self.pipe, f"{self.name}:parent ".encode())
+
+    def after_fork_in_child(self) -> None:
+        os.write(self.pipe, f"{self.name}:child ".encode())
+
+
+def test_members_hear_both_sides_and_the_dead_are_forgotten():
+    reading, writing = os.pipe()
+    one, other = Recorder(writing, "one"), Recorder(writing, "other")
+    for member in (one, other):
+        step_aside_at_forks(member)
+    del other, member
+    gc.collect()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sorted(os.read(reading, 1000).decode().split()) == ["one:before", "one:child", "one:parent"]
+    for end in (reading, writing):
+        os.close(end)
+
+
+def test_a_held_socket_is_not_open_in_a_child(tmp_path):
+    held = HeldSockets()
+    one = held.open()
+    child = os.fork()
+    if not child:
+        try:
+            os.fstat(one.fileno())
+        except (OSError, ValueError):
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.fileno() >= 0, "the parent's stays open"
+    held.close_all()
+    assert one.fileno() == -1
+    held.close(one)

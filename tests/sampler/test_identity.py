@@ -1,0 +1,111 @@
+"""Rank, run id and job id: what ranks of one run agree on, and what others do not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch.distributed
+
+from sampler.identity import job_id, place_in_run, run_id
+from super_wire.errors import ConfigError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_without_anything():
+    assert place_in_run(None, None) == (0, 1)
+
+
+def test_variables_are_the_default_and_arguments_win(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert place_in_run(None, None) == (3, 8)
+    assert place_in_run(1, None) == (1, 8)
+    assert place_in_run(None, 4) == (3, 4)
+    assert place_in_run(0, 1) == (0, 1)
+
+
+def test_torch_distributed_wins_over_variables(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert place_in_run(None, None) == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("rank", "replicas", "message"), [(1, 1, "rank"), (-1, 2, "rank"), (0, 0, "num_replicas")]
+)
+def test_impossible_places_are_refused(rank, replicas, message):
+    with pytest.raises(ConfigError, match=message):
+        place_in_run(rank, replicas)
+
+
+def test_a_variable_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ConfigError, match="WORLD_SIZE.*'many'"):
+        place_in_run(None, None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "r7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "elastic:r7"),
+        ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
+    ],
+)
+def test_run_id_of_launchers(environment, expected, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_id() == expected
+
+
+def in_a_child(work) -> list[str]:
+    """The words that ``work()`` gives in a forked process, which stands for another rank."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, " ".join(work()).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        words = answers.read().split()
+    assert os.waitpid(child, 0)[1] == 0
+    return words
+
+
+def test_without_a_launcher_each_process_has_its_own_run_id():
+    mine = run_id()
+    (of_child,) = in_a_child(lambda: [run_id()])
+    (of_other,) = in_a_child(lambda: [run_id()])
+    assert run_id() == mine
+    assert len({mine, of_child, of_other}) == 3
+
+
+SPEC = {"batch_size": 4, "num_replicas": 2, "seed": 0, "shuffle": True, "drop_last": False}
+
+
+def test_job_ids_differ_in_each_of_their_fields():
+    base = {"run": "r", "fingerprint": b"f", "recipe_json": "{}", **SPEC}
+    changes = [{"run": "s"}, {"fingerprint": b"g"}, {"recipe_json": "[]"}, {"batch_size": 5}]
+    changes += [{"num_replicas": 3}, {"seed": -1}, {"shuffle": False}, {"drop_last": True}, {}, {}]
+    ids = [job_id(**{**base, **change}) for change in [{}, *changes]]
+    assert len(set(ids)) == len(ids), "the two that repeat the first are its second and third in this process"
+    assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
+
+
+def test_ranks_of_a_run_agree_also_on_their_second_identical_sampler():
+    ranks = [in_a_child(lambda: [job_id("run", b"f", "{}", **SPEC) for _ in range(3)]) for _ in range(2)]
+    assert ranks[0] == ranks[1]
+    assert len(set(ranks[0])) == 3

@@ -1,0 +1,238 @@
+"""The background thread: pages ahead of the trainer, errors where they belong, signs of life, an end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from sampler.client import Client
+from sampler.feed import BUFFER_BATCHES, PAGE_BATCHES
+from sampler.pages import REORDER_BATCHES, Pager
+from sampler.session import JobSpec, Session
+from super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
+from tests.sampler.scripted_coordinator import planned_ids
+from tests.sampler.stand_ins import BoundDataset
+
+NO_HEARTBEAT_S = 3600.0
+
+
+@pytest.fixture
+def make_pager(coordinator):
+    made = []
+
+    def make(*, in_order=True, heartbeat_s=NO_HEARTBEAT_S):
+        client = Client(coordinator.address)
+        spec = JobSpec(batch_size=2, seed=0, shuffle=True, drop_last=False, rank=0, num_replicas=1)
+        session = Session(client, BoundDataset(), spec, run="run", job=None)
+        pager = Pager(session, client, rank=0, in_order=in_order, heartbeat_s=heartbeat_s)
+        made.append(pager)
+        return pager
+
+    yield make
+    for pager in made:
+        pager.stop()
+
+
+def positions(pager, feed, count):
+    return [pager.take(feed).position for _ in range(count)]
+
+
+def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
+    coordinator.script.batches = 200
+    coordinator.script.page_batches = 7  # replies may hold less than was asked for
+    pager = make_pager()
+    feed = pager.begin(5, 190)
+    batches = [pager.take(feed) for _ in range(10)]
+    assert pager.take(feed) is None
+    assert pager.take(feed) is None
+    assert [batch.position for batch in batches] == list(range(190, 200))
+    for batch in batches:
+        assert batch.sample_ids == planned_ids(0, 5, batch.position, 2)
+        assert (batch.epoch, batch.rank, len(batch), batch.label_dtype) == (5, 0, 2, "int64")
+        assert batch.cache == "unix:///nowhere/redis.sock"
+        assert batch.keys == (f"{batch.position}/0.jpg", f"{batch.position}/1.jpg")
+
+
+def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager):
+    coordinator.script.batches = 10_000
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 1)
+    assert coordinator.count("NextBatches") == 1
+    assert len(feed.window) == BUFFER_BATCHES - 1
+    positions(pager, feed, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
+    coordinator.wait_for(lambda: coordinator.count("NextBatches") == 2)
+    asked = coordinator.requests("NextBatches")[-1]
+    assert (asked.position, asked.count, asked.yielded) == (BUFFER_BATCHES, PAGE_BATCHES, PAGE_BATCHES)
+
+
+def test_what_is_buffered_is_given_out_while_the_coordinator_is_busy(coordinator, make_pager):
+    coordinator.script.batches = 10_000
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 1)
+    coordinator.gate.clear()
+    assert positions(pager, feed, BUFFER_BATCHES - 1) == list(range(1, BUFFER_BATCHES))
+    coordinator.gate.set()
+    assert positions(pager, feed, 1) == [BUFFER_BATCHES]
+
+
+def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries_again(
+    coordinator, make_pager
+):
+    coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no"), SourceForbiddenError("no")]
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    for _ in range(2):
+        with pytest.raises(SourceForbiddenError):
+            pager.take(feed)
+    assert positions(pager, feed, 2) == [0, 1]
+
+
+def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
+    coordinator.script.batches = 150
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    given = positions(pager, feed, 5)
+    coordinator.jobs.clear()
+    assert given + positions(pager, feed, 145) == list(range(150))
+    assert coordinator.count("OpenJob") == 2
+
+
+def test_a_source_that_changed_is_told_where_a_batch_is_asked_for(coordinator, make_pager):
+    coordinator.script.batches = 150
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 5)
+    coordinator.jobs.clear()
+    coordinator.script.fingerprint = b"g" * 16
+    with pytest.raises(SourceError, match="has changed"):
+        positions(pager, feed, 145)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [({"shift": 1}, "batch 1 came"), ({"page_batches": 0}, "empty")]
+)
+def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
+    for name, value in change.items():
+        setattr(coordinator.script, name, value)
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    with pytest.raises(CoordinatorError, match=f"epoch 0, position 0: .*{reason}"):
+        pager.take(feed)
+
+
+def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, make_pager):
+    coordinator.script.batches = 100
+    pager = make_pager()
+    feeds = [pager.begin(0, 0), pager.begin(1, 0)]
+    given = [[], []]
+    for _ in range(100):
+        for feed, seen in zip(feeds, given, strict=True):
+            batch = pager.take(feed)
+            seen.append((batch.epoch, batch.position))
+    assert given == [[(epoch, position) for position in range(100)] for epoch in (0, 1)]
+
+
+def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
+    coordinator.script.batches = 10_000
+    pager = make_pager(heartbeat_s=0.01)
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 1)
+    forgotten = weakref.ref(feed)
+    del feed
+    asked = coordinator.count("NextBatches")
+    coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked + 2)  # the thread lives on
+    gc.collect()
+    assert forgotten() is None
+
+
+def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make_pager):
+    pager = make_pager(heartbeat_s=0.01)
+    feed = pager.begin(4, 0)
+    positions(pager, feed, 20)  # all 50 were received with the first page
+    coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].yielded == 20)
+    beat = coordinator.requests("NextBatches")[-1]
+    assert (beat.epoch, beat.position, beat.count) == (4, 20, 1)
+    positions(pager, feed, 30)
+    assert pager.take(feed) is None
+    coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].position == 50)
+
+
+def test_a_heartbeat_reopens_the_job_at_a_coordinator_that_forgot(coordinator, make_pager):
+    pager = make_pager(heartbeat_s=0.01)
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 50)
+    coordinator.jobs.clear()
+    coordinator.wait_for(lambda: coordinator.count("OpenJob") == 2)
+
+
+def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
+    pager = make_pager(heartbeat_s=0.01)
+    feed = pager.begin(0, 0)
+    positions(pager, feed, 1)
+    coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no")] * 3
+    coordinator.wait_for(lambda: not coordinator.script.failures["NextBatches"])
+    assert positions(pager, feed, 49) == list(range(1, 50))
+    asked = coordinator.count("NextBatches")
+    coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
+    assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
+
+
+def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
+    coordinator.script.resident = {2, 3, 9}
+    pager = make_pager(in_order=False)
+    feed = pager.begin(0, 0)
+    given = positions(pager, feed, 50)
+    assert given[:2] == [2, 3]
+    assert sorted(given) == list(range(50))
+    assert all(given.index(position) <= position + REORDER_BATCHES for position in range(50))
+
+
+def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
+    coordinator.script.resident = set()
+    pager = make_pager(in_order=False)
+    feed = pager.begin(0, 0)
+    assert positions(pager, feed, 1) == [0], "nothing is known to be ready: the head goes"
+    coordinator.script.resident = {6}
+    asked = coordinator.count("NextBatches")
+    coordinator.wait_for(lambda: coordinator.count("NextBatches") >= asked + 2)  # so the first was answered
+    assert positions(pager, feed, 1) == [6]
+    refresh = coordinator.requests("NextBatches")[-1]
+    assert (refresh.with_keys, refresh.position) == (False, 1)
+    assert refresh.count <= REORDER_BATCHES
+
+
+def test_in_order_no_statuses_are_asked_for(coordinator, make_pager):
+    coordinator.script.resident = set()
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    assert positions(pager, feed, 50) == list(range(50))
+    assert coordinator.count("NextBatches") == 1
+
+
+def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pager):
+    coordinator.gate.clear()
+    pager = make_pager()
+    feed = pager.begin(0, 0)
+    coordinator.wait_for(lambda: coordinator.count("NextBatches"))
+    refused = []
+
+    def wait_for_a_batch():
+        try:
+            pager.take(feed)
+        except UsageError as error:
+            refused.append(error)
+
+    trainer = threading.Thread(target=wait_for_a_batch)
+    trainer.start()
+    pager.stop()
+    trainer.join(30)
+    assert len(refused) == 1
+    assert "superdl-pages" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(UsageError, match="closed"):
+        pager.begin(0, 0)
+    pager.stop()

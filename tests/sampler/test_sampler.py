@@ -1,0 +1,170 @@
+"""``SuperSampler``: its arguments, what it tells and is told, and how it ends."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sampler import SamplerStats, SuperSampler
+from sampler.client import Patience
+from super_wire import coordinator_pb2 as pb
+from super_wire.errors import (
+    CacheUnreachableError,
+    ConfigError,
+    CoordinatorUnreachableError,
+    PlanError,
+    UsageError,
+)
+from tests.fixtures.valkey import free_port
+from tests.sampler.stand_ins import BoundDataset
+
+
+FEW_TRIES = Patience(attempts=3, total_s=20.0, backoff_s=0.001)
+
+
+def make(server, dataset=None, **arguments):
+    arguments = {"batch_size": 2, "coordinator": server.address, **arguments}
+    return SuperSampler(dataset or BoundDataset(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"batch_size": 2.0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"batch_size": 2**32}, "batch_size"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"shuffle": 1}, "shuffle"),
+        ({"drop_last": "no"}, "drop_last"),
+        ({"in_order": None}, "in_order"),
+        ({"rank": 2, "num_replicas": 2}, "rank"),
+        ({"rank": -1}, "rank"),
+        ({"num_replicas": 0}, "num_replicas"),
+        ({"job": ""}, "job"),
+        ({"job": 7}, "job"),
+        ({"coordinator": "nowhere"}, "coordinator="),
+    ],
+)
+def test_wrong_arguments_are_named_before_anybody_is_called(coordinator, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make(coordinator, **arguments)
+    assert coordinator.calls == []
+
+
+def test_integers_of_other_libraries_are_taken(coordinator):
+    with make(coordinator, batch_size=np.int64(4), seed=np.int32(-3), rank=np.uint8(1), num_replicas=2):
+        (job,) = coordinator.requests("OpenJob")
+        assert (job.batch_size, job.seed, job.rank, job.replicas) == (4, -3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "dataset", [[1, 2, 3], "file:///images", None, SimpleNamespace(source="s", recipe=None)]
+)
+def test_only_a_dataset_of_ours_will_do(coordinator, dataset):
+    with pytest.raises(UsageError, match="SuperSampler takes the SuperDataset itself"):
+        SuperSampler(dataset, batch_size=2, coordinator=coordinator.address)
+    assert coordinator.calls == []
+
+
+def test_once_made_the_dataset_knows_and_the_cache_was_reached(coordinator):
+    dataset = BoundDataset()
+    with make(coordinator, dataset) as sampler:
+        assert len(sampler) == 50
+        assert len(dataset.bindings) == 1
+        assert dataset.pinged == ["unix:///nowhere/redis.sock"]
+
+
+def test_a_cache_that_does_not_answer_is_told_by_the_constructor(coordinator):
+    class Unreachable(BoundDataset):
+        def ping_cache(self, cache):
+            raise CacheUnreachableError(f"nobody answers at {cache}")
+
+    with pytest.raises(CacheUnreachableError, match="nowhere"):
+        make(coordinator, Unreachable())
+
+
+def test_nothing_would_be_left(coordinator):
+    with pytest.raises(PlanError, match="batch_size=1001"):
+        make(coordinator, batch_size=1001, drop_last=True)
+
+
+def test_the_variable_names_a_coordinator_and_the_argument_wins(coordinator, monkeypatch):
+    monkeypatch.setenv("SUPER_COORDINATOR", coordinator.address)
+    with SuperSampler(BoundDataset(), batch_size=2) as sampler:
+        assert len(sampler) == 50
+    monkeypatch.setenv("SUPER_COORDINATOR", "not an address")
+    with pytest.raises(ConfigError, match="SUPER_COORDINATOR"):
+        SuperSampler(BoundDataset(), batch_size=2)
+    make(coordinator).close()
+
+
+def test_identical_samplers_are_different_jobs_and_a_name_joins_runs(coordinator):
+    with make(coordinator, seed=101) as train, make(coordinator, seed=101) as validation:
+        assert train.job != validation.job
+        assert {request.job for request in coordinator.requests("OpenJob")} == {train.job, validation.job}
+
+
+def test_stats_have_every_field_of_the_protocol(coordinator):
+    with make(coordinator) as sampler:
+        stats = sampler.job_stats()
+    assert isinstance(stats, SamplerStats)
+    assert (stats.job, stats.invocations, stats.decode_s, stats.budget_bytes) == (sampler.job, 3, 1.5, 77)
+    wire = {field.name for kind in (pb.JobStats, pb.CacheStats) for field in kind.DESCRIPTOR.fields}
+    assert set(SamplerStats.__dataclass_fields__) == wire
+
+
+def test_close_closes_the_job_once(coordinator):
+    sampler = make(coordinator, rank=1, num_replicas=2)
+    iterator = iter(sampler)
+    next(iterator)
+    sampler.close()
+    sampler.close()
+    (closed,) = coordinator.requests("CloseJob")
+    assert (closed.job, closed.rank) == (sampler.job, 1)
+    with pytest.raises(UsageError, match="closed"):
+        next(iterator)
+    with pytest.raises(UsageError, match="closed"):
+        list(sampler)
+
+
+def test_closing_at_a_coordinator_that_is_gone_is_no_error(coordinator, caplog):
+    sampler = make(coordinator)
+    coordinator.stop()
+    sampler.close()
+    assert sampler.job in caplog.text
+
+
+def test_a_sampler_that_nobody_holds_ends_its_thread(coordinator):
+    sampler = make(coordinator)
+    next(iter(sampler))
+    (thread,) = [one for one in threading.enumerate() if one.name == "superdl-pages"]
+    gone = weakref.ref(sampler)
+    del sampler
+    gc.collect()
+    assert gone() is None
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_cannot_be_copied_into_another_process(coordinator, duplicate):
+    with make(coordinator) as sampler, pytest.raises(UsageError, match="make one in each process"):
+        duplicate(sampler)
+
+
+def test_nobody_there_is_told_with_the_address_in_bounded_time(monkeypatch):
+    monkeypatch.setattr("sampler.session.FIRST_CONTACT", FEW_TRIES)
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(CoordinatorUnreachableError, match=f"{address} in 3 attempts"):
+        SuperSampler(BoundDataset(), batch_size=2, coordinator=address)

@@ -1,0 +1,138 @@
+"""Registering a dataset and opening a job: long listings, other versions, coordinators that forget."""
+
+from __future__ import annotations
+
+import pytest
+
+from sampler.client import Client
+from sampler.session import MAX_REOPENS, JobSpec, Session
+from super_wire.errors import (
+    ConfigError,
+    PlanError,
+    ProtocolMismatchError,
+    SourceEmptyError,
+    SourceError,
+    UnknownJobError,
+)
+from super_wire.protocol import PROTOCOL_VERSION
+from tests.sampler.stand_ins import BoundDataset
+
+SPEC = JobSpec(batch_size=4, seed=-7, shuffle=True, drop_last=False, rank=1, num_replicas=2)
+
+
+def session(coordinator, dataset=None, spec=SPEC, job=None, **how):
+    return Session(Client(coordinator.address), dataset or BoundDataset(), spec, run="run", job=job, **how)
+
+
+def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
+    dataset = BoundDataset(key_list="s3://lists/train.csv")
+    opened = session(coordinator, dataset)
+    (binding,) = dataset.bindings
+    assert (binding.size, binding.classes, binding.label_dtype) == (1000, ("cat", "dog"), "int64")
+    assert (binding.fingerprint, binding.cache) == (b"f" * 16, "unix:///nowhere/redis.sock")
+    assert opened.binding == binding
+    assert opened.batches_per_epoch == 50
+
+    (registered,) = coordinator.requests("RegisterDataset")
+    assert registered.protocol_version == PROTOCOL_VERSION
+    assert (registered.source, registered.key_list) == (dataset.source, dataset.key_list)
+    assert (registered.recipe, registered.run_id) == (dataset.recipe.json, "run")
+    (job,) = coordinator.requests("OpenJob")
+    assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
+    assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)
+
+
+def test_a_job_name_replaces_the_run(coordinator):
+    first = session(coordinator, job="night")
+    other = Session(Client(coordinator.address), BoundDataset(), SPEC, run="another run", job="day")
+    assert first.job != other.job
+    assert coordinator.requests("RegisterDataset")[1].run_id == "another run", "the listing is the run's"
+
+
+def test_a_long_listing_is_polled_as_long_as_it_moves(coordinator):
+    coordinator.script.listing = [0, 10, 10, 500, 999]
+    session(coordinator)
+    assert [poll.listed for poll in coordinator.requests("GetDataset")] == [0, 10, 10, 500, 999]
+
+
+def test_a_listing_that_stands_still_is_given_up(coordinator):
+    coordinator.script.listing = [17] * 100_000
+    with pytest.raises(SourceError, match="file:///images stands at 17 samples"):
+        session(coordinator, listing_silence_s=0.05)
+    assert coordinator.count("OpenJob") == 0
+
+
+def test_a_coordinator_restarted_while_listing_is_told_again(coordinator):
+    coordinator.script.listing = [0, 10]
+    coordinator.script.failures["GetDataset"] = [UnknownJobError("no such dataset")]
+    session(coordinator)
+    assert coordinator.count("RegisterDataset") == 2
+
+
+def test_what_is_wrong_with_a_source_comes_back_by_type(coordinator):
+    coordinator.script.failures["RegisterDataset"] = [SourceEmptyError("file:///images holds no image")]
+    with pytest.raises(SourceEmptyError, match="holds no image"):
+        session(coordinator)
+
+
+def test_another_version_in_the_answer(coordinator):
+    coordinator.script.protocol_version = PROTOCOL_VERSION + 1
+    with pytest.raises(
+        ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks {PROTOCOL_VERSION + 1}"
+    ):
+        session(coordinator)
+
+
+def test_another_version_refused_by_the_coordinator(coordinator):
+    coordinator.script.failures["RegisterDataset"] = [ProtocolMismatchError("you speak 1, this side 2")]
+    with pytest.raises(ProtocolMismatchError, match="you speak 1, this side 2"):
+        session(coordinator)
+
+
+def test_no_batch_left_by_drop_last(coordinator):
+    spec = JobSpec(batch_size=501, seed=0, shuffle=True, drop_last=True, rank=0, num_replicas=2)
+    with pytest.raises(PlanError, match="batch_size=501 on 2 ranks.*1002.*1000"):
+        session(coordinator, spec=spec)
+    session(coordinator, spec=JobSpec(500, 0, shuffle=True, drop_last=True, rank=0, num_replicas=2))
+
+
+def test_another_job_than_the_one_asked_for_is_an_error(coordinator, monkeypatch):
+    monkeypatch.setattr(coordinator.script, "job_answered", "somebody else's")
+    with pytest.raises(ConfigError, match="somebody else's"):
+        session(coordinator)
+
+
+def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
+    opened = session(coordinator)
+    coordinator.jobs.clear()
+    coordinator.script.cache = "unix:///elsewhere/redis.sock"
+    page = opened.pages_from(3, 17, 2, yielded=15, with_keys=True)
+    assert [batch.position for batch in page] == [17, 18]
+    assert coordinator.count("RegisterDataset") == coordinator.count("OpenJob") == 2
+    assert opened.binding.cache == "unix:///elsewhere/redis.sock"
+    asked = coordinator.requests("NextBatches")[-1]
+    assert (asked.rank, asked.epoch, asked.position, asked.yielded) == (1, 3, 17, 15)
+
+
+def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
+    opened = session(coordinator)
+    coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
+    with pytest.raises(UnknownJobError, match=f"{MAX_REOPENS} times"):
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+    assert coordinator.count("NextBatches") == MAX_REOPENS
+
+
+def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
+    opened = session(coordinator)
+    coordinator.jobs.clear()
+    coordinator.script.fingerprint = b"g" * 16
+    with pytest.raises(SourceError, match="file:///images has changed"):
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+
+
+def test_stats_of_an_unknown_job(coordinator):
+    opened = session(coordinator)
+    assert opened.stats().invocations == 3
+    coordinator.jobs.clear()
+    with pytest.raises(UnknownJobError, match=opened.job):
+        opened.stats()
