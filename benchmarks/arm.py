@@ -1,0 +1,142 @@
+"""``python -m benchmarks.arm SPEC``: one loader in a process of its own, measured; prints one line of
+JSON.
+
+The first epoch is not measured: in it workers start, modules are imported, files come into the page cache and
+SUPER's samples into its cache. The measured epochs follow at once, whole, by the same persistent workers, and
+between two readings of the CPU clocks lies nothing else. Which arms there are and what becomes of their
+figures is :mod:`benchmarks.read`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.contenders import CONTENDERS, Contender, Loading
+from benchmarks.cpu_clock import children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.errors import BenchmarkError
+
+__all__ = ["ArmResult", "ArmSpec", "run_arm"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_TIME_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside."""
+
+    contender: str
+    loading: Loading
+    epochs: int
+    cache_pid: int
+    coordinator_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What was measured; ``pixel_sum`` is the sum over all pixels of the first epoch."""
+
+    images: int
+    batches: int
+    wall_s: float
+    main_cpu_s: float
+    workers_cpu_s: float
+    cache_cpu_s: float
+    coordinator_cpu_s: float
+    functions_cpu_s: float
+    produced: int
+    pixel_sum: int
+
+
+def run_arm(spec: ArmSpec) -> ArmResult:
+    """Measure an arm in a fresh process.
+
+    Raises:
+        BenchmarkError: it failed; the message has what it said.
+
+    """
+    command = [sys.executable, "-m", "benchmarks.arm", json.dumps(asdict(spec))]
+    try:
+        done = subprocess.run(
+            command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{spec.contender} was not done after {_TIME_LIMIT_S:g} s") from None
+    if done.returncode != 0:
+        raise BenchmarkError(
+            f"{spec.contender} failed with exit code {done.returncode}:\n{done.stderr.strip()}"
+        )
+    return ArmResult(**json.loads(done.stdout.splitlines()[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """All clocks at one moment, in seconds."""
+
+    wall_s: float
+    main_s: float
+    workers_s: float
+    cache_s: float
+    coordinator_s: float
+    functions_s: float
+
+    @classmethod
+    def now(cls, spec: ArmSpec) -> _Reading:
+        return cls(
+            wall_s=time.perf_counter(),
+            main_s=process_cpu_s(os.getpid()),
+            workers_s=children_cpu_s(),
+            cache_s=process_cpu_s(spec.cache_pid),
+            coordinator_s=process_cpu_s(spec.coordinator_pid),
+            functions_s=descendants_cpu_s(spec.coordinator_pid),
+        )
+
+
+def _measure(spec: ArmSpec) -> ArmResult:
+    contender = CONTENDERS[spec.contender](spec.loading)
+    try:
+        pixel_sum = sum(int(images.sum()) for images, _ in contender)
+        produced = contender.produced()
+        start = _Reading.now(spec)
+        images, batches = _consume(contender, spec.epochs)
+        end = _Reading.now(spec)
+        produced = contender.produced() - produced
+    finally:
+        contender.close()
+    return ArmResult(
+        images=images,
+        batches=batches,
+        wall_s=end.wall_s - start.wall_s,
+        main_cpu_s=end.main_s - start.main_s,
+        workers_cpu_s=end.workers_s - start.workers_s,
+        cache_cpu_s=end.cache_s - start.cache_s,
+        coordinator_cpu_s=end.coordinator_s - start.coordinator_s,
+        functions_cpu_s=end.functions_s - start.functions_s,
+        produced=produced,
+        pixel_sum=pixel_sum,
+    )
+
+
+def _consume(contender: Contender, epochs: int) -> tuple[int, int]:
+    """Take every batch, as a trainer would, and let it go; how many images and batches there were."""
+    images = batches = 0
+    for _ in range(epochs):
+        for _, labels in contender:
+            images += len(labels)
+            batches += 1
+    return images, batches
+
+
+def _parse(text: str) -> ArmSpec:
+    fields = json.loads(text)
+    return ArmSpec(**{**fields, "loading": Loading(**fields["loading"])})
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_measure(_parse(sys.argv[1])))))

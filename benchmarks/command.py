@@ -1,0 +1,50 @@
+"""The options and the output of ``superdl bench``; what is measured is each benchmark's own module's."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+__all__ = ["BENCHMARKS", "add_arguments", "run"]
+
+BENCHMARKS: Mapping[str, str] = {
+    "read": "the trainer's CPU per image, beside a DataLoader with Pillow on the same files",
+    "status": "the status of a batch, by pages and one by one",
+}
+
+
+_FILE_WIDTH = 100  # of tables that go to a file or a pipe, which have no width
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one subcommand for each benchmark."""
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, text in BENCHMARKS.items():
+        benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
+        benchmark.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        benchmark.add_argument("--output", metavar="FILE", help="write the JSON here too")
+        import_module(f"benchmarks.{name}").add_arguments(benchmark)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and give the exit code."""
+    from rich.console import Console  # --help needs none of this
+
+    from benchmarks.report import print_report, to_json, write_json
+
+    # Plain lines: a spinner would take CPU from what is measured.
+    progress = Console(stderr=True, highlight=False)
+    report = import_module(f"benchmarks.{arguments.benchmark}").measure(arguments, progress.print)
+    if arguments.output:
+        write_json(report, arguments.output)
+    if arguments.json:
+        sys.stdout.write(to_json(report))
+    else:
+        console = Console()
+        print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
+    return 0

@@ -1,0 +1,209 @@
+"""``superdl bench status``: what a trainer's main process pays to know where its batches are.
+
+SUPER's sampler asks for a page of many batches at once and each comes with its status; the earlier loader of
+this kind asked once for every batch. Both ways, and what lies between them, are measured against one running
+coordinator with everything cached. What a page holds is the coordinator's matter, when it is asked for the
+sampler's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cpu_clock import process_cpu_s
+from benchmarks.errors import BenchmarkError
+from benchmarks.image_sets import data_directory, prepare_images
+from benchmarks.options import positive
+from benchmarks.report import BenchmarkReport, Column, describe_machine
+from benchmarks.services import Services
+from benchmarks.status_calls import StatusCalls
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.image_sets import ImageSet
+
+__all__ = ["add_arguments", "measure"]
+
+PAGE = "pages"
+SINGLE = "status calls"
+PAGE_OF_ONE = "pages of one"
+EMPTY = "empty calls"
+SAMPLER = "SuperSampler"
+
+_METHOD = (
+    (
+        "Times are of the sampler's process, for every batch of an epoch and divided by the number of "
+        "batches: the wall clock while it waits for answers and takes them apart, and the CPU of all its "
+        "threads, grpc's too. The coordinator's CPU is beside. Everything is cached. Ways take turns; "
+        "figures are medians over the rounds, and one round more comes first, uncounted, to warm up."
+    ),
+    (
+        f"{PAGE} (NextBatches): what SUPER does, though in the background; beside their status, batches come "
+        f"with sample ids, labels and keys. {SINGLE} (GetBatchStatus): one call for each batch, as the "
+        "earlier loader of this kind made; this one tells the state of every sample. "
+        f"{PAGE_OF_ONE} (NextBatches) and {EMPTY} (health check), one for each batch: what of that is the "
+        f"call itself. {SAMPLER}: iterating it alone, pages and BatchRefs included, nothing read."
+    ),
+)
+
+_COLUMNS = (
+    Column("way", "way"),
+    Column("batches_per_call", "batches\n/call", ".1f"),
+    Column("wall_ms_per_batch", "ms\n/batch", ".4f"),
+    Column("times_wall_of_page", "times\npages", ".1f"),
+    Column("cpu_ms_per_batch", "CPU ms\n/batch", ".4f"),
+    Column("times_cpu_of_page", "times\npages", ".1f"),
+    Column("coordinator_cpu_ms_per_batch", "coordi-\nnator", ".4f"),
+    Column("wall_ms_per_call", "ms\n/call", ".3f"),
+    Column("cpu_ms_per_call", "CPU ms\n/call", ".3f"),
+    Column("reply_bytes_per_batch", "bytes\n/batch", ",.0f"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's options."""
+    parser.add_argument(
+        "--batch-size", nargs="+", type=positive, default=[16, 64], metavar="N", help="(16 64)"
+    )
+    parser.add_argument(
+        "--page", type=positive, default=64, help="batches of a page, at most (64, as the sampler's)"
+    )
+    parser.add_argument("--rounds", type=positive, default=20, help="rounds that count (20)")
+    parser.add_argument(
+        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
+    )
+
+
+def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
+    """Ask in all ways; ``say`` is told what happens.
+
+    Raises:
+        SuperError: images or services cannot be had, or the coordinator answered otherwise than expected.
+
+    """
+    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    environment = describe_machine()
+    images = prepare_images("digits", data_directory(arguments.data), photos=0)
+    runs: list[_Run] = []
+    with Services.start("status") as services:
+        for batch_size in arguments.batch_size:
+            say(f"batch {batch_size}: filling the cache")
+            runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)
+    return BenchmarkReport(
+        benchmark="status",
+        started_at=started_at,
+        wall_s=time.perf_counter() - began_s,
+        settings={
+            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "batch_sizes": arguments.batch_size,
+            "page_batches": arguments.page,
+            "rounds": arguments.rounds,
+        },
+        method=_METHOD,
+        group_by=("images", "batch_size"),
+        columns=_COLUMNS,
+        rows=tuple({"images": images.name, **row} for row in _rows([run for run in runs if run.round > 0])),
+        rounds=tuple(asdict(run) for run in runs),
+        environment=environment,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One way through one epoch; round 0 is the warm-up. ``calls`` is 0 where they are not counted."""
+
+    round: int
+    batch_size: int
+    way: str
+    batches: int
+    calls: int
+    wall_s: float
+    cpu_s: float
+    coordinator_cpu_s: float
+    reply_bytes: int
+
+
+def _measure_batch_size(
+    images: ImageSet, batch_size: int, page: int, rounds: int, services: Services
+) -> Iterator[_Run]:
+    dataset = SuperDataset(
+        f"file://{images.directory}", recipe=Recipe.image(resize=images.resize, crop=images.crop)
+    )
+    with SuperSampler(dataset, batch_size=batch_size, coordinator=services.coordinator) as sampler:
+        batch_ids = []
+        for ref in sampler:
+            dataset[ref]  # now it is cached
+            batch_ids.append(ref.batch_id)
+        with StatusCalls(services.coordinator, sampler.job, batch_ids) as calls:
+            ways: dict[str, Callable[[], int]] = {
+                PAGE: lambda: calls.pages(page),
+                SINGLE: calls.statuses,
+                PAGE_OF_ONE: lambda: calls.pages(1),
+                EMPTY: calls.nothing,
+                SAMPLER: lambda: sum(1 for _ in sampler),
+            }
+            for number, (way, ask) in itertools.product(range(rounds + 1), ways.items()):
+                calls.made = calls.reply_bytes = 0
+                start = _clocks(services)
+                asked = ask()
+                wall_s, cpu_s, coordinator_s = map(operator.sub, _clocks(services), start)
+                if asked != len(batch_ids):
+                    raise BenchmarkError(f"{way}: {asked} batches were told of instead of {len(batch_ids)}")
+                yield _Run(
+                    round=number,
+                    batch_size=batch_size,
+                    way=way,
+                    batches=asked,
+                    calls=calls.made,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    coordinator_cpu_s=coordinator_s,
+                    reply_bytes=calls.reply_bytes,
+                )
+
+
+def _clocks(services: Services) -> tuple[float, float, float]:
+    """Wall clock, CPU of this process, CPU of the coordinator; seconds."""
+    return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.coordinator_pid)
+
+
+def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
+    for batch_size in dict.fromkeys(run.batch_size for run in runs):
+        ways = dict.fromkeys(run.way for run in runs)
+        figures = {
+            way: _figures([run for run in runs if (run.batch_size, run.way) == (batch_size, way)])
+            for way in ways
+        }
+        for way, row in figures.items():
+            yield {
+                "batch_size": batch_size,
+                "way": way,
+                **row,
+                "times_wall_of_page": row["wall_ms_per_batch"] / figures[PAGE]["wall_ms_per_batch"],
+                "times_cpu_of_page": row["cpu_ms_per_batch"] / figures[PAGE]["cpu_ms_per_batch"],
+            }
+
+
+def _figures(runs: Sequence[_Run]) -> dict[str, Any]:
+    batches, calls = runs[0].batches, runs[0].calls
+    wall_ms, cpu_ms = 1e3 * median(run.wall_s for run in runs), 1e3 * median(run.cpu_s for run in runs)
+    return {
+        "batches_per_call": batches / calls if calls else None,
+        "wall_ms_per_batch": wall_ms / batches,
+        "cpu_ms_per_batch": cpu_ms / batches,
+        "coordinator_cpu_ms_per_batch": 1e3 * median(run.coordinator_cpu_s for run in runs) / batches,
+        "wall_ms_per_call": wall_ms / calls if calls else None,
+        "cpu_ms_per_call": cpu_ms / calls if calls else None,
+        "reply_bytes_per_batch": runs[0].reply_bytes / batches if calls else None,
+    }

@@ -1,0 +1,86 @@
+"""The benchmarks end to end, as small as they can be: the output has the structure that readers count on."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.photos import make_photos
+from superdl.main import main
+
+PARTS = ("main", "workers", "cache", "coordinator", "functions")
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["bench", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def check_envelope(report: dict, benchmark: str) -> None:
+    assert report["format"] == 1
+    assert report["benchmark"] == benchmark
+    assert report["method"]
+    assert report["environment"]["packages"]["torch"]
+    assert report["environment"]["cpu_model"]
+
+
+@pytest.mark.slow
+def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
+    photos = 24
+    make_photos(tmp_path / f"photos-{photos}", photos)
+    words = ["--images", "photos", "--photos", str(photos), "--batch-size", "16", "--workers", "0", "1"]
+    output = tmp_path / "report.json"
+    short = ["--rounds", "1", "--epochs", "1", "--data", str(tmp_path), "--output", str(output)]
+
+    report = run_json(capsys, "read", *words, *short)
+
+    check_envelope(report, "read")
+    assert json.loads(output.read_text()) == report
+    assert [(row["num_workers"], row["contender"]) for row in report["rows"]] == [
+        (workers, contender) for workers in (0, 1) for contender in CONTENDERS
+    ]
+    for row in report["rows"]:
+        parts = {part: row[f"{part}_cpu_ms_per_image"] for part in PARTS}
+        assert row["cpu_ms_per_image"] == pytest.approx(parts["main"] + parts["workers"])
+        assert (parts["workers"] > 0) == (row["num_workers"] > 0)
+        assert row["images_per_s"] > 0
+    for run in report["rounds"]:
+        assert run["images"] == photos
+        assert run["produced"] == 0
+    assert {run["round"] for run in report["rounds"]} == {0, 1}
+
+
+@pytest.mark.slow
+def test_status_tells_of_every_batch_in_every_way(capsys, tmp_path):
+    words = ["--batch-size", "256", "--page", "4", "--rounds", "1", "--data", str(tmp_path)]
+
+    report = run_json(capsys, "status", *words)
+
+    check_envelope(report, "status")
+    rows = {row["way"]: row for row in report["rows"]}
+    assert rows["pages"]["batches_per_call"] == 3  # six batches, in pages of four
+    assert rows["status calls"]["batches_per_call"] == rows["empty calls"]["batches_per_call"] == 1
+    assert rows["pages"]["times_cpu_of_page"] == 1
+    assert rows["SuperSampler"]["wall_ms_per_call"] is None
+    assert all(row["wall_ms_per_batch"] > 0 and row["cpu_ms_per_batch"] > 0 for row in report["rows"])
+
+
+@pytest.mark.parametrize("words", [[], ["read", "--json"]])
+def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "benchmarks", None)  # as import finds it where there is none
+
+    assert main(["bench", *words]) == 2
+    assert "need a checkout" in capsys.readouterr().err
+
+
+def test_wrong_use_is_refused(capsys):
+    for words in (["read", "--batch-size", "0"], ["read", "--workers", "-1"], ["nothing"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["bench", *words])
+        assert caught.value.code == 2
+    assert "--workers" in capsys.readouterr().err
