@@ -43,7 +43,8 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 test: lint types rules check-proto unit ## all checks and tests but the slow ones
 
 test-full: lint types rules check-proto ## all checks and tests, the slow ones too
-	$(BIN)/python -m pytest -m "not soak" --ignore=tests/architecture --hypothesis-profile=heavy
+	$(BIN)/python -m pytest -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
+	$(BIN)/python -m pytest -m "not soak" tests/integration
 
 soak: $(STAMP) ## the tests that run for minutes
 	$(BIN)/python -m pytest -m soak
@@ -58,8 +59,11 @@ types: $(STAMP) ## mypy, strict
 rules: $(STAMP) ## import rules, layout, content of the wheel
 	$(BIN)/python -m pytest tests/architecture
 
+# The integration tests have a process of their own: they watch what grpc says at forks, and servers that other tests ran in
+# this process would still have threads there.
 unit: $(STAMP) ## the tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not soak" --ignore=tests/architecture
+	$(BIN)/python -m pytest -m "not slow and not soak" --ignore=tests/architecture --ignore=tests/integration
+	$(BIN)/python -m pytest -m "not slow and not soak" tests/integration
 
 format: $(STAMP) ## let ruff format and mend what it can
 	$(BIN)/ruff format .

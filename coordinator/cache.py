@@ -8,6 +8,7 @@ Records are written by functions and read by readers; the report streams are rea
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class Cache:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Map redis-py's errors to ours; each names the address."""
+        """Map redis-py's errors to ours; each names the address. A cancellation stays one."""
         try:
             yield
         except (
@@ -130,6 +131,9 @@ class Cache:
             msg = f"the cache at {self.address} refuses: {error}"
             raise CacheError(msg) from error
         except (redis.exceptions.RedisError, OSError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from error  # closing the connection failed, and hid the reason
             msg = f"the cache at {self.address} does not answer: {error}"
             raise CacheUnreachableError(msg) from error
 

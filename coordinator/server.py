@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.cache import Cache, LockHeldError
+from coordinator.cancelling import cancel_and_wait
 from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
@@ -39,6 +41,7 @@ _log = logging.getLogger(__name__)
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
 _DRAIN_S = 5.0
+_DRAIN_MAX_S = 30.0
 _STDIN = 0
 
 
@@ -63,12 +66,13 @@ async def serve(settings: Settings) -> None:
     if settings.exit_with_stdin:
         _watch_stdin(loop, stop)
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
         stopped = loop.create_task(stop.wait(), name="stop")
-        stack.push_async_callback(_cancel, stopped)
+        stack.push_async_callback(cancel_and_wait, stopped)
         starting = loop.create_task(_start(settings, stack), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            await _cancel(starting)
+            await cancel_and_wait(starting)
             return
         running = starting.result()
         _log.info("serving on %s", settings.listen)
@@ -76,12 +80,14 @@ async def serve(settings: Settings) -> None:
             loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
             loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
         ]
-        stack.push_async_callback(_cancel, *loops)
+        stack.push_async_callback(cancel_and_wait, *loops)
         ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for ended in filter(asyncio.Future.done, ends):
             ended.result()  # the loops and the engine end by an error alone: let it be seen
         _log.info("draining")
+        # Whatever hangs from here on, whoever waits for this process to end does not wait for ever.
+        faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
@@ -116,7 +122,7 @@ async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
         info = await take_over(cache)
         await warming
     finally:
-        await _cancel(warming)
+        await cancel_and_wait(warming)
     return info
 
 
@@ -138,13 +144,6 @@ async def _release(cache: Cache) -> None:
         await cache.release_lock()
     except CacheError as error:
         _log.info("the lock was not released and will expire: %s", error)
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """End tasks; what they ended with was seen to elsewhere."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

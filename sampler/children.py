@@ -1,5 +1,4 @@
-"""The two processes that a supervisor owns, the cache server and the coordinator: how each is started, found
-ready, and ended.
+"""The two processes that a supervisor owns, cache server and coordinator: started, found ready, and ended.
 
 When they are started again is :mod:`sampler.supervisor`'s.
 """
@@ -84,7 +83,8 @@ class Child(abc.ABC):
             process.wait()
         self.ended()
 
-    def _spawn(self, command: list[str], *, dies_with_supervisor: bool = False) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start ``command``, tied to this process: Linux kills it when this one is killed."""
         parent = os.getpid()
 
         def tie_to_supervisor() -> None:
@@ -92,14 +92,14 @@ class Child(abc.ABC):
             if os.getppid() != parent:  # it died before the call above
                 os._exit(1)
 
-        tie = dies_with_supervisor and sys.platform == "linux"
+        tie = tie_to_supervisor if sys.platform == "linux" else None
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 pass_fds=(self._inherited_lock,),
                 process_group=0,
-                preexec_fn=tie_to_supervisor if tie else None,  # noqa: PLW1509  # the supervisor has one thread
+                preexec_fn=tie,  # noqa: PLW1509  # the supervisor has one thread
             )
         except OSError as error:
             raise EmbeddedError(f"the {self.name} could not be started by {command[0]}: {error}") from error
@@ -108,14 +108,14 @@ class Child(abc.ABC):
 
 
 class CacheServer(Child):
-    """A Valkey or Redis on a unix socket, in memory only; on Linux it dies with the supervisor always."""
+    """A Valkey or Redis on a unix socket, in memory only."""
 
     name = "cache server"
     end_wait_s = 2.0
 
     def start(self) -> None:
         """Start it; ``EmbeddedError`` says how to get a server where there is none."""
-        process = self._spawn([server_binary(), "-"], dies_with_supervisor=True)
+        process = self._spawn([server_binary(), "-"])
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # if it died at once, ended() will tell
                 process.stdin.write(self._configuration().encode())
@@ -152,7 +152,7 @@ class CacheServer(Child):
 
 
 class CoordinatorProcess(Child):
-    """The coordinator; it ends by itself when its standard input does, so also when the supervisor dies."""
+    """The coordinator. It also ends by itself when its standard input does: a tie for every system."""
 
     name = "coordinator"
     end_wait_s = 10.0

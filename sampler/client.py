@@ -1,5 +1,4 @@
-"""What a sampler says to the coordinator: calls with deadlines, bounded retries, and grpc's errors turned
-into ours.
+"""What a sampler says to the coordinator: calls with deadlines, bounded retries, errors by their types.
 
 Every call is idempotent, so a call that found nobody, or no answer in time, is made again after a jittered
 pause, as often as its :class:`Patience` allows. The connection itself is :mod:`sampler.connection`'s.

@@ -1,5 +1,4 @@
-"""The one connection that a process has to a coordinator, whoever in it speaks: shared, lazily opened, closed
-around forks.
+"""The one connection that a process has to a coordinator: shared, lazily opened, closed around forks.
 
 Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
 channel is open while someone holds it or a call is under way. What is said, and what happens when a call

@@ -1,5 +1,4 @@
-"""A training process's hold on the embedded default: finds or starts its run's supervisor, and another if
-that dies.
+"""A training process's hold on the embedded default: finds or starts its run's supervisor, again if it dies.
 
 The hold is a connection to the supervisor's socket. As long as some rank has one, coordinator and cache live;
 the system closes it when the rank ends, whatever ends it. What the supervisor does is
@@ -82,7 +81,7 @@ class Embedded:
                 _LOG.warning("supervisor process %d has not ended; see %s", process.pid, self._directory.log)
 
     def _clear_away(self) -> None:
-        """Remove what a supervisor that ended before it could do so has left, unless there is another by now."""
+        """Remove what a supervisor that ended too early has left, unless there is another by now."""
         with self._directory.locked_for_start(START_WAIT_S):
             other = self._call()
             if other is None:

@@ -1,5 +1,4 @@
-"""The background thread of a sampler: it keeps a page of the plan ahead, so that the trainer never waits for
-an RPC.
+"""The background thread of a sampler: it keeps a page of the plan ahead, so that no trainer waits for an RPC.
 
 It fetches pages while there is room, asks again for the statuses of the next few batches where their order
 may change, and shows a sign of life when nothing else is to be said, so that the job keeps its lease and a

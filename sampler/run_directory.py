@@ -1,5 +1,4 @@
-"""The directory in which the local ranks of a run find their supervisor: paths, ownership, and the lock for
-starting it.
+"""The directory where the local ranks of a run find their supervisor: paths, ownership, locks.
 
 ``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run. What
 runs there is :mod:`sampler.supervisor`'s.

@@ -1,5 +1,4 @@
-"""A sampler's standing with the coordinator: its dataset registered, its job open, and both again if a
-coordinator forgot.
+"""A sampler's standing with the coordinator: its dataset registered, its job open, again if that forgot them.
 
 The listing of a source may take minutes, so it is awaited by long polls whose silence is bounded, not their
 number. Pages of the plan are :mod:`sampler.pages`'.

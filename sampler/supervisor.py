@@ -1,5 +1,4 @@
-"""The supervisor: a process beside the ranks of one run on one host that keeps a cache server and a
-coordinator alive for them.
+"""The supervisor: a process beside a run's ranks on one host that keeps a cache and a coordinator alive.
 
 ``python -P -m sampler.supervisor DIRECTORY LISTENER SETTINGS`` is started by :mod:`sampler.embedded` with a
 socket that listens already. Each rank that connects is told when all is ready, or why it never will be; the

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def serving_loop() -> Iterator[asyncio.Runner]:
-    """The one event loop that serves gRPC: grpc.aio loses events where a process has had another one before."""
+    """The one event loop that serves gRPC: grpc.aio loses events in a process's second."""
     with asyncio.Runner() as runner:
         yield runner
 
@@ -35,3 +35,13 @@ def run(serving_loop: asyncio.Runner, valkey: Valkey) -> Callable[..., Any]:
         return serving_loop.run(body())
 
     return run_work
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Ten files in two classes: the scripted functions do not look into them."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.jpg").write_bytes(b"x")
+    return tmp_path

@@ -1,4 +1,4 @@
-"""A coordinator inside the test's own event loop: real cache, real gRPC, and functions that the test scripts."""
+"""A coordinator in the test's event loop: real cache, real gRPC, functions that the test scripts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import redis.asyncio
 
 from coordinator.cache import Cache
+from coordinator.cancelling import cancel_and_wait
 from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
@@ -46,10 +47,23 @@ def record_of(key: str) -> bytes:
     return header + bytes(payload)
 
 
+def registration(**changes: Any) -> pb.RegisterDatasetRequest:
+    """A registration of a directory that is not there, unless told otherwise."""
+    facts = {
+        "protocol_version": PROTOCOL_VERSION,
+        "source": "file:///nowhere",
+        "recipe": RECIPE.json,
+        "key_list": "",
+        "run_id": "run",
+    } | changes
+    return pb.RegisterDatasetRequest(**facts)
+
+
 class ScriptedExecutor:
     """Functions that write real records into the real cache, or do what the test has scripted.
 
-    ``outcomes`` gives keys another outcome than ``cached``; ``before`` is awaited with each request and may raise.
+    ``outcomes`` gives keys another outcome than ``cached``; ``before`` is awaited with each request and may
+    raise.
     """
 
     name = "scripted"
@@ -137,17 +151,28 @@ class Running:
         answer = await self.call(
             "RegisterDataset",
             pb.RegisterDatasetRequest(
-                protocol_version=PROTOCOL_VERSION, source=f"file://{source}", recipe=recipe.json, run_id=run_id
+                protocol_version=PROTOCOL_VERSION,
+                source=f"file://{source}",
+                recipe=recipe.json,
+                run_id=run_id,
             ),
         )
         while not answer.ready:
-            request = pb.GetDatasetRequest(dataset_id=answer.dataset_id, listed=answer.listed, wait_s=ENOUGH_S)
+            request = pb.GetDatasetRequest(
+                dataset_id=answer.dataset_id, listed=answer.listed, wait_s=ENOUGH_S
+            )
             answer = await self.call("GetDataset", request)
         return answer
 
     async def open(self, dataset: pb.Dataset, job: str = "job", **changes: Any) -> pb.Job:
         """Open a job of 4 samples to a batch, unshuffled, unless told otherwise."""
-        facts: dict[str, Any] = {"batch_size": 4, "replicas": 1, "rank": 0, "seed": 0, "shuffle": False} | changes
+        facts: dict[str, Any] = {
+            "batch_size": 4,
+            "replicas": 1,
+            "rank": 0,
+            "seed": 0,
+            "shuffle": False,
+        } | changes
         return await self.call("OpenJob", pb.OpenJobRequest(dataset_id=dataset.dataset_id, job=job, **facts))
 
     async def page(self, job: str = "job", **changes: Any) -> pb.Page:
@@ -184,7 +209,7 @@ async def running(
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
         reading = asyncio.create_task(_follow(reports))
-        stack.push_async_callback(_ended, reading)
+        stack.push_async_callback(cancel_and_wait, reading)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
         made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
@@ -204,11 +229,6 @@ class ObservedEngine(Engine):
         super().post(event)
         if self.changed is not None:
             self.changed.set()
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _follow(reports: ReportReader) -> None:

@@ -199,6 +199,12 @@ def test_releasing_frees_the_own_lock_alone(valkey):
     on(valkey.url, use)
 
 
+def fill(server, *, records):
+    with server.client() as client:
+        for number in range(records):
+            client.set(cache_key(an_id(number)), bytes(64 * 1024))
+
+
 def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
     server = Valkey(maxmemory="4mb")
     server.start()
@@ -206,9 +212,8 @@ def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
     async def use(cache):
         await cache.hold_lock()
         await cache.agree_on_golden("digest")
-        with server.client() as client, pytest.raises(redis.exceptions.OutOfMemoryError):
-            for number in range(1000):
-                client.set(cache_key(an_id(number)), bytes(64 * 1024))
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            fill(server, records=1000)
         assert not await cache.hold_lock()
         assert await cache.agree_on_golden("digest") == ("digest", False)
         await cache.drop(b"".join(map(an_id, range(1000))))

@@ -28,7 +28,9 @@ class Planned:
     def __init__(self, size=10, batch_size=4, *, key_bytes=12, recipe=RECIPE, float_labels=False, **plan):
         keys = [f"class/{number:0{key_bytes - 6}d}".encode() for number in range(size)]
         labels = np.arange(size) * 0.5 if float_labels else np.arange(size)
-        catalog = Catalog.build("s3://bucket", PackedStrings.pack(keys), PackedStrings.pack([b"v"] * size), labels)
+        catalog = Catalog.build(
+            "s3://bucket", PackedStrings.pack(keys), PackedStrings.pack([b"v"] * size), labels
+        )
         listing = Listing("s3://bucket/class", "", catalog=catalog)
         self.dataset = Dataset(b"d" * 16, recipe, listing)
         if not recipe.random:
@@ -43,7 +45,14 @@ class Planned:
     def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False):
         job = self.core.job("job")
         return page_of(
-            self.core, job, self.dataset, rank=rank, epoch=epoch, start=start, count=count, with_keys=with_keys
+            self.core,
+            job,
+            self.dataset,
+            rank=rank,
+            epoch=epoch,
+            start=start,
+            count=count,
+            with_keys=with_keys,
         )
 
 
@@ -104,7 +113,9 @@ def test_padding_is_flagged_by_a_byte_for_each_sample():
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
-@pytest.mark.parametrize(("batch_size", "key_bytes"), [(1, 60), (64, 60), (1000, 200), (4096, 60), (5000, 12)])
+@pytest.mark.parametrize(
+    ("batch_size", "key_bytes"), [(1, 60), (64, 60), (1000, 200), (4096, 60), (5000, 12)]
+)
 def test_a_page_stays_below_a_mebibyte(batch_size, key_bytes, with_keys):
     planned = Planned(60_000, batch_size, key_bytes=key_bytes)
     page = planned.page(count=100_000, with_keys=with_keys)

@@ -50,13 +50,9 @@ class Trainer:
 
     def family(self) -> list[psutil.Process]:
         """The trainer and everything that it started, also what has left its session."""
-        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-
-    def part(self, word: str) -> psutil.Process:
-        """The one process of the family whose command line names ``word``."""
-        found = [member for member in self.family() if any(word in argument for argument in member.cmdline())]
-        assert len(found) == 1, (word, [member.cmdline() for member in self.family()])
-        return found[0]
+        trainer = psutil.Process(self.process.pid)
+        members = [trainer, *trainer.children(recursive=True)]
+        return [member for member in members if member.status() != psutil.STATUS_ZOMBIE]
 
     def end(self) -> None:
         """Whatever the test did: leave no process."""

@@ -1,4 +1,4 @@
-"""A scripted coordinator in the test's own process, and a run of the embedded default with a stand-in for one."""
+"""A scripted coordinator in the test's own process, and a run of the embedded default with a stand-in."""
 
 from __future__ import annotations
 

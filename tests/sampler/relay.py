@@ -1,4 +1,4 @@
-"""A relay between samplers and a coordinator that counts how many connections are open at once, and can cut them."""
+"""A relay between samplers and a coordinator that counts how many connections are open at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the embedded default share: a short temporary directory, settings, and a look at the processes."""
+"""A run of the embedded default for tests: short temporary directory, settings, a look at its processes."""
 
 from __future__ import annotations
 

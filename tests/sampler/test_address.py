@@ -25,8 +25,10 @@ def test_loopback_and_sockets_are_taken(written, taken):
 
 @pytest.mark.parametrize(
     "written",
-    ["", "localhost", "localhost:", "localhost:0", "localhost:65536", "a b:1", "::1:50051", "http://a:1"]
-    + ["unix:", "unix:relative.sock", "unix:/", "unix://relative", 50051, None],
+    [
+        *("", "localhost", "localhost:", "localhost:0", "localhost:65536", "a b:1", "::1:50051"),
+        *("http://a:1", "unix:", "unix:relative.sock", "unix:/", "unix://relative", 50051, None),
+    ],
 )
 def test_other_forms_are_refused_with_the_origin(written):
     with pytest.raises(ConfigError, match="SUPER_COORDINATOR") as caught:

@@ -39,7 +39,7 @@ def test_passing_failures_are_tried_again(coordinator):
 
 def test_attempts_are_bounded_and_named(coordinator):
     coordinator.script.failures["GetJobStats"] = [grpc.StatusCode.UNAVAILABLE] * 9
-    with pytest.raises(CoordinatorUnreachableError, match="4 attempts.*UNAVAILABLE: as scripted") as caught:
+    with pytest.raises(CoordinatorUnreachableError, match=r"4 attempts.*UNAVAILABLE: as scripted") as caught:
         call(coordinator.address)
     assert coordinator.address in str(caught.value)
     assert coordinator.count("GetJobStats") == 4
@@ -56,7 +56,7 @@ def test_a_server_that_says_nothing_is_given_up(coordinator):
     coordinator.gate.clear()
     coordinator.jobs["j"] = 1
     client = Client(coordinator.address)
-    with pytest.raises(CoordinatorUnreachableError, match="2 attempts.*DEADLINE_EXCEEDED"):
+    with pytest.raises(CoordinatorUnreachableError, match=r"2 attempts.*DEADLINE_EXCEEDED"):
         client.call(
             "NextBatches",
             pb.NextBatchesRequest(job="j", count=1),

@@ -67,7 +67,7 @@ def test_the_variable_wins(root, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_BYTES", "1.5gb")
     assert cache_bytes(root) == 3 * GIB // 2
     monkeypatch.setenv("SUPER_CACHE_BYTES", "plenty")
-    with pytest.raises(ConfigError, match="SUPER_CACHE_BYTES.*'plenty'"):
+    with pytest.raises(ConfigError, match=r"SUPER_CACHE_BYTES.*'plenty'"):
         cache_bytes(root)
 
 

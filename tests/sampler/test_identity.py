@@ -53,7 +53,7 @@ def test_impossible_places_are_refused(rank, replicas, message):
 
 def test_a_variable_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(ConfigError, match="WORLD_SIZE.*'many'"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE.*'many'"):
         place_in_run(None, None)
 
 

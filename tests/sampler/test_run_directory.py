@@ -56,7 +56,7 @@ def test_one_that_others_may_enter_is_refused(directory):
     directory.path.parent.mkdir(mode=0o700)
     directory.path.mkdir()
     directory.path.chmod(0o770)
-    with pytest.raises(EmbeddedError, match="not a directory of this user alone.*TMPDIR"):
+    with pytest.raises(EmbeddedError, match=r"not a directory of this user alone.*TMPDIR"):
         directory.create()
 
 
@@ -80,7 +80,7 @@ def test_somebody_elses_is_refused(directory):
 
 def test_no_place_for_it_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(EmbeddedError, match="cannot be made.*TMPDIR"):
+    with pytest.raises(EmbeddedError, match=r"cannot be made.*TMPDIR"):
         RunDirectory(tmp_path / "file" / "superdl" / "run").create()
 
 
@@ -107,7 +107,7 @@ def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(director
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(EmbeddedError, match="held.*for 0.1 s"), directory.locked_for_start(0.1):
+        with pytest.raises(EmbeddedError, match=r"held.*for 0.1 s"), directory.locked_for_start(0.1):
             pass
         holder.kill()
         with directory.locked_for_start(30.0):
@@ -133,7 +133,7 @@ def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):
     )
     os.close(lock)  # as when the supervisor dies
     try:
-        with pytest.raises(EmbeddedError, match="earlier supervisor.*0.1 s"):
+        with pytest.raises(EmbeddedError, match=r"earlier supervisor.*0.1 s"):
             directory.lock_for_children(0.1)
     finally:
         child.communicate(timeout=30)

@@ -25,7 +25,6 @@ from super_wire.errors import (
 from tests.fixtures.valkey import free_port
 from tests.sampler.stand_ins import BoundDataset
 
-
 FEW_TRIES = Patience(attempts=3, total_s=20.0, backoff_s=0.001)
 
 

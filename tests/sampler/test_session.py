@@ -91,7 +91,7 @@ def test_another_version_refused_by_the_coordinator(coordinator):
 
 def test_no_batch_left_by_drop_last(coordinator):
     spec = JobSpec(batch_size=501, seed=0, shuffle=True, drop_last=True, rank=0, num_replicas=2)
-    with pytest.raises(PlanError, match="batch_size=501 on 2 ranks.*1002.*1000"):
+    with pytest.raises(PlanError, match=r"batch_size=501 on 2 ranks.*1002.*1000"):
         session(coordinator, spec=spec)
     session(coordinator, spec=JobSpec(500, 0, shuffle=True, drop_last=True, rank=0, num_replicas=2))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def caught(pattern: str, make_core=None) -> bool:
     """Whether the world finds, with one of the seeds, what the pattern says."""
     for seed in SEEDS:
         try:
-            World(draw_scenario(seed, small=True), make_core).run()
+            World(replace(draw_scenario(seed, small=True), patience_s=60.0), make_core).run()
         except InvariantError as error:
             if re.search(pattern, str(error)):
                 return True

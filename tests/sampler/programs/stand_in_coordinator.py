@@ -7,6 +7,7 @@ once with exit code 3; the supervisor appends the rest.
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("good_starts", type=int)
     parser.add_argument("count_file", type=Path)
+    parser.add_argument("--deaf", action="store_true", help="do not end with standard input")
     for option in ("--listen", "--cache", "--executor", "--workers", "--owner"):
         parser.add_argument(option, required=True)
     parser.add_argument("--exit-with-stdin", action="store_true", required=True)
@@ -30,6 +32,8 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
+        if options.deaf:
+            signal.pause()
         sys.stdin.read()
 
 

@@ -1,4 +1,4 @@
-"""Sees which threads count as grpc's in a process that has none of them, and fails if it is the wrong ones."""
+"""Sees which threads count as grpc's in a process that has none of them; fails if it is the wrong ones."""
 
 from __future__ import annotations
 
