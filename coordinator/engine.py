@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.cancelling import cancel_and_wait
 from coordinator.core.actions import Action, Audit, Drop, Prefetch, WriteTombstones
 from coordinator.core.core import Core
 from coordinator.core.events import Audited, Event, FailureKind, RequestDone, RequestFailed, Tick
@@ -114,9 +115,7 @@ class Engine:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
         if not self.failed.done():
             self.failed.cancel()
 

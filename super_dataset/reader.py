@@ -33,6 +33,8 @@ __all__ = ["BatchReader", "ReadSettings"]
 
 _LOG = logging.getLogger("super_dataset")
 
+_LAST_LOOK_S = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
@@ -107,10 +109,12 @@ class BatchReader:
         requests = encode_gets(ref.sample_ids)
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
+        # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
+        last_begin_s = deadline_s - min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
         while True:
             self._attempt(state, read, requests, deadline_s)
             stop = bool(read.bad) and self._settings.stop_at_bad
-            late = self._clock() >= deadline_s or read.attempts >= self._backoff.attempts
+            late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
             self._report(state, read, done=stop or late or not read.missing)
             if stop:
                 raise bad_sample_error(ref, read.bad)
@@ -118,7 +122,7 @@ class BatchReader:
                 return read
             if late:
                 raise read.timeout_error(self._clock() - began_s)
-            self._pause(state, read, deadline_s)
+            self._pause(state, read, last_begin_s)
 
     def _attempt(
         self, state: ProcessState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
@@ -189,8 +193,8 @@ class BatchReader:
             else:
                 connection.owed += 1
 
-    def _pause(self, state: ProcessState, read: BatchProgress, deadline_s: float) -> None:
+    def _pause(self, state: ProcessState, read: BatchProgress, until_s: float) -> None:
         now_s = self._clock()
         delay_s = self._backoff.delay_s(read.attempts, state.random.random())
-        self._sleep(max(0.0, min(delay_s, deadline_s - now_s)))
+        self._sleep(max(0.0, min(delay_s, until_s - now_s)))
         read.wait_s += self._clock() - now_s

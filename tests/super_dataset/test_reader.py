@@ -145,7 +145,9 @@ def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
     fake = FakeTime()
     with pytest.raises(ReadTimeoutError) as caught:
         reader_at(fake, read_timeout_s=read_timeout_s).read(ref, shared=False)
-    assert sum(fake.slept_s) == pytest.approx(read_timeout_s)
+    # The last attempt begins a little before the time is up, so that it can be answered.
+    waited_s = sum(fake.slept_s)
+    assert waited_s == pytest.approx(read_timeout_s - min(0.25, read_timeout_s / 4))
     assert max(fake.slept_s) <= 1.0
     assert len(fake.slept_s) + 1 <= Backoff(read_timeout_s).attempts
     message = str(caught.value)
@@ -155,7 +157,7 @@ def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
         JOB,
         "4 of 6 samples",
         "train/0-2.jpg, train/0-3.jpg, train/0-4.jpg and 1 more",
-        f"after {len(fake.slept_s) + 1} attempts in {read_timeout_s:.1f} s",
+        f"after {len(fake.slept_s) + 1} attempts in {waited_s:.1f} s",
         valkey.unix_url,
         "Is the coordinator running?",
     ):
@@ -253,8 +255,8 @@ def test_a_cache_that_stays_away_is_named(valkey):
     fake = FakeTime()
     with pytest.raises(CacheUnreachableError, match=ref.cache) as caught:
         reader_at(fake, read_timeout_s=20.0).read(ref, shared=False)
-    assert sum(fake.slept_s) == pytest.approx(20.0)
-    assert f"after {len(fake.slept_s) + 1} attempts in 20.0 s" in str(caught.value)
+    assert sum(fake.slept_s) == pytest.approx(19.75)
+    assert f"after {len(fake.slept_s) + 1} attempts in 19.8 s" in str(caught.value)
     assert "refused" in str(caught.value)
 
 

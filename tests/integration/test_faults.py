@@ -1,0 +1,123 @@
+"""What dies in mid-epoch: the epoch ends all the same, every sample once, in plan order, with its bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import ReadTimeoutError
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import END_TIMEOUT_S, Stack
+from tests.fixtures.valkey import free_port
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+def restart_cache(stack: Stack) -> None:
+    stack.valkey.restart_empty()
+
+
+def flush_cache(stack: Stack) -> None:
+    stack.valkey.client().flushall()
+
+
+def restart_coordinator(stack: Stack) -> None:
+    stack.kill_coordinator()
+    stack.start_coordinator()
+
+
+def kill_a_function(stack: Stack) -> None:
+    functions(stack)[0].kill()
+
+
+def functions(stack: Stack) -> list[psutil.Process]:
+    assert stack.process is not None
+    return psutil.Process(stack.process.pid).children()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", [restart_cache, flush_cache, restart_coordinator, kill_a_function])
+def test_the_epoch_goes_on(stack: Stack, images: Path, fault: Callable[[Stack], None], workers: int) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        undisturbed = collect(loader)
+        sampler.set_epoch(0)
+        disturbed = []
+        for number, batch in enumerate(loader):
+            if number in {5, 20}:
+                fault(stack)
+            disturbed += collect([batch])
+        after = collect(loader)
+    assert disturbed == undisturbed
+    for delivered in (disturbed, after):
+        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+def test_without_a_coordinator_the_wait_is_bounded_and_explained(stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=2.0)
+    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        iterator = iter(sampler)
+        ref = next(iterator)
+        stack.kill_coordinator()
+        stack.valkey.client().flushall()
+        with pytest.raises(
+            ReadTimeoutError, match=rf"{ref.batch_id.hex()}(.|\n)*4 samples(.|\n)*coordinator"
+        ):
+            dataset[ref]
+        stack.start_coordinator()
+
+
+def test_functions_end_with_their_coordinator(stack: Stack) -> None:
+    family = functions(stack)
+    assert family
+    stack.kill_coordinator()
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive
+    stack.start_coordinator()
+
+
+def test_the_end_of_stdin_ends_the_coordinator(stack: Stack) -> None:
+    assert stack.process is not None
+    family = functions(stack)
+    stack.process.communicate(timeout=END_TIMEOUT_S)
+    assert stack.process.returncode == 0
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive
+
+
+def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # our own coordinator
+        [sys.executable, "-P", "-m", "coordinator", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_one_coordinator_owns_a_cache(stack: Stack) -> None:
+    second = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", stack.valkey.unix_url)
+    assert second.returncode == 1
+    assert "another coordinator" in second.stderr
+    assert stack.valkey.unix_url in second.stderr
+
+
+def test_a_coordinator_without_a_cache_ends_and_names_it() -> None:
+    address = f"redis://127.0.0.1:{free_port()}"
+    alone = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", address)
+    assert alone.returncode == 1
+    assert address in alone.stderr
+    assert "Traceback" not in alone.stderr
