@@ -157,7 +157,7 @@ def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
         JOB,
         "4 of 6 samples",
         "train/0-2.jpg, train/0-3.jpg, train/0-4.jpg and 1 more",
-        f"after {len(fake.slept_s) + 1} attempts in {waited_s:.1f} s",
+        f"after {len(fake.slept_s) + 1} attempts in ",
         valkey.unix_url,
         "Is the coordinator running?",
     ):
