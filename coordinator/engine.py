@@ -87,6 +87,11 @@ class Engine:
         """Where readers find the records."""
         return self._cache.address
 
+    @property
+    def busy(self) -> bool:
+        """Whether an action is being carried out."""
+        return bool(self._tasks)
+
     def know(self, dataset: Dataset) -> None:
         """Remember whose samples a set key's dataset digest speaks of."""
         self._contents.setdefault(dataset.content, dataset)

@@ -190,11 +190,16 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    valkey: Valkey, *, budget_bytes: int = 2**24, cache_was_empty: bool = True, **core: Any
+    valkey: Valkey,
+    *,
+    budget_bytes: int = 2**24,
+    cache_was_empty: bool = True,
+    cache: Cache | None = None,
+    **core: Any,
 ) -> AsyncIterator[Running]:
     """A coordinator on a unix socket beside the server's own."""
     async with contextlib.AsyncExitStack() as stack:
-        cache = Cache(valkey.unix_url, owner="test")
+        cache = cache or Cache(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
         executor = ScriptedExecutor(valkey.unix_url)
         stack.push_async_callback(executor.close)

@@ -43,6 +43,13 @@ def test_promises_hold_in_larger_runs(seed):
     World(draw_scenario(seed)).run()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(3000, 13_000, 100), ids="seeds-from-{}".format)
+def test_promises_hold_in_ten_thousand_more(first):
+    for seed in range(first, first + 100):
+        World(draw_scenario(seed, small=True)).run()
+
+
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
 def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
     drawn = draw_scenario(seed, small=True)
