@@ -6,18 +6,18 @@ Neither leaves this machine as long as there is no TLS.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from super_wire.errors import ConfigError
+from super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
-__all__ = ["check_cache_address", "check_listen_address", "is_loopback", "socket_path"]
+__all__ = ["check_cache_address", "check_listen_address", "socket_path"]
 
 _LISTEN_FORMS = "host:port or unix:/path"
 _CACHE_FORMS = "redis://host:port[/db] or unix:///path"
@@ -25,16 +25,6 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9.
 _PORT_MAX = 65_535
 _SOCKET_PATH_BYTES = 107  # what fits into the kernel's sockaddr_un
 _DATABASE_MAX = 2**31 - 1
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine; of names only ``localhost`` is, others may be resolved anew."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def socket_path(listen: str) -> str | None:

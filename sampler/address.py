@@ -1,17 +1,14 @@
-"""Coordinator addresses: their forms, and which of them may be spoken to without TLS."""
+"""Coordinator addresses: their forms, and that they do not leave this machine as long as there is no TLS."""
 
 from __future__ import annotations
 
-import ipaddress
-import logging
-import os
 import re
 
 from super_wire.errors import ConfigError
+from super_wire.loopback import is_loopback
 
 __all__ = ["checked_address"]
 
-_LOG = logging.getLogger(__name__)
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 
@@ -24,8 +21,7 @@ def checked_address(address: object, origin: str) -> str:
         origin: where it was written, for error messages, such as ``coordinator=``.
 
     Raises:
-        ConfigError: it has another form, or it is not on loopback (TLS does not exist yet), unless
-            ``SUPER_INSECURE=1``.
+        ConfigError: it has another form, or it is not on loopback (TLS does not exist yet).
     """
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
@@ -40,25 +36,9 @@ def checked_address(address: object, origin: str) -> str:
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
         raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {address!r}")
-    if not _is_loopback(match["v6"] or match["host"]):
-        _refuse_unless_insecure(address, origin)
-    return address
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _refuse_unless_insecure(address: str, origin: str) -> None:
-    if os.environ.get("SUPER_INSECURE") != "1":
+    if not is_loopback(match["v6"] or match["host"]):
         raise ConfigError(
-            f"{origin} names {address}, which is not on this machine: the connection would have neither TLS "
-            "nor a token, so it is refused. In a network that you trust as a whole, set SUPER_INSECURE=1 on "
-            "every rank, or forward the port over ssh and name 127.0.0.1"
+            f"{origin} names {address}, which is not on this machine: beyond loopback a connection needs TLS "
+            "and a token, which this version lacks. Forward the port over ssh and name 127.0.0.1"
         )
-    _LOG.warning("SUPER_INSECURE=1: speaking to %s without TLS and without a token", address)
+    return address

@@ -226,12 +226,19 @@ async def running(
 
 
 class ObservedEngine(Engine):
-    """Says when an event has been handled, so that tests need not poll."""
+    """Says when an event was handled or an action has ended, so that tests need not poll."""
 
     changed: asyncio.Event | None = None
 
     def post(self, event: Any) -> None:
         super().post(event)
+        self._tell()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        super()._ended(task)
+        self._tell()
+
+    def _tell(self) -> None:
         if self.changed is not None:
             self.changed.set()
 

@@ -39,13 +39,7 @@ def test_other_forms_are_refused_with_the_origin(written):
 @pytest.mark.parametrize(
     "address", ["10.0.0.7:50051", "0.0.0.0:1", "[2001:db8::1]:1", "coordinator.example:443"]
 )
-def test_other_hosts_are_refused_unless_insecure(address, monkeypatch, caplog):
-    monkeypatch.delenv("SUPER_INSECURE", raising=False)
+def test_other_hosts_are_refused(address):
     with pytest.raises(ConfigError, match="TLS") as caught:
         checked_address(address, "coordinator=")
     assert address in str(caught.value)
-    assert "SUPER_INSECURE=1" in str(caught.value)
-
-    monkeypatch.setenv("SUPER_INSECURE", "1")
-    assert checked_address(address, "coordinator=") == address
-    assert address in caplog.text, "insecure is never silent"
