@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
 _DRAIN_S = 5.0
-_DRAIN_MAX_S = 30.0
+_DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
 _STDIN = 0
 
 
@@ -72,6 +72,7 @@ async def serve(settings: Settings) -> None:
         starting = loop.create_task(_start(settings, stack), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            _bound_the_end()
             await cancel_and_wait(starting)
             return
         running = starting.result()
@@ -83,11 +84,15 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(cancel_and_wait, *loops)
         ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        _bound_the_end()
         for ended in filter(asyncio.Future.done, ends):
             ended.result()  # the loops and the engine end by an error alone: let it be seen
         _log.info("draining")
-        # Whatever hangs from here on, whoever waits for this process to end does not wait for ever.
-        faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
+
+
+def _bound_the_end() -> None:
+    """Whatever hangs from here on, nobody waits for this process to end for ever."""
+    faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:

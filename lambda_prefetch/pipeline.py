@@ -75,7 +75,8 @@ def produce(
         program: the recipe, made ready.
         source: the request's bucket, opened.
         settings: bounds and credentials.
-        expires_at: Unix time in seconds; samples not begun by then are not begun.
+        expires_at: Unix time in seconds; samples not begun by then are not begun, and
+            what was fetched by then is not decoded any more.
 
     Returns:
         The outcome of every sample. Cached means that the cache acknowledged it.
@@ -87,7 +88,8 @@ def produce(
             for _ in request.keys:
                 arrived = fetchers.next()
                 try:
-                    _finish(arrived, request, program, pusher, ledger)
+                    if arrived.failure is not None or time.time() < expires_at:
+                        _finish(arrived, request, program, pusher, ledger)
                 finally:
                     fetchers.release(arrived)
     for pushed in pusher.results:

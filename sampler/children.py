@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import ctypes
+import hashlib
 import importlib.util
 import os
 import signal
@@ -138,7 +139,11 @@ class CacheServer(Child):
         password = os.environ.get("SUPER_CACHE_PASSWORD", "")
         if password:
             user = os.environ.get("SUPER_CACHE_USERNAME", "") or "default"
-            lines.append(f'user {user} on ">{password}" ~* &* +@all')
+            for variable, text in (("SUPER_CACHE_USERNAME", user), ("SUPER_CACHE_PASSWORD", password)):
+                if not text.isprintable() or " " in text:
+                    raise EmbeddedError(f"{variable} has a space or a control character: use another one")
+            digest = hashlib.sha256(password.encode()).hexdigest()  # hex needs no quoting, and tells nobody
+            lines.append(f"user {user} on #{digest} ~* &* +@all")
         return "\n".join([*lines, ""])
 
     def ready(self) -> bool:

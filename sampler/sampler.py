@@ -105,7 +105,11 @@ class SuperSampler(Sampler[BatchRef]):
         run = run_id()
         client = _client(coordinator, run)
         self._session = Session(client, dataset, spec, run=run, job=job)
-        dataset.ping_cache(self._session.binding.cache)
+        try:
+            dataset.ping_cache(self._session.binding.cache)
+        except BaseException:
+            self._session.close()  # nobody will read what this job would have decoded
+            raise
         self._cursor = Cursor()
         self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
         self._pid = os.getpid()

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from super_wire.errors import ConfigError
+from super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     import argparse
@@ -43,6 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         msg = f"a batch id is 32 hex digits: {error}"
         raise ConfigError(msg) from error
+    for text, batch in zip(arguments.batch, ids, strict=True):
+        if len(batch) != ID_BYTES:
+            msg = f"a batch id is 32 hex digits; not {text!r}"
+            raise ConfigError(msg)
     client = Client(checked_address(address, "--coordinator"))
     with client.hold():
         if ids:

@@ -75,7 +75,7 @@ class ScriptedExecutor:
         self.outcomes: dict[str, Outcome] = {}
         self.before: Callable[[PrefetchRequest], Awaitable[None]] | None = None
         self.edit: Callable[[PrefetchResult], PrefetchResult] = lambda result: result
-        self._redis = redis.asyncio.Redis.from_url(cache)
+        self._cache = cache
 
     @property
     def keys_asked(self) -> list[str]:
@@ -90,12 +90,16 @@ class ScriptedExecutor:
         if self.before is not None:
             await self.before(request)
         outcomes = [self.outcomes.get(key, Outcome.CACHED) for key in request.keys]
+        records = {}
         for key, hex_id, outcome in zip(request.keys, request.ids, outcomes, strict=True):
             if outcome is Outcome.CACHED:
-                await self._redis.set(cache_key(bytes.fromhex(hex_id)), record_of(key))
+                records[cache_key(bytes.fromhex(hex_id))] = record_of(key)
             elif outcome is Outcome.TOMBSTONE:
                 tombstone = Tombstone(key, "undecodable", f"{key} is no image", permanent=True)
-                await self._redis.set(cache_key(bytes.fromhex(hex_id)), pack_tombstone(tombstone))
+                records[cache_key(bytes.fromhex(hex_id))] = pack_tombstone(tombstone)
+        if records:
+            async with redis.asyncio.Redis.from_url(self._cache) as client:
+                await client.mset(records)
         count = len(request.keys)
         return self.edit(
             PrefetchResult(
@@ -117,7 +121,7 @@ class ScriptedExecutor:
         )
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        """Nothing to end."""
 
 
 @dataclass
@@ -180,6 +184,10 @@ class Running:
         facts: dict[str, Any] = {"rank": 0, "epoch": 0, "position": 0, "count": 1000, "yielded": 0} | changes
         return await self.call("NextBatches", pb.NextBatchesRequest(job=job, **facts))
 
+    def look(self) -> None:
+        """Have whoever waits :meth:`until` something look again."""
+        self._changed.set()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait, bounded, until something that the engine's events bring about is so."""
         async with asyncio.timeout(ENOUGH_S):
@@ -218,29 +226,25 @@ async def running(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
         made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
-        engine.changed = made._changed
+        engine.tell = made.look
         yield made
         problems = list(engine.core.problems())
         assert not problems, problems
-        assert not engine.failed.done(), engine.failed
+        assert engine.failed.cancelled() or not engine.failed.done(), engine.failed
 
 
 class ObservedEngine(Engine):
     """Says when an event was handled or an action has ended, so that tests need not poll."""
 
-    changed: asyncio.Event | None = None
+    tell: Callable[[], None] = staticmethod(lambda: None)
 
     def post(self, event: Any) -> None:
         super().post(event)
-        self._tell()
+        self.tell()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.changed is not None:
-            self.changed.set()
+        self.tell()
 
 
 async def _follow(reports: ReportReader) -> None:

@@ -21,6 +21,7 @@ from coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
+from super_wire import coordinator_pb2 as pb
 from super_wire.errors import ConfigError
 from super_wire.ids import split_ids
 from super_wire.keys import cache_key
@@ -52,12 +53,17 @@ def missed(offsets, position=0):
         position=position,
         samples=4,
         hits=4 - len(offsets),
-        missed=np.array(offsets),
+        missed=np.array(offsets, dtype=np.int64),
         corrupt=np.array([], dtype=np.int64),
         done=False,
         read_us=0,
         wait_us=0,
     )
+
+
+def was_read(position, epoch=0):
+    """A reader has delivered a batch."""
+    return dataclasses.replace(missed([], position), epoch=epoch, hits=2, samples=2, done=True)
 
 
 def produced(coordinator):
@@ -164,7 +170,9 @@ def test_what_no_sample_is_to_blame_for_is_tried_until_it_works(run, source, err
 NONSENSE = {
     "too few outcomes": lambda result: dataclasses.replace(result, outcomes=result.outcomes[:-1]),
     "messages without a number": lambda result: dataclasses.replace(result, messages={"first": "?"}),
-    "a negative length": lambda result: dataclasses.replace(result, record_bytes=(-5,) * len(result.outcomes)),
+    "a negative length": lambda result: dataclasses.replace(
+        result, record_bytes=(-5,) * len(result.outcomes)
+    ),
     "an endless time": lambda result: dataclasses.replace(result, fetch_us=(10**30,) * len(result.outcomes)),
 }
 
@@ -265,11 +273,12 @@ class SlowDrops(Cache):
     def __init__(self, address):
         super().__init__(address, owner="test")
         self.gate = asyncio.Event()
-        self.begun = asyncio.Event()
-        self.ended = 0
+        self.begun = self.ended = 0
+        self.tell = lambda: None
 
     async def drop(self, ids):
-        self.begun.set()
+        self.begun += 1
+        self.tell()
         await self.gate.wait()
         await super().drop(ids)
         self.ended += 1
@@ -278,18 +287,23 @@ class SlowDrops(Cache):
 def test_nothing_is_produced_before_earlier_deletions_have_ended(run, valkey, source):
     async def work(coordinator):
         await coordinator.open(await coordinator.register(source), batch_size=2)
-        cache = coordinator.cache
-        await asyncio.wait_for(cache.begun.wait(), 20)  # the look-ahead is larger than the budget
-        asked = len(coordinator.executor.requests)
-        for position in range(3):
-            await coordinator.page(position=position, yielded=position)
-        assert len(coordinator.executor.requests) == asked
+        cache, asked = coordinator.cache, coordinator.executor.requests
+        cache.tell = coordinator.look
+        position = 0
+        while not cache.begun:  # the look-ahead goes on and has to make room
+            await coordinator.page(position=position, yielded=position, count=1)
+            coordinator.engine.post(was_read(position=position))
+            await coordinator.until(lambda: not coordinator.engine.busy or cache.begun)
+            position += 1
+        asked_before = len(asked)
+        coordinator.engine.post(CacheReset())  # all is wanted again
+        await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
+        assert len(asked) == asked_before
         cache.gate.set()
-        await coordinator.until(lambda: len(coordinator.executor.requests) > asked)
-        assert cache.ended
+        await coordinator.until(lambda: len(asked) > asked_before)
+        assert cache.ended == cache.begun
 
-    # Room for six records or so, of ten.
-    run(work, budget_bytes=2000, cache=SlowDrops(valkey.unix_url))
+    run(work, budget_bytes=2000, cache=SlowDrops(valkey.unix_url))  # room for six records or so, of ten
 
 
 def test_what_is_believed_resident_is_there_after_many_deletions(run, valkey, source):
@@ -306,7 +320,9 @@ def test_what_is_believed_resident_is_there_after_many_deletions(run, valkey, so
             while None in in_cache(valkey, batch.sample_ids):
                 coordinator.engine.post(event)
                 await coordinator.until(lambda: not coordinator.engine.busy)
-            coordinator.engine.post(dataclasses.replace(event, missed=np.array([], dtype=np.int64), done=True))
+            coordinator.engine.post(
+                dataclasses.replace(event, missed=np.array([], dtype=np.int64), done=True)
+            )
         await coordinator.until(lambda: not coordinator.engine.busy)
         job = core.job("job")
         states = core.states(job.samples_of(0), np.arange(10))
