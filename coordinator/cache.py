@@ -46,6 +46,7 @@ _TIMEOUT_S = 10.0
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
 _UNLIMITED_SHARE = 0.25
+_LOGIN_ERRORS = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 
 # The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
 # holds it or, where ARGV[4] says so, another instance of our owner. Only taking needs memory: a full cache
@@ -123,19 +124,21 @@ class Cache:
         """Map redis-py's errors to ours; each names the address. A cancellation stays one."""
         try:
             yield
-        except (
-            redis.exceptions.AuthenticationError,
-            redis.exceptions.AuthorizationError,
-            redis.exceptions.ResponseError,
-        ) as error:
-            msg = f"the cache at {self.address} refuses: {error}"
-            raise CacheError(msg) from error
+        except redis.exceptions.ResponseError as error:
+            raise self._refused(error) from error
         except (redis.exceptions.RedisError, OSError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error  # closing the connection failed, and hid the reason
+            # Over a unix socket redis-py hides the refusal of a login behind a ConnectionError.
+            for reason in (error, error.__cause__):
+                if isinstance(reason, _LOGIN_ERRORS):
+                    raise self._refused(reason) from error
             msg = f"the cache at {self.address} does not answer: {error}"
             raise CacheUnreachableError(msg) from error
+
+    def _refused(self, reason: BaseException) -> CacheError:
+        return CacheError(f"the cache at {self.address} refuses: {reason}")
 
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server."""

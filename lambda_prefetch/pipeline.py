@@ -88,8 +88,10 @@ def produce(
             for _ in request.keys:
                 arrived = fetchers.next()
                 try:
-                    if arrived.failure is not None or time.time() < expires_at:
-                        _finish(arrived, request, program, pusher, ledger)
+                    if arrived.failure is None and time.time() >= expires_at:
+                        why = "the request expired before it was decoded"
+                        arrived.failure = SampleFailedError(Outcome.EXPIRED, why)
+                    _finish(arrived, request, program, pusher, ledger)
                 finally:
                     fetchers.release(arrived)
     for pushed in pusher.results:

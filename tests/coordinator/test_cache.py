@@ -314,15 +314,17 @@ def guarded(valkey):
     return valkey
 
 
+@pytest.mark.parametrize("form", ["url", "unix_url"])
 @pytest.mark.parametrize("password", [None, "", "wrong"])
-def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, password):
+def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, password, form):
+    address = getattr(guarded, form)
     monkeypatch.delenv("SUPER_CACHE_USERNAME", raising=False)
     if password is None:
         monkeypatch.delenv("SUPER_CACHE_PASSWORD", raising=False)
     else:
         monkeypatch.setenv("SUPER_CACHE_PASSWORD", password)
-    with pytest.raises(CacheError, match=f"the cache at {guarded.url} refuses") as caught:
-        on(guarded.url, lambda cache: cache.info())
+    with pytest.raises(CacheError, match=f"the cache at {address} refuses") as caught:
+        on(address, lambda cache: cache.info())
     assert not isinstance(caught.value, CacheUnreachableError)
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
