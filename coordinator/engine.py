@@ -212,7 +212,7 @@ class Engine:
     async def _bury(self, action: WriteTombstones) -> None:
         catalog = self._contents[action.samples.dataset].catalog
         tombstones = [
-            Tombstone(key.decode(), "retries_spent", message, permanent=False)
+            Tombstone(key.decode(), action.reason, message, permanent=False)
             for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
         ]
         for tombstone in tombstones:
@@ -233,7 +233,14 @@ def _done(request_id: int, result: PrefetchResult, samples: int) -> RequestDone:
     if len(result.outcomes) != samples:
         msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
         raise FunctionRaisedError(msg)
-    columns = (result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us)
+    columns = (
+        result.record_bytes,
+        result.source_bytes,
+        result.fetch_us,
+        result.decode_us,
+        result.push_us,
+        (result.duration_us,),
+    )
     if any(not 0 <= number <= _NUMBER_MAX for column in columns for number in column):
         msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
         raise FunctionRaisedError(msg)
@@ -246,4 +253,7 @@ def _done(request_id: int, result: PrefetchResult, samples: int) -> RequestDone:
         decode_us=sum(result.decode_us),
         push_us=sum(result.push_us),
         messages=messages,
+        duration_us=result.duration_us,
+        source_requests=sum(size > 0 for size in result.source_bytes),
+        cold_start=result.cold_start,
     )

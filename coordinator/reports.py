@@ -82,7 +82,9 @@ class ReportReader:
 
 
 def _event(job: str, report: ReadReport) -> BatchRead:
-    largest = max(report.epoch, report.position, report.samples, report.read_us, report.wait_us)
+    largest = max(
+        report.epoch, report.position, report.samples, report.read_us, report.wait_us, report.size_bytes
+    )
     if largest > _NUMBER_MAX or report.hits > report.samples:
         msg = f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
         raise ValueError(msg)
@@ -98,4 +100,5 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         done=bool(report.done),
         read_us=report.read_us,
         wait_us=report.wait_us,
+        size_bytes=report.size_bytes,
     )

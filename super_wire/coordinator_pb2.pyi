@@ -50,7 +50,7 @@ class Dataset(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank")
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,8 @@ class OpenJobRequest(_message.Message):
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: bytes
     job: str
     batch_size: int
@@ -67,7 +69,9 @@ class OpenJobRequest(_message.Message):
     shuffle: bool
     drop_last: bool
     rank: int
-    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ...) -> None: ...
+    epoch: int
+    position: int
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job", "cache", "batches_per_epoch")
@@ -136,7 +140,7 @@ class BatchStatuses(_message.Message):
     def __init__(self, statuses: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ...) -> None: ...
 
 class BatchStatus(_message.Message):
-    __slots__ = ("batch_id", "known", "samples", "resident", "in_flight", "failed", "occurrences", "details")
+    __slots__ = ("batch_id", "known", "samples", "resident", "in_flight", "failed", "occurrences", "details", "events")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +149,7 @@ class BatchStatus(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     batch_id: bytes
     known: bool
     samples: int
@@ -153,7 +158,18 @@ class BatchStatus(_message.Message):
     failed: int
     occurrences: _containers.RepeatedCompositeFieldContainer[Occurrence]
     details: _containers.RepeatedCompositeFieldContainer[SampleStatus]
-    def __init__(self, batch_id: _Optional[bytes] = ..., known: bool = ..., samples: _Optional[int] = ..., resident: _Optional[int] = ..., in_flight: _Optional[int] = ..., failed: _Optional[int] = ..., occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ..., details: _Optional[_Iterable[_Union[SampleStatus, _Mapping]]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[BatchEvent]
+    def __init__(self, batch_id: _Optional[bytes] = ..., known: bool = ..., samples: _Optional[int] = ..., resident: _Optional[int] = ..., in_flight: _Optional[int] = ..., failed: _Optional[int] = ..., occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ..., details: _Optional[_Iterable[_Union[SampleStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[BatchEvent, _Mapping]]] = ...) -> None: ...
+
+class BatchEvent(_message.Message):
+    __slots__ = ("occurrence", "seconds_ago", "what")
+    OCCURRENCE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    occurrence: Occurrence
+    seconds_ago: float
+    what: str
+    def __init__(self, occurrence: _Optional[_Union[Occurrence, _Mapping]] = ..., seconds_ago: _Optional[float] = ..., what: _Optional[str] = ...) -> None: ...
 
 class Occurrence(_message.Message):
     __slots__ = ("job", "epoch", "position", "rank")
@@ -208,7 +224,7 @@ class JobStatsList(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +245,15 @@ class JobStats(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    HEDGES_FIELD_NUMBER: _ClassVar[int]
+    LAPSED_FIELD_NUMBER: _ClassVar[int]
+    GB_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
     job: str
     source: str
     epoch: int
@@ -249,18 +274,45 @@ class JobStats(_message.Message):
     wait_s: float
     source_bytes: int
     record_bytes: int
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
+    lookahead_batches: int
+    interval_s: float
+    stalls: int
+    hedges: int
+    lapsed: bool
+    gb_s: float
+    source_requests: int
+    read_bytes: int
+    usd: float
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples")
+    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "requests_in_flight", "concurrency", "capacity", "usd", "usd_per_hour", "spending")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REPRODUCED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    THRASHING_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    SPENDING_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     resident_bytes: int
     resident_samples: int
     in_flight_samples: int
     dropped_samples: int
-    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ...) -> None: ...
+    reproduced_samples: int
+    thrashing: bool
+    needed_bytes: int
+    requests_in_flight: int
+    concurrency: int
+    capacity: int
+    usd: float
+    usd_per_hour: float
+    spending: str
+    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ...) -> None: ...

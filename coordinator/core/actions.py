@@ -18,7 +18,8 @@ __all__ = ["Action", "Audit", "Drop", "Prefetch", "WriteTombstones"]
 class Prefetch:
     """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
 
-    ``expires_in_s`` counts from now: what has not been begun by then is not begun.
+    ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
+    request in flight for the same samples, which this one races.
     """
 
     request_id: int
@@ -26,6 +27,7 @@ class Prefetch:
     samples: SetKey
     indices: NDArray[np.int64]
     expires_in_s: float
+    hedge_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class WriteTombstones:
-    """Write tombstones that expire: these samples' retries are spent; not answered."""
+    """Write tombstones that expire, for ``reason``; not answered."""
 
     samples: SetKey
     indices: NDArray[np.int64]
     messages: tuple[str, ...]
     expires_in_s: float
+    reason: str = "retries_spent"
 
 
 Action: TypeAlias = Audit | Drop | Prefetch | WriteTombstones

@@ -7,6 +7,7 @@ places in the catalog.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -98,6 +99,7 @@ class BatchRead:
     done: bool
     read_us: int
     wait_us: int
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class RequestDone:
     """A function answered: one entry for each sample of the request, in its order.
 
     ``outcomes`` are places in :data:`OUTCOME_ORDER`; times in microseconds, lengths in bytes; ``messages`` by
-    offset.
+    offset. ``duration_us`` is the time that the function itself took, ``gb_s`` what of it is billed, times
+    its memory; ``source_requests`` are GETs.
     """
 
     request_id: int
@@ -116,6 +119,10 @@ class RequestDone:
     decode_us: int
     push_us: int
     messages: dict[int, str] = field(default_factory=dict)
+    duration_us: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    cold_start: bool = False
 
 
 class FailureKind(enum.Enum):
@@ -130,11 +137,12 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request came to nothing."""
+    """A request came to nothing; ``gb_s`` are billed all the same."""
 
     request_id: int
     kind: FailureKind
     message: str
+    gb_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +167,13 @@ class CacheGrew:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized:
-    """How many requests the executors take at once."""
+    """How many requests the executors take at once: ``burst`` of them right away (all, if it is ``None``),
+    and ``per_s`` more each second, as AWS Lambda adds environments.
+    """
 
     capacity: int
+    burst: int | None = None
+    per_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

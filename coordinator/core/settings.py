@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from coordinator.core.prices import Prices
 from super_wire.errors import ConfigError
 
 __all__ = ["CoreSettings"]
+
+_ABOVE_ZERO = (
+    "backoff_s",
+    "backoff_max_s",
+    "request_ttl_s",
+    "tombstone_ttl_s",
+    "forget_s",
+    "lease_s",
+    "max_usd_per_hour",
+    "max_usd",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
     """Bounds of planning.
 
-    ``budget_bytes`` of cache memory for records; ``lookahead_batches`` at most per rank; ``request_samples``
-    at most per invocation; ``attempts`` per sample before a tombstone; ``backoff_s`` before the second
-    attempt, doubled for each further one and never above ``backoff_max_s``; ``request_ttl_s`` for a function
-    to begin a sample; ``tombstone_ttl_s`` before a spent sample may be tried again; ``forget_s`` after which
-    a silent rank is forgotten.
+    ``budget_bytes`` of cache memory for records; ``lookahead_batches`` at most ahead of a rank;
+    ``request_samples`` at most per invocation; ``attempts`` per sample before a tombstone; ``backoff_s``
+    before the second attempt, doubled for each further one and never above ``backoff_max_s``;
+    ``request_ttl_s`` for a function to begin a sample; ``tombstone_ttl_s`` before a spent sample may be
+    tried again; ``forget_s`` after which a silent rank is forgotten; ``lease_s`` after which it is no
+    longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
+    second one, as long as those are no more than ``hedge_share`` of all requests. ``max_usd_per_hour``
+    and ``max_usd`` bound what is spent at ``prices``.
     """
 
     budget_bytes: int
@@ -29,16 +45,28 @@ class CoreSettings:
     request_ttl_s: float = 60.0
     tombstone_ttl_s: float = 60.0
     forget_s: float = 1800.0
+    lease_s: float = 15.0
+    hedge_quantile: float = 0.95
+    hedge_share: float = 0.05
+    prices: Prices = field(default_factory=Prices)
+    max_usd_per_hour: float = math.inf
+    max_usd: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("budget_bytes", "lookahead_batches", "request_samples", "attempts"):
             if getattr(self, name) < 1:
                 msg = f"{name} is at least 1; not {getattr(self, name)}"
                 raise ConfigError(msg)
-        for name in ("backoff_s", "backoff_max_s", "request_ttl_s", "tombstone_ttl_s", "forget_s"):
+        for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 msg = f"{name} is above 0; not {getattr(self, name)}"
                 raise ConfigError(msg)
+        if not 0 < self.hedge_quantile < 1:
+            msg = f"hedge_quantile lies between 0 and 1; not {self.hedge_quantile}"
+            raise ConfigError(msg)
+        if not 0 <= self.hedge_share <= 1:
+            msg = f"hedge_share is from 0 to 1; not {self.hedge_share}"
+            raise ConfigError(msg)
         if self.attempts > 100:  # noqa: PLR2004  # attempts are counted in a byte
             msg = f"attempts is at most 100; not {self.attempts}"
             raise ConfigError(msg)
