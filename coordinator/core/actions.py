@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from coordinator.core.samples import SetKey
 
-__all__ = ["Action", "Audit", "Drop", "Prefetch", "WriteTombstones"]
+__all__ = ["Action", "Audit", "Drop", "Prefetch", "Warn", "WriteTombstones"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +58,11 @@ class WriteTombstones:
     reason: str = "retries_spent"
 
 
-Action: TypeAlias = Audit | Drop | Prefetch | WriteTombstones
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell people; not answered."""
+
+    message: str
+
+
+Action: TypeAlias = Audit | Drop | Prefetch | Warn | WriteTombstones

@@ -6,12 +6,17 @@ it all of that. The same events at the same times give the same actions.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import auditing, events, forgetting, reading, results
+from coordinator.core.consistency import problems
 from coordinator.core.dispatching import dispatch, expire_tombstones
-from coordinator.core.samples import SampleState
+from coordinator.core.journal import history
+from coordinator.core.leases import lapse
+from coordinator.core.requesting import needed_bytes
 from coordinator.core.state import State
+from coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +26,8 @@ if TYPE_CHECKING:
 
     from coordinator.core.actions import Action
     from coordinator.core.jobs import Job
-    from coordinator.core.samples import SetKey
+    from coordinator.core.ledger import Ledger, Spending
+    from coordinator.core.samples import SampleState, SetKey
     from coordinator.core.settings import CoreSettings
 
 __all__ = ["Core"]
@@ -67,8 +73,10 @@ class Core:
         state = self._state
         self._now_s = now
         state.events += not isinstance(event, events.Tick)
+        state.ledger.settle(now)
         _HANDLERS[type(event)](state, event, now)
         expire_tombstones(state, now)
+        lapse(state, now)
         if now >= self._forget_at_s:
             forgetting.forget_silent_lanes(state, now)
             forgetting.forget_empty_sets(state, now)
@@ -80,20 +88,7 @@ class Core:
     @property
     def wake_at_s(self) -> float:
         """When a ``Tick`` is wanted if nothing happens before."""
-        state = self._state
-        times = [self._forget_at_s]
-        if state.expiries:
-            times.append(state.expiries[0][0])
-        if state.demands.next_due_s is not None:
-            times.append(state.demands.next_due_s)
-        if state.demands.waiting or state.crowding.lanes:
-            for searchable_s in (
-                state.crowding.over_at_s(state.events),
-                state.awaited.next_expiry_s(self._now_s),
-            ):
-                if searchable_s is not None and searchable_s > self._now_s:
-                    times.append(searchable_s)  # noqa: PERF401  # a comprehension hides what this is about
-        return min(times)
+        return min(self._forget_at_s, *wake_times_s(self._state, self._now_s), math.inf)
 
     def job(self, name: str) -> Job | None:
         """The open job of that name."""
@@ -132,26 +127,65 @@ class Core:
         """Number of samples in a state, over all sets."""
         return sum(samples.count(state) for samples in self._state.sets.values())
 
+    @property
+    def reproduced_samples(self) -> int:
+        """Samples produced again after they had been dropped."""
+        return self._state.thrash.reproduced_samples
+
+    @property
+    def thrashing(self) -> bool:
+        """Whether much of what is produced now had been dropped before."""
+        return self._state.thrash.thrashing
+
+    @property
+    def needed_bytes(self) -> int:
+        """The budget with which nothing would have to be dropped."""
+        return needed_bytes(self._state)
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests that have not been answered."""
+        return len(self._state.requests)
+
+    @property
+    def capacity(self) -> int:
+        """Requests that executors take at once at most."""
+        return self._state.concurrency.capacity
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that executors take at once now."""
+        return self._state.concurrency.limit(self._now_s)
+
+    @property
+    def hedges(self) -> int:
+        """Second requests that raced a straggler so far."""
+        return self._state.stragglers.hedges
+
+    @property
+    def spending(self) -> Spending:
+        """How freely money may be spent."""
+        return self._state.spending
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of money, to be read."""
+        return self._state.ledger
+
+    def lookahead_batches(self, job: Job) -> int:
+        """How far a job looks ahead now: the farthest of its ranks."""
+        return max(lane.frontier - lane.low for lane in job.lanes.values())
+
+    def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
+        """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
+        found = self._state.lane(name, rank)
+        if found is None:
+            return []
+        job, lane = found
+        indices = job.plan.batch(epoch, position, rank).indices
+        requests = self._state.notes.of(job.samples_of(epoch), indices)
+        return history(lane.notes, requests, job.absolute(epoch, position))
+
     def problems(self) -> Iterator[str]:
         """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""
-        state = self._state
-        for samples in state.sets.values():
-            yield from samples.problems()
-        if state.resident_bytes != sum(samples.resident_bytes for samples in state.sets.values()):
-            yield f"{state.resident_bytes} bytes are resident, but not in the sample sets"
-        if state.reserved_bytes != sum(request.reserved_bytes for request in state.requests.values()):
-            yield f"{state.reserved_bytes} bytes are reserved, but not by the requests in flight"
-        for expected, holders in (
-            (SampleState.IN_FLIGHT, state.requests.values()),
-            (SampleState.CHECKING, state.audits.values()),
-        ):
-            held = sum(holder.indices.size for holder in holders)
-            if held != (counted := self.samples_in(expected)):
-                yield f"{counted} samples are {expected.name}, {held} are being waited for"
-        lanes = sum(len(job.lanes) for job in state.jobs.values())
-        if not lanes == state.lanes == state.lanes_of.total():
-            yield f"{lanes} lanes are open, {state.lanes} and {state.lanes_of.total()} are counted"
-        for job in state.jobs.values():
-            for lane in job.lanes.values():
-                if not lane.low <= lane.frontier:
-                    yield f"{job.name}/{lane.rank}: frontier {lane.frontier} is behind {lane.low}"
+        return problems(self._state)

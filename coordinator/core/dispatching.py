@@ -1,7 +1,7 @@
 """Turning what is wanted into requests: misses first, then retries, then the lane with the first deadline.
 
 No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
-none is made without room for its samples in the cache.
+none is made without room for its samples in the cache, nor beyond what may be spent.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Prefetch
 from coordinator.core.eviction import next_use, next_use_s
-from coordinator.core.jobs import JobCounters
+from coordinator.core.ledger import Spending
 from coordinator.core.lookahead import find_absent
+from coordinator.core.requesting import race_stragglers, request
 from coordinator.core.room import fits, relieve, room_for, urgent_room_for
 from coordinator.core.samples import SampleState
-from coordinator.core.state import RequestInFlight
+from coordinator.core.sizing import request_size
+from coordinator.core.thrift import refuse_demands, watch_spending
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.demands import Demand
     from coordinator.core.jobs import Ahead, Job, Lane
-    from coordinator.core.samples import SetKey
     from coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones"]
-
-_QUEUED_PER_PLACE = 2
-"""Requests in flight for each that executors take at once: one works, one waits, so that none idles."""
 
 
 def expire_tombstones(state: State, now: float) -> None:
@@ -49,12 +46,17 @@ def dispatch(state: State, now: float) -> None:
     """Make requests while executors have places and the cache has room."""
     relieve(state, now)
     _release_due(state, now)
-    if not _meet_demands(state, now):
+    state.stragglers.become_late(now, state.requests)
+    if watch_spending(state, now) is Spending.STOPPED:
+        refuse_demands(state, now)
+        return
+    race_stragglers(state, now)
+    if not _meet_demands(state, now) or state.spending is not Spending.FREELY:
         return
     _wake_crowded(state, now)
-    while _places(state) > 0 and (lane_key := state.hungry.pop()) is not None:
+    while _places(state, now) > 0 and (lane_key := state.hungry.pop()) is not None:
         job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
-        ahead = find_absent(state, job, lane)
+        ahead = find_absent(state, job, lane, now)
         if ahead is not None:
             _look_ahead(state, job, lane, ahead, now)
 
@@ -66,14 +68,14 @@ def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) ->
     if soonest_s is not None and lane.deadline_s() > soonest_s:
         state.wake(job, lane)
         return
-    count = min(ahead.indices.size, _request_samples(state, job, lane))
+    count = min(ahead.indices.size, _request_samples(state, job, lane, now))
     room = count
     if not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.low]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:
         lane.pending[0] = ahead._replace(indices=ahead.indices[room:])
-        _request(state, ahead.samples, ahead.indices[:room], job.name)
+        request(state, ahead.samples, ahead.indices[:room], job.name, now)
     if room == count:
         state.wake(job, lane)
     else:
@@ -90,15 +92,19 @@ def _wake_crowded(state: State, now: float) -> None:
                 state.wake(*found)
 
 
-def _places(state: State) -> int:
-    return state.capacity * _QUEUED_PER_PLACE - len(state.requests)
+def _places(state: State, now: float) -> int:
+    return state.concurrency.places(len(state.requests), now)
 
 
-def _request_samples(state: State, job: Job, lane: Lane) -> int:
-    """Small for the next batch, so that all functions work on it at once; then as large as allowed."""
-    if lane.next_ahead <= lane.low:
-        return min(state.settings.request_samples, math.ceil(job.plan.batch_size / max(state.capacity, 1)))
-    return state.settings.request_samples
+def _request_samples(state: State, job: Job, lane: Lane, now: float) -> int:
+    """The next batch is late by definition: a reader may ask for it at once."""
+    return request_size(
+        state.latency,
+        wanted=min(lane.pending[0].indices.size, job.plan.batch_size),
+        idle=state.concurrency.idle(len(state.requests), now),
+        slack_s=lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0,
+        most=state.settings.request_samples,
+    )
 
 
 def _release_due(state: State, now: float) -> None:
@@ -110,7 +116,7 @@ def _release_due(state: State, now: float) -> None:
 
 def _meet_demands(state: State, now: float) -> bool:
     """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
-    while (places := _places(state)) > 0 and (demand := state.demands.take_due()) is not None:
+    while (places := _places(state, now)) > 0 and (demand := state.demands.take_due()) is not None:
         wanted = _wanted(state, demand)
         if not wanted.size:
             continue
@@ -122,7 +128,7 @@ def _meet_demands(state: State, now: float) -> bool:
             wanted, later_than_s = _soonest_first(state, demand, wanted, share)
             room = room_for(state, demand.samples, share, later_than_s=later_than_s, now=now)
         if room:
-            _request(state, demand.samples, wanted[:room], demand.job)
+            request(state, demand.samples, wanted[:room], demand.job, now)
         if room or demand.urgent:
             state.demands.put_back(demand, wanted[room:])
         else:
@@ -170,16 +176,3 @@ def _soonest_first(
     uses_s = next_use_s(demand.samples, wanted, [job] if job is not None else state.jobs.values())
     order = np.argsort(uses_s, kind="stable")
     return wanted[order], float(uses_s[order[share - 1]])
-
-
-def _request(state: State, key: SetKey, indices: NDArray[np.int64], job: str) -> None:
-    samples = state.set_of(key)
-    samples.move(indices, SampleState.IN_FLIGHT)
-    reserved = math.ceil(samples.sample_bytes * indices.size)
-    number = next(state.numbers)
-    counters = state.jobs[job].counters if job in state.jobs else JobCounters()
-    counters.invocations += 1
-    counters.requests_in_flight += 1
-    state.reserved_bytes += reserved
-    state.requests[number] = RequestInFlight(key, indices, job, counters, reserved)
-    state.actions.append(Prefetch(number, job, key, indices, state.settings.request_ttl_s))

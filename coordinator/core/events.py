@@ -168,12 +168,14 @@ class CacheGrew:
 @dataclass(frozen=True, slots=True)
 class ExecutorResized:
     """How many requests the executors take at once: ``burst`` of them right away (all, if it is ``None``),
-    and ``per_s`` more each second, as AWS Lambda adds environments.
+    and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait there for a
+    free function (as many as ``capacity``, if it is ``None``), so that none idles between two requests.
     """
 
     capacity: int
     burst: int | None = None
     per_s: float = math.inf
+    backlog: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

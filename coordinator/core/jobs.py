@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from coordinator.core.journal import NOTES_PER_LANE
 from coordinator.core.samples import EVERY_EPOCH, SetKey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from coordinator.core.journal import LaneNote
     from coordinator.core.plan import Plan
 
 __all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
@@ -24,6 +26,11 @@ __all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
 _FIRST_INTERVAL_S = 0.05
 _SMOOTHING = 0.2
 _GAP_BATCHES = 64
+_PAUSE = 8.0
+_LAPSED_S = 1e8
+_CAUTION_UP = 1.5
+_CAUTION_DOWN = 0.99
+_CAUTION_MAX = 16.0
 
 
 @dataclass(slots=True)
@@ -46,6 +53,11 @@ class JobCounters:
     wait_us: int = 0
     source_bytes: int = 0
     record_bytes: int = 0
+    stalls: int = 0
+    hedges: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    read_bytes: int = 0
 
 
 class LaneSpan(NamedTuple):
@@ -72,7 +84,8 @@ class Lane:
 
     All before ``low`` has been read; all before ``frontier`` has been looked at, and what was absent of it
     stands in ``pending`` (by position) or has been asked for; all before ``asked`` is known to the sampler.
-    ``interval_s`` is the smoothed time between two batches.
+    ``interval_s`` is the smoothed time between two batches for which it did not have to wait. ``caution``
+    says how much farther than needed it looks ahead: more after each stall, less and less without.
     """
 
     rank: int
@@ -85,6 +98,13 @@ class Lane:
     interval_s: float = _FIRST_INTERVAL_S
     counted: int = 0
     """All before it has been counted as reused or not."""
+    caution: float = 1.0
+    lapsed: bool = False
+    """It has shown no sign of life lately."""
+    watched: bool = False
+    """Whether the end of its lease is waited for."""
+    wanted_bytes: int = 0
+    notes: deque[LaneNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_LANE))
     read_ahead: set[int] = field(default_factory=set)
     pending: deque[Ahead] = field(default_factory=deque)
 
@@ -114,8 +134,17 @@ class Lane:
         )
         self.pending.insert(place, ahead)
 
-    def read(self, position: int, now: float) -> None:
-        """A batch was read; batches may be read out of order, and reports may be lost."""
+    def read(self, position: int, now: float, *, stalled: bool) -> None:
+        """A batch was read; batches may be read out of order, and reports may be lost.
+
+        The time before one that the reader had to wait for says nothing of the job's own pace, unless it was
+        short; and a long pause is no change of pace.
+        """
+        self.caution = (
+            min(self.caution * _CAUTION_UP, _CAUTION_MAX)
+            if stalled
+            else max(1.0, self.caution * _CAUTION_DOWN)
+        )
         if position < self.low:
             return
         before = self.low
@@ -127,7 +156,9 @@ class Lane:
             self.low += 1
         if self.low > before:
             interval_s = max(now - self.last_read_s, 1e-6) / (self.low - before)
-            self.interval_s += (interval_s - self.interval_s) * _SMOOTHING
+            if not stalled or interval_s < self.interval_s:
+                interval_s = min(interval_s, self.interval_s * _PAUSE)
+                self.interval_s += (interval_s - self.interval_s) * _SMOOTHING
             self.last_read_s = now
             self.frontier = max(self.frontier, self.low)
 
@@ -158,6 +189,8 @@ class Job:
     plan: Plan
     lanes: dict[int, Lane] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
+    lapsed: bool = False
+    """Whether no rank of it has shown a sign of life lately."""
 
     def absolute(self, epoch: int, position: int) -> int:
         """The absolute position of a batch."""
@@ -171,20 +204,34 @@ class Job:
         """The sample set that this job reads in ``epoch``."""
         return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
 
+    def lapsed_changed(self) -> None:
+        """A rank has fallen silent, or come back."""
+        self.lapsed = all(lane.lapsed for lane in self.lanes.values())
+
+    @property
+    def _living(self) -> list[Lane]:
+        """The ranks that show signs of life; all, if none does."""
+        return [lane for lane in self.lanes.values() if lane.lapsed == self.lapsed]
+
     @property
     def low(self) -> int:
         """Absolute position of the slowest rank."""
-        return min(lane.low for lane in self.lanes.values())
+        return min(lane.low for lane in self._living)
 
     @property
     def interval_s(self) -> float:
         """Time between two batches of the fastest rank."""
-        return min(lane.interval_s for lane in self.lanes.values())
+        return min(lane.interval_s for lane in self._living)
 
     def due_in_s(self, batches: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out."""
+        """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out.
+
+        A job that shows no sign of life wants everything after all others.
+        """
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
+        if self.lapsed:
+            return seconds + _LAPSED_S
         places = batches + self.low
-        for low, end in {(lane.low, max(lane.yielded, lane.low + 1)) for lane in self.lanes.values()}:
+        for low, end in {(lane.low, max(lane.yielded, lane.low + 1)) for lane in self._living}:
             seconds[(places >= low) & (places < end)] = 0.0
         return seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from coordinator.core.auditing import audit
 from coordinator.core.jobs import Ahead, LaneSpan
+from coordinator.core.journal import Kind, LaneNote
 from coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
@@ -17,24 +19,41 @@ __all__ = ["find_absent", "window_end"]
 _WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
 
+_SLOW = 0.99
+_SAFETY = 2.0
+_SPARE_BATCHES = 8
 _SPAN_BATCHES = 8
 _LEAST_BATCHES = 2
 
 
 def window_end(state: State, job: Job, lane: Lane) -> int:
-    """Where looking ahead ends: bounded by settings and by this lane's share of the budget.
+    """Where looking ahead ends: as many batches ahead as the job will read while a slow request is answered
+    (Little's law), bounded by settings and by this lane's share of the budget.
 
     It is beyond what the sampler has given out, for which readers wait, however long the reports of reading
     stay away.
     """
     epoch, _ = job.epoch_and_position(lane.frontier)
     batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
-    affordable = int(_WINDOW_SHARE * state.budget_bytes / max(state.lanes, 1) / batch_bytes)
-    batches = max(_LEAST_BATCHES, min(state.settings.lookahead_batches, affordable))
+    wanted = min(state.settings.lookahead_batches, _batches_needed(state, job, lane))
+    state.want(lane, int(wanted * batch_bytes))
+    scarcity = _WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
+    batches = max(_LEAST_BATCHES, wanted if scarcity >= 1 else int(wanted * scarcity))
     return max(lane.low + batches, lane.yielded + _LEAST_BATCHES)
 
 
-def find_absent(state: State, job: Job, lane: Lane) -> Ahead | None:
+def _batches_needed(state: State, job: Job, lane: Lane) -> int:
+    """Batches that the job will read in the time of a slow request, with some to spare; without measurements,
+    as many as allowed.
+    """
+    samples = min(state.settings.request_samples, job.plan.batch_size)
+    slow_s = state.latency.quantile_s(samples, _SLOW)
+    if slow_s is None:
+        return state.settings.lookahead_batches
+    return _SPARE_BATCHES + math.ceil(lane.caution * _SAFETY * slow_s / lane.interval_s)
+
+
+def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
     """The next absent samples in the lane's window, removed from the lane; ``None`` if all is seen to.
 
     The frontier moves over what is resident or on its way. What nobody has asked the cache about is
@@ -63,6 +82,8 @@ def find_absent(state: State, job: Job, lane: Lane) -> Ahead | None:
             job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())
             lane.counted = lane.frontier + stop - position
         start, lane.frontier = lane.frontier, lane.frontier + stop - position
-        lane.pending.append(Ahead(start, lane.frontier, key, indices[states == SampleState.ABSENT]))
+        absent = indices[states == SampleState.ABSENT]
+        lane.pending.append(Ahead(start, lane.frontier, key, absent))
+        lane.notes.append(LaneNote(now, Kind.LOOKED, start, lane.frontier, absent.size))
         asker = LaneSpan(job.name, lane.rank, start, lane.frontier)
         audit(state, key, indices[states == SampleState.UNKNOWN], asker)

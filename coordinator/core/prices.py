@@ -26,6 +26,11 @@ class Prices:
     record_gb: float = 0.0
     hour: float = 0.0
 
+    @property
+    def billed(self) -> bool:
+        """Whether anything costs anything."""
+        return any(getattr(self, entry.name) for entry in fields(self))
+
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)

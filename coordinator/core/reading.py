@@ -13,6 +13,8 @@ import numpy as np
 from coordinator.core.auditing import audit
 from coordinator.core.demands import BatchPlace
 from coordinator.core.jobs import Job, Lane
+from coordinator.core.journal import Kind, LaneNote
+from coordinator.core.leases import renew
 from coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
@@ -48,9 +50,11 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         start = job.absolute(event.epoch, event.position)
         lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now)
         job.lanes[event.rank] = lane
+        job.lapsed_changed()
         state.lanes += 1
         state.lanes_of[job.dataset] += 1
-    lane.last_seen_s = now
+        state.ledger.joined(job.name)
+    renew(state, job, lane, now)
     state.wake(job, lane)
 
 
@@ -61,13 +65,18 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
         return
     job, lane = found
     del job.lanes[lane.rank]
+    lane.watched = False
+    state.want(lane, 0)
     state.lanes -= 1
     state.lanes_of[job.dataset] -= 1
     state.hungry.discard((job.name, lane.rank))
     state.crowding.lanes.pop((job.name, lane.rank), None)
     state.crowding.forget()
-    if not job.lanes:
+    if job.lanes:
+        job.lapsed_changed()
+    else:
         del state.jobs[job.name]
+        state.ledger.left(job.name)
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
@@ -76,11 +85,13 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if found is None:
         return
     job, lane = found
-    lane.last_seen_s = now
+    renew(state, job, lane, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
     if start > lane.asked or _goes_back(job, lane, yielded):
         lane.seek(yielded, now)
+    if stop > lane.asked:
+        lane.notes.append(LaneNote(now, Kind.PLANNED, max(start, lane.asked), stop))
     lane.asked = max(lane.asked, stop)
     lane.yielded = max(lane.yielded, yielded)
     if event.yielded > 0:  # an epoch that goes on has ended the one before it
@@ -105,7 +116,8 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     job, lane = found
     if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
         return
-    lane.last_seen_s = now
+    renew(state, job, lane, now)
+    position = job.absolute(event.epoch, event.position)
     if event.done:
         counters = job.counters
         counters.batches_read += 1
@@ -113,12 +125,16 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         counters.cache_misses += event.samples - event.hits
         counters.read_us += event.read_us
         counters.wait_us += event.wait_us
+        counters.read_bytes += event.size_bytes
+        counters.stalls += event.hits < event.samples
+        state.ledger.used(job.dataset, job.name, event.samples, event.size_bytes, now)
         state.awaited.discard(BatchPlace(job.name, event.rank, event.epoch, event.position))
-        position = job.absolute(event.epoch, event.position)
         if position < lane.asked:
-            lane.read(position, now)
+            lane.notes.append(LaneNote(now, Kind.READ, position, position + 1, event.hits))
+            lane.read(position, now, stalled=event.hits < event.samples)
         state.wake(job, lane)
     elif event.missed.size:
+        lane.notes.append(LaneNote(now, Kind.MISSED, position, position + 1, event.missed.size))
         _missed(state, job, event, now)
 
 

@@ -35,26 +35,33 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    samples, indices = state.set_of(request.samples), request.indices
-    cached, buried = event.outcomes == _CACHED, event.outcomes == _TOMBSTONE
+    state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+    state.concurrency.succeeded()
+    usd = _charge(state, request, event.gb_s, now, answer=event)
+    samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
+    cached, buried = open_ & (event.outcomes == _CACHED), open_ & (event.outcomes == _TOMBSTONE)
     samples.store(indices[cached], event.record_bytes[cached])
     samples.move(indices[buried], SampleState.FAILED)
     for offset in np.flatnonzero(buried):
         state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
     counters = request.counters
-    counters.samples_produced += int(cached.sum())
-    counters.samples_failed += int(buried.sum())
-    counters.fetch_us += event.fetch_us
-    counters.decode_us += event.decode_us
-    counters.push_us += event.push_us
-    counters.source_bytes += event.source_bytes
-    counters.record_bytes += int(event.record_bytes[cached].sum())
-    if cached.any():
+    produced = int(np.count_nonzero(cached))
+    counters.samples_produced += produced
+    counters.samples_failed += int(np.count_nonzero(buried))
+    state.ledger.produced(request.samples.dataset, request.job, produced, usd)
+    if produced:
         state.setbacks = 0
-    innocent = _INNOCENT[event.outcomes]
+    innocent = open_ & _INNOCENT[event.outcomes]
+    guilty = open_ & ~(cached | buried | innocent)
+    state.notes.ended(
+        event.request_id, now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not"
+    )
+    _settle(state, request, cached | buried)
+    if request.rival in state.requests:
+        return  # it may still bring the rest
+    _settle(state, request, innocent | guilty)
     _try_again(state, request, np.flatnonzero(innocent), {}, now, counts=False, alone=False)
-    guilty = np.flatnonzero(~(cached | buried | innocent))
-    _try_again(state, request, guilty, event.messages, now, counts=True, alone=False)
+    _try_again(state, request, np.flatnonzero(guilty), event.messages, now, counts=True, alone=False)
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
@@ -62,29 +69,79 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    everything = np.arange(request.indices.size)
+    _charge(state, request, event.gb_s, now, answer=None)
+    if event.kind is FailureKind.THROTTLED:
+        state.concurrency.throttled(len(state.requests), now)
     message = f"{event.kind.value}: {event.message}"
+    state.notes.ended(event.request_id, now, message)
+    if request.rival in state.requests:
+        _settle(state, request, np.zeros_like(request.unsettled))
+        return  # the rival may still bring all
+    left = np.flatnonzero(request.unsettled)
+    _settle(state, request, request.unsettled.copy())
     _try_again(
         state,
         request,
-        everything,
-        dict.fromkeys(range(request.indices.size), message),
+        left,
+        dict.fromkeys(left.tolist(), message),
         now,
         counts=event.kind not in _INNOCENT_FAILURES,
         alone=event.kind in _ISOLATING_FAILURES,
     )
 
 
+def _charge(
+    state: State, request: RequestInFlight, gb_s: float, now: float, *, answer: RequestDone | None
+) -> float:
+    """Account for an invocation, whatever came of it; what it cost in US dollars."""
+    counters = request.counters
+    counters.gb_s += gb_s
+    record_bytes = 0
+    if answer is not None:
+        record_bytes = int(answer.record_bytes[answer.outcomes == _CACHED].sum())
+        counters.fetch_us += answer.fetch_us
+        counters.decode_us += answer.decode_us
+        counters.push_us += answer.push_us
+        counters.source_bytes += answer.source_bytes
+        counters.source_requests += answer.source_requests
+        counters.record_bytes += record_bytes
+    return state.ledger.invoked(
+        request.samples.dataset,
+        gb_s=gb_s,
+        source_requests=answer.source_requests if answer else 0,
+        source_bytes=answer.source_bytes if answer else 0,
+        record_bytes=record_bytes,
+        now=now,
+    )
+
+
+def _settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -> None:
+    """It is known what becomes of these samples, also for the request that races this one, which takes over
+    the memory that this one has kept free.
+    """
+    state.samples_in_flight -= int(np.count_nonzero(settled))
+    request.unsettled &= ~settled
+    rival = state.requests.get(request.rival) if request.rival is not None else None
+    if rival is not None and request.reserved_bytes:
+        rival.reserved_bytes, request.reserved_bytes = request.reserved_bytes, 0
+    if not request.unsettled.any():
+        for holder in (request, rival):
+            if holder is not None:
+                state.reserved_bytes -= holder.reserved_bytes
+                holder.reserved_bytes = 0
+
+
 def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
     """The executors take another number of requests at once."""
-    state.capacity = event.capacity
+    backlog = event.capacity if event.backlog is None else event.backlog
+    state.concurrency.resize(event.capacity, backlog=backlog, burst=event.burst, per_s=event.per_s, now=now)
 
 
 def _landed(state: State, request_id: int) -> RequestInFlight | None:
     request = state.requests.pop(request_id, None)
     if request is not None:
-        state.reserved_bytes -= request.reserved_bytes
         request.counters.requests_in_flight -= 1
+        state.stragglers.landed(request_id)
     return request
 
 

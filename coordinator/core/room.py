@@ -93,6 +93,8 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         spared=state.awaited.by_set(now),
     )
     for victim in victims:
-        state.set_of(victim.samples).move(victim.indices, SampleState.ABSENT)
+        samples = state.set_of(victim.samples)
+        samples.move(victim.indices, SampleState.ABSENT)
+        samples.dropped[victim.indices] = True
         state.dropped_samples += victim.indices.size
         state.actions.append(Drop(victim.samples, victim.indices))

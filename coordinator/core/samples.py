@@ -55,7 +55,7 @@ _S = SampleState
 _NEXT: dict[SampleState, tuple[SampleState, ...]] = {
     _S.UNKNOWN: (_S.CHECKING,),
     _S.CHECKING: (_S.RESIDENT, _S.FAILED, _S.ABSENT),
-    _S.ABSENT: (_S.IN_FLIGHT,),
+    _S.ABSENT: (_S.IN_FLIGHT, _S.FAILED),
     _S.IN_FLIGHT: (_S.RESIDENT, _S.FAILED, _S.WAITING),
     _S.WAITING: (_S.ABSENT,),
     _S.RESIDENT: (_S.ABSENT, _S.CHECKING),
@@ -84,7 +84,8 @@ class Account:
 class SampleSet:
     """The samples of one set, as parallel arrays of shape (size,).
 
-    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8. What is resident
+    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8;
+    ``dropped`` bool, was in the cache and had to make room. What is resident
     has a footprint, and keeps it while the cache is asked whether it still is; nothing else has one.
     """
 
@@ -92,6 +93,7 @@ class SampleSet:
         "_account",
         "_stored_count",
         "attempts",
+        "dropped",
         "key",
         "resident_bytes",
         "resident_count",
@@ -108,6 +110,7 @@ class SampleSet:
         self.state: NDArray[np.uint8] = np.full(size, start, dtype=np.uint8)
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])

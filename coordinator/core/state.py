@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.core.awaited import AwaitedSamples
+from coordinator.core.concurrency import Concurrency
 from coordinator.core.crowding import Crowding
 from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import BatchPlace, DemandQueue
+from coordinator.core.hedging import Stragglers
+from coordinator.core.journal import RequestNotes
+from coordinator.core.latency import LatencyModel
+from coordinator.core.leases import LeaseQueue
+from coordinator.core.ledger import Ledger, Spending
 from coordinator.core.samples import Account, SampleSet, SetKey
+from coordinator.core.thrash import Thrash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +42,7 @@ FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestInFlight:
     """A prefetch request that has not been answered, and the cache memory kept free for it."""
 
@@ -45,6 +52,11 @@ class RequestInFlight:
     counters: JobCounters
     """Whose account it goes on, though the job be closed and opened anew before it is answered."""
     reserved_bytes: int
+    made_s: float
+    unsettled: NDArray[np.bool_]
+    """Of which samples it is not known yet what becomes of them; two requests that race share this array."""
+    rival: int | None = None
+    """The request that races this one, whichever came first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +87,23 @@ class State:
     hungry: DeadlineQueue = field(default_factory=DeadlineQueue)
     """Lanes that may have something to look ahead to."""
     crowding: Crowding = field(default_factory=Crowding)
+    leases: LeaseQueue = field(default_factory=LeaseQueue)
+    latency: LatencyModel = field(default_factory=LatencyModel)
+    concurrency: Concurrency = field(default_factory=Concurrency)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    thrash: Thrash = field(default_factory=Thrash)
+    notes: RequestNotes = field(default_factory=RequestNotes)
     lanes_of: Counter[bytes] = field(default_factory=Counter)
     """Number of open lanes by dataset."""
     lanes: int = 0
+    wanted_bytes: int = 0
+    """What all lanes would like to look ahead to, in memory of the cache."""
+    samples_in_flight: int = 0
     setbacks: int = 0
     """Failures in a row that were no sample's fault, at most one for each wait that follows one."""
     setback_until_s: float = 0.0
     events: int = 0
     """Events handled so far, ticks apart."""
-    capacity: int = 0
     budget_bytes: int = 0
     reserved_bytes: int = 0
     foreign_bytes: int = 0
@@ -95,6 +115,15 @@ class State:
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    ledger: Ledger = field(init=False)
+    spending: Spending = Spending.FREELY
+    """As of the last event."""
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.ledger = Ledger(
+            settings.prices, max_usd=settings.max_usd, max_usd_per_hour=settings.max_usd_per_hour
+        )
 
     @property
     def resident_bytes(self) -> int:
@@ -130,8 +159,15 @@ class State:
         """Whether any open job reads that dataset."""
         return self.lanes_of[dataset] > 0
 
+    def want(self, lane: Lane, wanted_bytes: int) -> None:
+        """A lane would like to look ahead so far."""
+        self.wanted_bytes += wanted_bytes - lane.wanted_bytes
+        lane.wanted_bytes = wanted_bytes
+
     def wake(self, job: Job, lane: Lane) -> None:
-        """A lane may have something to look ahead to."""
+        """A lane may have something to look ahead to, unless it has shown no sign of life lately."""
+        if lane.lapsed:
+            return
         self.crowding.lanes.pop((job.name, lane.rank), None)
         self.hungry.add((job.name, lane.rank), lane.deadline_s())
 

@@ -45,6 +45,8 @@ class Checks:
     def forget_all(self) -> None:
         """The coordinator was restarted."""
         self.in_flight: dict[int, Prefetch] = {}
+        self._unsettled: dict[int, np.ndarray] = {}
+        """Of which samples of a request it is open what becomes of them; requests that race share it."""
         self._audits: dict[int, Audit] = {}
         self._told: dict[SetKey, np.ndarray] = {}
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
@@ -63,15 +65,21 @@ class Checks:
     def happened(self, event: Event) -> None:
         """Before the core hears of it."""
         if isinstance(event, RequestDone) and event.request_id in self.in_flight:
-            request = self.in_flight.pop(event.request_id)
+            request, unsettled, last = self._landed(event.request_id)
             told, attempts = self._rows(request.samples)
-            cached = event.outcomes == OUTCOME_ORDER.index(Outcome.CACHED)
+            cached = unsettled & (event.outcomes == OUTCOME_ORDER.index(Outcome.CACHED))
+            buried = unsettled & (event.outcomes == OUTCOME_ORDER.index(Outcome.TOMBSTONE))
             told[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
-            attempts[request.indices[np.isin(event.outcomes, _GUILTY)]] += 1
+            if last:
+                attempts[request.indices[unsettled & np.isin(event.outcomes, _GUILTY)]] += 1
+            unsettled &= ~(cached | buried)
         elif isinstance(event, RequestFailed) and event.request_id in self.in_flight:
-            request = self.in_flight.pop(event.request_id)
-            self._rows(request.samples)[1][request.indices] += event.kind not in _INNOCENT_KINDS
+            request, unsettled, last = self._landed(event.request_id)
+            if last:
+                self._rows(request.samples)[1][request.indices[unsettled]] += (
+                    event.kind not in _INNOCENT_KINDS
+                )
         elif isinstance(event, Audited) and event.audit_id in self._audits:
             audit = self._audits.pop(event.audit_id)
             told, attempts = self._rows(audit.samples)
@@ -88,6 +96,14 @@ class Checks:
         elif isinstance(event, CacheReset):
             self._told.clear()
 
+    def _landed(self, request_id: int) -> tuple[Prefetch, np.ndarray, bool]:
+        """The request, of which of its samples it is still open what becomes of them, and whether no other
+        request races it.
+        """
+        request, unsettled = self.in_flight.pop(request_id), self._unsettled.pop(request_id)
+        last = not any(other is unsettled for other in self._unsettled.values())
+        return request, unsettled, last
+
     def requested(self, action: Prefetch) -> None:
         """A prefetch request was made."""
         world, key = self._world, action.samples
@@ -100,14 +116,25 @@ class Checks:
         )
         self.demand(action.indices.size <= world.scenario.settings.request_samples, "a request is too large")
         self.demand(len(self.in_flight) < 2 * world.scenario.capacity, "too many requests in flight")
-        for other in self.in_flight.values():
-            twice = other.samples == key and np.intersect1d(other.indices, action.indices).size
+        if action.hedge_of is not None:
+            raced = self.in_flight.get(action.hedge_of)
+            self.demand(
+                raced is not None and np.array_equal(raced.indices, action.indices),
+                "a hedge races no request of the same samples",
+            )
+            self.in_flight[action.request_id] = action
+            self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
+            return
+        for number, other in self.in_flight.items():
+            open_ = other.indices[self._unsettled[number]]
+            twice = other.samples == key and np.intersect1d(open_, action.indices).size
             self.demand(not twice, "a sample was requested that is in flight")
         there = world.cache.rows(key)[action.indices] > 0
         self.demand(not (told[action.indices] & there).any(), "a sample was requested that is resident")
         spent = attempts[action.indices] >= world.scenario.settings.attempts
         self.demand(not spent.any(), "a sample was tried more often than allowed")
         self.in_flight[action.request_id] = action
+        self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
 
     def asked(self, action: Audit) -> None:
         """The cache was to be asked."""
@@ -139,9 +166,9 @@ class Checks:
         taken = 0
         for key, sizes in world.cache.taken_bytes.items():
             held = self._rows(key)[0].copy()
-            for request in self.in_flight.values():
+            for number, request in self.in_flight.items():
                 if request.samples == key:
-                    held[request.indices] = True
+                    held[request.indices[self._unsettled[number]]] = True
             taken += int(sizes[held].sum())
         self.demand(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.core import EVERY_EPOCH, Core, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch
+from coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
 from coordinator.core.events import (
     Audited,
     CacheGrew,
@@ -178,7 +178,7 @@ class World:
             self.checks.asked(action)
             life = self.life
             self.after(_AUDIT_S, lambda: self._audit(action, life))
-        else:
+        elif isinstance(action, WriteTombstones):
             self.checks.buried(action)
             for index in action.indices.tolist():
                 self.cache.bury(action.samples, index, self.now_s, ttl_s=action.expires_in_s)

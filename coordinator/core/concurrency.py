@@ -1,0 +1,96 @@
+"""How many requests may be in flight: what executors state, ramped, lowered by throttling, raised by success.
+
+An executor that adds environments at a bounded rate (AWS Lambda: a burst, then so many a second) is followed
+as a token bucket: environments that were in use are warm and free, each further one takes a token. Throttling
+halves the limit, at most once in a while, and every answer raises it a little (additive increase and
+multiplicative decrease: Chiu and Jain 1989; the increase grows with the limit, so that thousands come back in
+minutes).
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Concurrency"]
+
+_HALVING_PAUSE_S = 1.0
+_RAISE_SHARE = 0.02
+_WARM_S = 300.0
+
+
+class Concurrency:
+    """The bound on requests in flight. ``backlog`` of them may wait at the executor for a free function."""
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._backlog = 0
+        self._burst = 0.0
+        self._per_s = math.inf
+        self._tokens = 0.0
+        self._filled_s = 0.0
+        self._warm = 0
+        self._peak = 0
+        self._peak_since_s = 0.0
+        self._limit = math.inf
+        self._halved_s = -math.inf
+
+    def resize(self, capacity: int, *, backlog: int, burst: int | None, per_s: float, now: float) -> None:
+        """The executors state what they take."""
+        self.capacity, self._backlog = capacity, backlog
+        self._burst = float(capacity if burst is None else min(burst, capacity))
+        self._per_s = per_s
+        self._tokens, self._filled_s = self._burst, now
+
+    def limit(self, now: float) -> int:
+        """How many requests executors take at once now; at least one, if they take any."""
+        if not self.capacity:
+            return 0
+        bound = min(float(self.capacity), self._limit)
+        if self._per_s < math.inf:
+            self._fill(now)
+            bound = min(bound, self._warm + self._tokens)
+        return max(1, int(bound))
+
+    def places(self, in_flight: int, now: float) -> int:
+        """How many more requests may be made."""
+        limit = self.limit(now)
+        backlog = self._backlog if limit >= self.capacity else 0
+        return limit + backlog - in_flight
+
+    def idle(self, in_flight: int, now: float) -> int:
+        """How many functions have nothing to do."""
+        return max(0, self.limit(now) - in_flight)
+
+    def used(self, in_flight: int, now: float) -> None:
+        """So many requests are in flight now, the newest of them included."""
+        if self._per_s == math.inf:
+            return
+        if in_flight > self._warm:
+            self._fill(now)
+            self._tokens = max(0.0, self._tokens - (in_flight - self._warm))
+            self._warm = in_flight
+        self._peak = max(self._peak, in_flight)
+        if now - self._peak_since_s > _WARM_S:  # environments that were not used lately are gone
+            self._warm, self._peak, self._peak_since_s = self._peak, in_flight, now
+
+    def throttled(self, in_flight: int, now: float) -> None:
+        """An executor refused a request that came too soon."""
+        if now - self._halved_s >= _HALVING_PAUSE_S:
+            self._limit = max(1.0, min(self._limit, float(in_flight + 1)) / 2)
+            self._halved_s = now
+
+    def succeeded(self) -> None:
+        """A request was answered."""
+        if self._limit < self.capacity:
+            self._limit += max(_RAISE_SHARE, 1.0 / self._limit)
+
+    def more_at_s(self, now: float) -> float | None:
+        """When the ramp alone will allow another request; ``None`` if it holds nothing back."""
+        if self._per_s == math.inf or self._warm >= min(self.capacity, self._limit):
+            return None
+        self._fill(now)
+        return now + max(0.0, 1.0 - self._tokens % 1.0) / self._per_s
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * self._per_s)
+        self._filled_s = now

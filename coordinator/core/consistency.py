@@ -1,0 +1,77 @@
+"""What must hold of the core's memory after every event; for tests and the simulator."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.samples import SampleState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coordinator.core.state import RequestInFlight, State
+
+__all__ = ["problems"]
+
+
+def problems(state: State) -> Iterator[str]:
+    """Invariants that do not hold: nothing, unless there is a bug."""
+    for samples in state.sets.values():
+        yield from samples.problems()
+    yield from _memory(state)
+    yield from _waits(state)
+    yield from _lanes(state)
+    yield from _money(state)
+
+
+def _memory(state: State) -> Iterator[str]:
+    if state.resident_bytes != sum(samples.resident_bytes for samples in state.sets.values()):
+        yield f"{state.resident_bytes} bytes are resident, but not in the sample sets"
+    if state.reserved_bytes != sum(request.reserved_bytes for request in state.requests.values()):
+        yield f"{state.reserved_bytes} bytes are reserved, but not by the requests in flight"
+
+
+def _waits(state: State) -> Iterator[str]:
+    awaited = {
+        SampleState.IN_FLIGHT: sum(
+            int(np.count_nonzero(request.unsettled)) for request in _unpaired(state.requests)
+        ),
+        SampleState.CHECKING: sum(audit.indices.size for audit in state.audits.values()),
+    }
+    for expected, held in awaited.items():
+        counted = sum(samples.count(expected) for samples in state.sets.values())
+        if held != counted:
+            yield f"{counted} samples are {expected.name}, {held} are being waited for"
+    if state.samples_in_flight != awaited[SampleState.IN_FLIGHT]:
+        yield f"{state.samples_in_flight} samples are counted as in flight"
+
+
+def _unpaired(requests: dict[int, RequestInFlight]) -> Iterator[RequestInFlight]:
+    """Of two requests that race, the first; and all that do not."""
+    for number, request in requests.items():
+        if request.rival not in requests or number < (request.rival or 0):
+            yield request
+
+
+def _lanes(state: State) -> Iterator[str]:
+    lanes = [lane for job in state.jobs.values() for lane in job.lanes.values()]
+    if not len(lanes) == state.lanes == state.lanes_of.total():
+        yield f"{len(lanes)} lanes are open, {state.lanes} and {state.lanes_of.total()} are counted"
+    wanted_bytes = sum(lane.wanted_bytes for lane in lanes)
+    if wanted_bytes != state.wanted_bytes:
+        yield f"lanes want {wanted_bytes} bytes, {state.wanted_bytes} are counted"
+    for lane in lanes:
+        if not lane.low <= lane.frontier:
+            yield f"rank {lane.rank}: frontier {lane.frontier} is behind {lane.low}"
+    for job in state.jobs.values():
+        if job.lapsed != all(lane.lapsed for lane in job.lanes.values()):
+            yield f"{job.name} has lapsed, or not, against its ranks"
+
+
+def _money(state: State) -> Iterator[str]:
+    borne_usd = sum(map(state.ledger.job_usd, state.ledger.jobs()))
+    if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
+        yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"

@@ -1,0 +1,218 @@
+"""The account of money: what was spent, split over the jobs that used it, and what may still be spent.
+
+What functions cost is kept by dataset, since any job may use what was produced for another. A dataset's
+costs are split over its jobs in proportion to the samples that each has read; before anything is read, in
+proportion to what was produced for each. What costs by the hour is split evenly over the jobs that are
+there. So shares move while jobs read, and their sum is always what was spent.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coordinator.core.prices import Prices
+
+__all__ = ["NOBODY", "Ledger", "Spending"]
+
+NOBODY = ""
+"""Bears what was spent while no job was there, or for jobs beyond number."""
+
+_GB = 2**30
+_HOUR_S = 3600.0
+_WINDOW_S = 60.0
+_SLICE_S = 1.0
+_SAVED_S = 300.0
+_SOFT_SHARE = 0.9
+_JOBS_MAX = 10_000
+_SMOOTHING = 0.1
+
+
+class Spending(enum.StrEnum):
+    """How freely money may be spent."""
+
+    FREELY = ""
+    SLOWED = "slowed"
+    """Only what readers wait for."""
+    STOPPED = "stopped"
+    """Nothing more."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The costs of one dataset, and who has what part in them."""
+
+    usd: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+    produced: dict[str, int] = field(default_factory=dict)
+    used_total: int = 0
+    produced_total: int = 0
+
+    def share(self, job: str) -> float:
+        if self.used_total:
+            return self.used.get(job, 0) / self.used_total
+        if self.produced_total:
+            return self.produced.get(job, 0) / self.produced_total
+        return float(job == NOBODY)
+
+
+class Ledger:
+    """What was spent, by whom, and how fast.
+
+    Args:
+        prices: of each unit.
+        max_usd: the hard cap.
+        max_usd_per_hour: beyond it nothing is spent on what nobody waits for.
+    """
+
+    def __init__(self, prices: Prices, *, max_usd: float, max_usd_per_hour: float) -> None:
+        self._prices = prices
+        self._max_usd = max_usd
+        self._per_s = max_usd_per_hour / _HOUR_S
+        self._saved_usd = self._per_s * _SAVED_S
+        self._pools: dict[bytes, _Pool] = {}
+        self._own: dict[str, float] = {}
+        """What each job bears alone: its hours, once it has ended, and its reading."""
+        self._present: dict[str, float] = {}
+        self._hours_usd = 0.0
+        """What one job that was always there would have paid for hours."""
+        self._settled_s: float | None = None
+        self._sample_usd = 0.0
+        self._lately: deque[tuple[float, float]] = deque()
+        self._lately_usd = 0.0
+        self.total_usd = 0.0
+
+    def settle(self, now: float) -> None:
+        """Account for the time since the last call."""
+        if self._settled_s is None:
+            self._settled_s = now
+        passed_s, self._settled_s = now - self._settled_s, now
+        if passed_s <= 0:
+            return
+        if self._per_s < math.inf:
+            self._saved_usd = min(self._per_s * _SAVED_S, self._saved_usd + self._per_s * passed_s)
+        usd = self._prices.hour * passed_s / _HOUR_S
+        if not usd:
+            return
+        self._count(usd, now)
+        if self._present:
+            self._hours_usd += usd / len(self._present)
+        else:
+            self._own[NOBODY] = self._own.get(NOBODY, 0.0) + usd
+
+    def joined(self, job: str) -> None:
+        """A job is there."""
+        self._present.setdefault(job, self._hours_usd)
+
+    def left(self, job: str) -> None:
+        """A job has ended."""
+        since = self._present.pop(job, None)
+        if since is not None:
+            name = job if len(self._own) < _JOBS_MAX else NOBODY
+            self._own[name] = self._own.get(name, 0.0) + self._hours_usd - since
+
+    def invoked(
+        self,
+        dataset: bytes,
+        *,
+        gb_s: float,
+        source_requests: int,
+        source_bytes: int,
+        record_bytes: int,
+        now: float,
+    ) -> float:
+        """A function was invoked; returns what that cost."""
+        prices = self._prices
+        usd = (
+            prices.invocation
+            + prices.gb_s * gb_s
+            + prices.source_request * source_requests
+            + prices.source_gb * source_bytes / _GB
+            + prices.record_gb * record_bytes / _GB
+        )
+        if usd:
+            self._pools.setdefault(dataset, _Pool()).usd += usd
+            self._count(usd, now)
+        return usd
+
+    def produced(self, dataset: bytes, job: str, samples: int, usd: float) -> None:
+        """Samples were produced for a job, at that cost."""
+        if not samples or not self._prices.billed:
+            return
+        pool = self._pools.setdefault(dataset, _Pool())
+        name = job if job in pool.produced or len(pool.produced) < _JOBS_MAX else NOBODY
+        pool.produced[name] = pool.produced.get(name, 0) + samples
+        pool.produced_total += samples
+        each = usd / samples
+        self._sample_usd += (each - self._sample_usd) * (_SMOOTHING if self._sample_usd else 1.0)
+
+    def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
+        """A job has read samples."""
+        if not samples or not self._prices.billed:
+            return
+        pool = self._pools.setdefault(dataset, _Pool())
+        name = job if job in pool.used or len(pool.used) < _JOBS_MAX else NOBODY
+        pool.used[name] = pool.used.get(name, 0) + samples
+        pool.used_total += samples
+        usd = self._prices.record_gb * size_bytes / _GB
+        if usd:
+            self._own[name] = self._own.get(name, 0.0) + usd
+            self._count(usd, now)
+
+    def job_usd(self, job: str) -> float:
+        """What a job, open or ended, has to bear until now."""
+        usd = self._own.get(job, 0.0)
+        if job in self._present:
+            usd += self._hours_usd - self._present[job]
+        return usd + sum(pool.usd * pool.share(job) for pool in self._pools.values())
+
+    def jobs(self) -> set[str]:
+        """All that bear anything."""
+        names = {NOBODY, *self._own, *self._present}
+        for pool in self._pools.values():
+            names.update(pool.used, pool.produced)
+        return names
+
+    def usd_per_hour(self, now: float) -> float:
+        """How fast money was spent in the last minute."""
+        self._expire(now)
+        return self._lately_usd * _HOUR_S / _WINDOW_S
+
+    def spending(self, samples_in_flight: int) -> Spending:
+        """How freely money may be spent, what is in flight counted as spent."""
+        expected_usd = self.total_usd + samples_in_flight * self._sample_usd
+        if expected_usd >= self._max_usd:
+            return Spending.STOPPED
+        if (
+            expected_usd >= _SOFT_SHARE * self._max_usd
+            or self._saved_usd <= samples_in_flight * self._sample_usd
+        ):
+            return Spending.SLOWED
+        return Spending.FREELY
+
+    def freely_at_s(self, samples_in_flight: int, now: float) -> float | None:
+        """When the cap by the hour alone will let money be spent freely again; ``None`` if it does now."""
+        if self._per_s == math.inf:
+            return None
+        missing_usd = samples_in_flight * self._sample_usd - self._saved_usd
+        return now + missing_usd / self._per_s + 1e-3 if missing_usd >= 0 else None
+
+    def _count(self, usd: float, now: float) -> None:
+        self.total_usd += usd
+        self._saved_usd -= usd
+        self._lately_usd += usd
+        if self._lately and now - self._lately[-1][0] < _SLICE_S:
+            self._lately[-1] = (self._lately[-1][0], self._lately[-1][1] + usd)
+        else:
+            self._lately.append((now, usd))
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        while self._lately and self._lately[0][0] <= now - _WINDOW_S:
+            self._lately_usd -= self._lately.popleft()[1]
+        if not self._lately:
+            self._lately_usd = 0.0

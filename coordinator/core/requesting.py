@@ -1,0 +1,95 @@
+"""Makes requests, and the rivals of those that take too long; every request in flight comes from here.
+
+Which samples, how many of them and when is decided in :mod:`coordinator.core.dispatching`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.actions import Prefetch, Warn
+from coordinator.core.hedging import stragglers_to_race
+from coordinator.core.jobs import JobCounters
+from coordinator.core.journal import RequestNote
+from coordinator.core.samples import EVERY_EPOCH, SampleState
+from coordinator.core.state import RequestInFlight
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from coordinator.core.samples import SetKey
+    from coordinator.core.state import State
+
+__all__ = ["needed_bytes", "race_stragglers", "request"]
+
+_WINDOW_SHARE = 0.5
+_LATE_LEAST_S = 0.05
+
+
+def request(state: State, key: SetKey, indices: NDArray[np.int64], job: str, now: float) -> None:
+    """Have absent samples produced, on account of a job."""
+    samples = state.set_of(key)
+    again = samples.dropped[indices]
+    if state.thrash.note(indices.size, int(np.count_nonzero(again)), now):
+        state.actions.append(Warn(_thrash_text(state)))
+    samples.dropped[indices] = False
+    samples.move(indices, SampleState.IN_FLIGHT)
+    reserved = math.ceil(samples.sample_bytes * indices.size)
+    state.reserved_bytes += reserved
+    state.samples_in_flight += indices.size
+    counters = state.jobs[job].counters if job in state.jobs else JobCounters()
+    unsettled = np.ones(indices.size, dtype=np.bool_)
+    _send(state, RequestInFlight(key, indices, job, counters, reserved, now, unsettled), now)
+
+
+def race_stragglers(state: State, now: float) -> None:
+    """Make the rivals of stragglers."""
+    for number in stragglers_to_race(state, now):
+        late = state.requests[number]
+        state.stragglers.raced(number)
+        late.counters.hedges += 1
+        rival = RequestInFlight(
+            late.samples, late.indices, late.job, late.counters, 0, now, late.unsettled, rival=number
+        )
+        late.rival = _send(state, rival, now)
+
+
+def _send(state: State, made: RequestInFlight, now: float) -> int:
+    number = next(state.numbers)
+    made.counters.invocations += 1
+    made.counters.requests_in_flight += 1
+    state.requests[number] = made
+    state.concurrency.used(len(state.requests), now)
+    late_s = state.latency.quantile_s(made.indices.size, state.settings.hedge_quantile)
+    if made.rival is None:
+        state.stragglers.watch(number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
+    state.notes.made(RequestNote(number, made.samples, made.indices, made.job, now, made.rival))
+    state.actions.append(
+        Prefetch(
+            number, made.job, made.samples, made.indices, state.settings.request_ttl_s, hedge_of=made.rival
+        )
+    )
+    return number
+
+
+def needed_bytes(state: State) -> int:
+    """The budget with which nothing would have to be dropped: all that will be read again, and what is looked
+    ahead to.
+    """
+    kept = sum(
+        samples.sample_bytes * samples.state.size
+        for key, samples in state.sets.items()
+        if key.epoch == EVERY_EPOCH and state.wants(key.dataset)
+    )
+    return int(kept + state.wanted_bytes / _WINDOW_SHARE)
+
+
+def _thrash_text(state: State) -> str:
+    needed, now = (f"{size / 2**20:,.0f} MiB" for size in (needed_bytes(state), state.budget_bytes))
+    return (
+        f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {needed} "
+        "would end it: raise cache_bytes and the server's maxmemory"
+    )

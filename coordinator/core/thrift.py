@@ -1,0 +1,69 @@
+"""Keeps to the caps on spending: first what nobody waits for is not asked for, at the hard cap nothing is.
+
+What readers wait for then gets a tombstone that names the cap, so that they fail at once and say why. What
+is in the cache can be read all the while.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from coordinator.core.actions import Warn, WriteTombstones
+from coordinator.core.ledger import Spending
+from coordinator.core.samples import SampleState
+
+if TYPE_CHECKING:
+    from coordinator.core.state import State
+
+__all__ = ["SPENDING_CAP", "refuse_demands", "watch_spending"]
+
+SPENDING_CAP = "spending_cap"
+"""Reason of the tombstones that are written at the hard cap."""
+
+
+def watch_spending(state: State, now: float) -> Spending:
+    """See how freely money may be spent now, and warn when that gets less."""
+    settings = state.settings
+    if settings.max_usd == settings.max_usd_per_hour == math.inf:
+        return Spending.FREELY
+    before, state.spending = state.spending, state.ledger.spending(state.samples_in_flight)
+    if state.spending is before or state.spending is Spending.FREELY:
+        return state.spending
+    spent = f"{state.ledger.total_usd:.4f} USD are spent"
+    if state.spending is Spending.STOPPED:
+        state.actions.append(
+            Warn(f"{spent}, the cap max_usd is {settings.max_usd:g}: nothing more is produced")
+        )
+    elif before is Spending.FREELY:
+        state.actions.append(
+            Warn(
+                f"{spent}, near a cap (max_usd {settings.max_usd:g}, max_usd_per_hour "
+                f"{settings.max_usd_per_hour:g}): only what readers wait for is produced"
+            )
+        )
+    return state.spending
+
+
+def refuse_demands(state: State, now: float) -> None:
+    """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
+    if state.samples_in_flight:
+        return
+    ttl_s = state.settings.tombstone_ttl_s
+    while (demand := state.demands.take_due()) is not None:
+        samples = state.sets.get(demand.samples)
+        if not demand.urgent or samples is None:
+            continue
+        refused = samples.among(demand.indices, SampleState.ABSENT)
+        if not refused.size:
+            continue
+        text = (
+            f"{state.ledger.total_usd:.4f} USD are spent and the cap max_usd is {state.settings.max_usd:g}: "
+            "raise it (SUPER_MAX_USD, --max-usd) and restart the coordinator to go on"
+        )
+        samples.move(refused, SampleState.FAILED)
+        for index in refused.tolist():
+            state.remember_failure(demand.samples, index, text)
+        messages = (text,) * refused.size
+        state.actions.append(WriteTombstones(demand.samples, refused, messages, ttl_s, reason=SPENDING_CAP))
+        state.expiries.append((now + ttl_s, demand.samples, refused))
