@@ -43,6 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--catalog-max-age-s", type=float, help="a new run lists a source again after this (300)"
     )
+    parser.add_argument("--function-memory-mb", type=int, help="memory of a function, to account for (1769)")
+    parser.add_argument("--prices", metavar="FILE", help="TOML price table, in place of the built-in one")
+    parser.add_argument(
+        "--max-usd", type=float, help="nothing more is produced once so much is spent (no cap)"
+    )
+    parser.add_argument(
+        "--max-usd-per-hour",
+        type=float,
+        help="when more is spent, only what readers wait for is produced (no cap)",
+    )
     parser.add_argument(
         "--owner", help="a restarted coordinator of the same owner takes the cache's lock over at once"
     )

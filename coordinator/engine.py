@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.cancelling import cancel_and_wait
-from coordinator.core.actions import Action, Audit, Drop, Prefetch, WriteTombstones
+from coordinator.core.actions import Action, Audit, Drop, Prefetch, Warn, WriteTombstones
 from coordinator.core.core import Core
 from coordinator.core.events import Audited, Event, FailureKind, RequestDone, RequestFailed, Tick
 from coordinator.core.results import OUTCOME_ORDER
@@ -59,6 +59,9 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
 )
 
 
+_BILLED_KINDS = (FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED)
+
+
 class Engine:
     """The core and its hands; make it on the event loop that it is to run on.
 
@@ -69,10 +72,14 @@ class Engine:
         settings: the core's.
         cache: where records are.
         executor: what runs functions.
+        function_memory_mb: memory of a function, to account for GB-seconds.
     """
 
-    def __init__(self, settings: CoreSettings, cache: Cache, executor: Executor) -> None:
+    def __init__(
+        self, settings: CoreSettings, cache: Cache, executor: Executor, *, function_memory_mb: int = 1769
+    ) -> None:
         self.core = Core(settings)
+        self._memory_gb = function_memory_mb / 1024
         self._cache = cache
         self._executor = executor
         self._contents: dict[bytes, Dataset] = {}
@@ -91,6 +98,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether an action is being carried out."""
         return bool(self._tasks)
+
+    @staticmethod
+    def now_s() -> float:
+        """The time on the core's clock, in seconds."""
+        return time.monotonic()
 
     def know(self, dataset: Dataset) -> None:
         """Remember whose samples a set key's dataset digest speaks of."""
@@ -137,6 +149,8 @@ class Engine:
             self._dropping = self._start(self._drop(action, self._dropping))
         elif isinstance(action, WriteTombstones):
             self._start(self._bury(action))
+        elif isinstance(action, Warn):
+            _log.warning("%s", action.message)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -170,15 +184,54 @@ class Engine:
             versions=tuple(version.decode() for version in catalog.versions.take(action.indices)),
             ids=tuple(ids[at : at + 32] for at in range(0, len(ids), 32)),
         )
+        began_s = time.monotonic()
         try:
             result = await self._executor.invoke(request, timeout_s=action.expires_in_s + _ANSWER_GRACE_S)
-            done = _done(action.request_id, result, action.indices.size)
+            done = self._done(action, result, is_remote=not catalog.bucket.startswith("file://"))
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
             _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
-            self.post(RequestFailed(action.request_id, kind, str(error)))
+            took_s = time.monotonic() - began_s if kind in _BILLED_KINDS else 0.0
+            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=took_s * self._memory_gb))
         else:
             self.post(done)
+
+    def _done(self, action: Prefetch, result: PrefetchResult, *, is_remote: bool) -> RequestDone:
+        """An answer as an event; answers come from a network."""
+        samples = action.indices.size
+        try:
+            messages = {int(offset): str(message) for offset, message in result.messages.items()}
+        except ValueError as error:
+            msg = f"the function's messages are not numbered by sample: {error}"
+            raise FunctionRaisedError(msg) from error
+        if len(result.outcomes) != samples:
+            msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
+            raise FunctionRaisedError(msg)
+        columns = (
+            result.record_bytes,
+            result.source_bytes,
+            result.fetch_us,
+            result.decode_us,
+            result.push_us,
+            (result.duration_us,),
+        )
+        if any(not 0 <= number <= _NUMBER_MAX for column in columns for number in column):
+            msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
+            raise FunctionRaisedError(msg)
+        return RequestDone(
+            request_id=action.request_id,
+            outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
+            record_bytes=np.array(result.record_bytes, dtype=np.int64),
+            source_bytes=sum(result.source_bytes),
+            fetch_us=sum(result.fetch_us),
+            decode_us=sum(result.decode_us),
+            push_us=sum(result.push_us),
+            messages=messages,
+            duration_us=result.duration_us,
+            gb_s=result.duration_us / 1e6 * self._memory_gb,
+            source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
+            cold_start=result.cold_start,
+        )
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
@@ -221,39 +274,3 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
-
-
-def _done(request_id: int, result: PrefetchResult, samples: int) -> RequestDone:
-    """An answer as an event; answers come from a network."""
-    try:
-        messages = {int(offset): str(message) for offset, message in result.messages.items()}
-    except ValueError as error:
-        msg = f"the function's messages are not numbered by sample: {error}"
-        raise FunctionRaisedError(msg) from error
-    if len(result.outcomes) != samples:
-        msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
-        raise FunctionRaisedError(msg)
-    columns = (
-        result.record_bytes,
-        result.source_bytes,
-        result.fetch_us,
-        result.decode_us,
-        result.push_us,
-        (result.duration_us,),
-    )
-    if any(not 0 <= number <= _NUMBER_MAX for column in columns for number in column):
-        msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
-        raise FunctionRaisedError(msg)
-    return RequestDone(
-        request_id=request_id,
-        outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
-        record_bytes=np.array(result.record_bytes, dtype=np.int64),
-        source_bytes=sum(result.source_bytes),
-        fetch_us=sum(result.fetch_us),
-        decode_us=sum(result.decode_us),
-        push_us=sum(result.push_us),
-        messages=messages,
-        duration_us=result.duration_us,
-        source_requests=sum(size > 0 for size in result.source_bytes),
-        cold_start=result.cold_start,
-    )

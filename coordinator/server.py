@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import math
 import os
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors import LocalExecutor
 from coordinator.listening import listen
+from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
@@ -105,7 +107,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     info = await _warm_and_take_over(executor, cache)
     await agree_on_golden(cache, executor.golden)
     core_settings = _core_settings(settings, info)
-    engine = Engine(core_settings, cache, executor)
+    engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
     engine.post(ExecutorResized(executor.capacity))
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s)
@@ -141,6 +143,9 @@ def _core_settings(settings: Settings, info: CacheInfo) -> CoreSettings:
         lookahead_batches=settings.lookahead_batches,
         request_samples=settings.request_samples,
         request_ttl_s=settings.request_timeout_s,
+        prices=load_prices(settings.prices).of(settings.executor),
+        max_usd=settings.max_usd or math.inf,
+        max_usd_per_hour=settings.max_usd_per_hour or math.inf,
     )
 
 

@@ -7,16 +7,14 @@ trailing metadata.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
-import numpy as np
 
 from coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
 from coordinator.core.plan import Plan
-from coordinator.core.samples import SampleState
 from coordinator.paging import Occurrence, PlannedBatches, page_of
+from coordinator.statistics import batch_status, cache_stats, job_stats
 from super_wire import coordinator_pb2 as pb
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import (
@@ -52,7 +50,6 @@ _MAX_EPOCH = 2**40
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_MESSAGE = 2000  # characters; an error travels in a header, and headers are short
 _JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
-_DETAIL_BYTES = 64
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -231,7 +228,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(msg)
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for batch in request.batch_ids:
-            status = self._status(batch, room_bytes)
+            status = batch_status(self._engine, self._planned.find(batch), self._jobs, batch, room_bytes)
             room_bytes -= status.ByteSize()
             reply.statuses.append(status)
         return reply
@@ -254,14 +251,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         core = self._engine.core
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         return pb.JobStatsList(
-            jobs=[self._stats(job) for job in jobs],
-            cache=pb.CacheStats(
-                budget_bytes=core.budget_bytes,
-                resident_bytes=core.resident_bytes,
-                resident_samples=core.samples_in(SampleState.RESIDENT),
-                in_flight_samples=core.samples_in(SampleState.IN_FLIGHT),
-                dropped_samples=core.dropped_samples,
-            ),
+            jobs=[job_stats(core, job, self._jobs[job.name].listing.source) for job in jobs],
+            cache=cache_stats(core, self._engine.now_s()),
         )
 
     def _dataset(self, dataset_id: bytes) -> Dataset:
@@ -314,46 +305,3 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.classes.extend(catalog.classes)
             answer.label_dtype = str(catalog.labels.dtype)
         return answer
-
-    def _status(self, batch: bytes, room_bytes: int) -> pb.BatchStatus:
-        status = pb.BatchStatus(batch_id=batch[:ID_BYTES])
-        places = [place for place in self._planned.find(batch) if place.job in self._jobs]
-        if not places:
-            return status
-        place, job, dataset = places[-1], self._job(places[-1].job), self._jobs[places[-1].job]
-        indices = job.plan.batch(place.epoch, place.position, place.rank).indices
-        key = job.samples_of(place.epoch)
-        states = self._engine.core.states(key, indices)
-        counts = np.bincount(states, minlength=len(SampleState))
-        status.known = True
-        status.samples = indices.size
-        status.resident = int(counts[SampleState.RESIDENT])
-        status.in_flight = int(counts[SampleState.IN_FLIGHT])
-        status.failed = int(counts[SampleState.FAILED])
-        for one in places:
-            status.occurrences.add(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
-        if indices.size * _DETAIL_BYTES > room_bytes:
-            return status
-        ids = dataset.ids(indices, place.epoch)
-        for number, name in enumerate(dataset.catalog.keys.take(indices)):
-            state = SampleState(int(states[number]))
-            failure = self._engine.core.failure(key, int(indices[number]))
-            status.details.add(
-                sample_id=ids[number * ID_BYTES : (number + 1) * ID_BYTES],
-                key=name.decode(),
-                state=state.name.lower(),
-                message=failure if state is SampleState.FAILED else "",
-            )
-        if status.ByteSize() > room_bytes:
-            del status.details[:]
-        return status
-
-    def _stats(self, job: Job) -> pb.JobStats:
-        counters = asdict(job.counters)
-        seconds = {
-            f"{name}_s": counters.pop(f"{name}_us") / 1e6
-            for name in ("fetch", "decode", "push", "read", "wait")
-        }
-        epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
-        source = self._jobs[job.name].listing.source
-        return pb.JobStats(job=job.name, source=source, epoch=epoch, position=position, **counters, **seconds)

@@ -31,6 +31,7 @@ _RANGES = {
     "cache_bytes": (0, 2**60),
     "lookahead_batches": (1, 2**20),
     "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
+    "function_memory_mb": (128, 10_240),
 }
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -53,6 +54,7 @@ def parse_bytes(text: str) -> int:
 class Settings:
     """How a coordinator runs.
 
+    ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
     ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]`` or
     ``unix:///path``; ``cache_bytes`` of 0 means what the server's maxmemory leaves after headroom; ``owner``
     lets a restarted coordinator take over its predecessor's lock at once.
@@ -67,6 +69,10 @@ class Settings:
     request_samples: int = 64
     request_timeout_s: float = 60.0
     catalog_max_age_s: float = 300.0
+    function_memory_mb: int = 1769
+    prices: str = ""
+    max_usd: float = 0.0
+    max_usd_per_hour: float = 0.0
     owner: str = ""
     exit_with_stdin: bool = False
     log_level: str = "INFO"
@@ -87,6 +93,10 @@ class Settings:
         for name in ("request_timeout_s", "catalog_max_age_s"):
             if not 0 < getattr(self, name) < math.inf:
                 msg = f"{name} is above 0 and finite; not {getattr(self, name)}"
+                raise ConfigError(msg)
+        for name in ("max_usd", "max_usd_per_hour"):
+            if not 0 <= getattr(self, name) < math.inf:
+                msg = f"{name} is from 0 (no cap) up, and finite; not {getattr(self, name)}"
                 raise ConfigError(msg)
 
 

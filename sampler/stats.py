@@ -17,8 +17,10 @@ class SamplerStats:
 
     ``epoch`` and ``position`` are those of the furthest rank; ``cache_hits`` are samples that a reader's
     first GET found, ``samples_reused`` those that were resident when planned; seconds are summed over
-    function processes (``fetch_s``, ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). The fields
-    from ``budget_bytes`` on describe the whole cache.
+    function processes (``fetch_s``, ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls``
+    are batches that a reader had to wait for, ``hedges`` second requests that raced a straggler; ``usd`` is
+    this job's share of what was spent. The fields from ``budget_bytes`` on describe the whole cache;
+    ``needed_bytes`` is the budget with which nothing would be dropped.
     """
 
     job: str
@@ -41,11 +43,29 @@ class SamplerStats:
     wait_s: float
     source_bytes: int
     record_bytes: int
+    lookahead_batches: int
+    interval_s: float
+    stalls: int
+    hedges: int
+    lapsed: bool
+    gb_s: float
+    source_requests: int
+    read_bytes: int
+    usd: float
     budget_bytes: int
     resident_bytes: int
     resident_samples: int
     in_flight_samples: int
     dropped_samples: int
+    reproduced_samples: int
+    thrashing: bool
+    needed_bytes: int
+    total_requests_in_flight: int
+    concurrency: int
+    capacity: int
+    total_usd: float
+    usd_per_hour: float
+    spending: str
 
     @classmethod
     def from_messages(cls, job: Any, cache: Any) -> SamplerStats:

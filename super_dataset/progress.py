@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from super_dataset.buffer import Reply
 from super_dataset.checks import check_records
 from super_dataset.connection import is_passing, refusal
-from super_dataset.explanations import timeout_message
-from super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError
+from super_dataset.explanations import batch_name, timeout_message
+from super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
+from super_wire.record import SPENDING_CAP
 from super_wire.report import ReadReport
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class BatchProgress:
 
         Raises:
             CacheError: the cache refused.
+            SpendingCapError: a sample would have to be produced, for which there is no money.
         """
         asked, buffer = self.missing, self.buffer
         replies = buffer.replies[asked].tolist()
@@ -73,6 +75,8 @@ class BatchProgress:
         verdict = check_records(buffer, records, self.verify)
         self.size_bytes += int(buffer.record_bytes[records].sum())
         for offset, stone in verdict.tombstones.items():
+            if stone.reason == SPENDING_CAP:  # of no policy's concern: the sample itself is not bad
+                raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
             self.bad[offset] = f"{stone.reason}: {stone.message}"
         self.corrupt = {offset: str(error) for offset, error in verdict.corrupt.items()}
         for offset in asked if buffer.errors else ():

@@ -21,6 +21,7 @@
     │   └── CacheUnreachableError
     ├── BatchError                    one batch could not be delivered
     │   ├── BadSampleError            a sample of it cannot be produced (a tombstone says why)
+    │   ├── SpendingCapError          it would have to be produced, and no more money may be spent
     │   └── ReadTimeoutError          it did not come in time
     ├── EmbeddedError                 the embedded default could not be started
     └── UsageError (TypeError)        an object was used in a way it is not meant for
@@ -53,6 +54,7 @@ __all__ = [
     "SourceError",
     "SourceForbiddenError",
     "SourceNotFoundError",
+    "SpendingCapError",
     "SuperError",
     "UnknownJobError",
     "UsageError",
@@ -142,6 +144,10 @@ class BatchError(SuperError):
 
 class BadSampleError(BatchError):
     """A sample of the batch cannot be produced; the message names its key and the reason."""
+
+
+class SpendingCapError(BatchError):
+    """Samples of the batch are not in the cache, and the coordinator's cap on spending is reached."""
 
 
 class ReadTimeoutError(BatchError):

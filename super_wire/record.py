@@ -32,6 +32,7 @@ __all__ = [
     "MAGIC",
     "MAX_NDIM",
     "RECORD_VERSION",
+    "SPENDING_CAP",
     "Header",
     "Kind",
     "Tombstone",
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+
+SPENDING_CAP = "spending_cap"
+"""Reason of the tombstones that a coordinator writes once no more money may be spent."""
 
 MAGIC = b"SUPR"
 RECORD_VERSION = 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from google.protobuf.message import Message
+    from rich.console import Console
 
 __all__ = ["add_arguments", "run"]
 
@@ -84,52 +85,82 @@ def _print_jobs(answer: dict[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for job in answer["jobs"]:
+        lapsed = "; no sign of life lately" if job["lapsed"] else ""
         console.print(f"job {job['job']}  {job['source']}")
         console.print(
-            f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read"
+            f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
+            f"one each {job['interval_s']:.3f} s; looks {job['lookahead_batches']} batches ahead{lapsed}"
         )
         console.print(
-            f"  cache: {job['cache_hits']:,} hits, {job['cache_misses']:,} misses, "
-            f"{job['samples_reused']:,} found resident when planned"
+            f"  cache: {_share(job['cache_hits'], job['cache_misses'])} of {job['cache_hits']:,} + "
+            f"{job['cache_misses']:,} samples hit, {job['samples_reused']:,} resident when planned; "
+            f"{job['stalls']:,} batches stalled"
         )
         console.print(
-            f"  functions: {job['invocations']:,} calls, {job['requests_in_flight']:,} in flight, "
-            f"{job['samples_produced']:,} samples produced, {job['samples_failed']:,} failed, "
-            f"{job['retries']:,} retried; {job['fetch_s']:.2f} s fetching, {job['decode_s']:.2f} s decoding"
+            f"  functions: {job['invocations']:,} calls ({job['hedges']:,} to race a straggler), "
+            f"{job['requests_in_flight']:,} in flight, {job['samples_produced']:,} samples produced, "
+            f"{job['samples_failed']:,} failed, {job['retries']:,} retried; {job['fetch_s']:.2f} s fetching, "
+            f"{job['decode_s']:.2f} s decoding"
         )
         console.print(f"  readers: {job['read_s']:.2f} s reading, {job['wait_s']:.2f} s waiting for samples")
-    cache = answer["cache"]
+        console.print(
+            f"  cost: {job['usd']:.4f} USD; {job['gb_s']:,.1f} GB-s, {job['source_requests']:,} GETs, "
+            f"{_mib(job['source_bytes'])} fetched, {_mib(job['record_bytes'])} into the cache, "
+            f"{_mib(job['read_bytes'])} out of it"
+        )
+    _print_cache(answer["cache"], console)
+
+
+def _print_cache(cache: dict[str, Any], console: Console) -> None:
     console.print(
-        f"cache: {cache['resident_samples']:,} samples, {cache['resident_bytes'] / 2**20:,.1f} of "
-        f"{cache['budget_bytes'] / 2**20:,.1f} MiB; {cache['in_flight_samples']:,} in flight, "
-        f"{cache['dropped_samples']:,} dropped"
+        f"cache: {cache['resident_samples']:,} samples, {_mib(cache['resident_bytes'])} of "
+        f"{_mib(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "
+        f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
+    if cache["thrashing"]:
+        console.print(
+            f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} would do"
+        )
+    console.print(
+        f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "
+        f"{cache['capacity']:,} at once now"
+    )
+    spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
+    console.print(
+        f"spent: {cache['total_usd']:.4f} USD, lately {cache['usd_per_hour']:.2f} USD an hour"
+        f"{spending.get(cache['spending'], '')}"
+    )
+
+
+def _share(part: int, rest: int) -> str:
+    return f"{part / (part + rest):.1%}" if part + rest else "none"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def _print_batches(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     for batch in answer["statuses"]:
         if not batch["known"]:
-            console.print(f"batch {batch['batch_id']}: not planned lately by an open job", highlight=False)
+            console.print(f"batch {batch['batch_id']}: not planned lately by an open job")
             continue
         console.print(
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "
-            f"{batch['in_flight']} in flight, {batch['failed']} failed",
-            highlight=False,
+            f"{batch['in_flight']} in flight, {batch['failed']} failed"
         )
         for place in batch["occurrences"]:
-            console.print(
-                f"  job {place['job']}, rank {place['rank']}, "
-                f"epoch {place['epoch']}, position {place['position']}",
-                highlight=False,
-            )
+            console.print(f"  {_place(place)}")
+            for event in batch["events"]:
+                if event["occurrence"] == place:
+                    console.print(f"    {event['seconds_ago']:9.3f} s ago  {event['what']}")
         for sample in batch["details"]:
             reason = f": {sample['message']}" if sample["message"] else ""
-            console.print(
-                f"  {sample['sample_id']}  {sample['state']:9}  {sample['key']}{reason}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            console.print(f"  {sample['sample_id']}  {sample['state']:9}  {sample['key']}{reason}")
+
+
+def _place(place: dict[str, Any]) -> str:
+    return f"job {place['job']}, rank {place['rank']}, epoch {place['epoch']}, position {place['position']}"

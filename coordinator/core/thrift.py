@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from coordinator.core.actions import Warn, WriteTombstones
 from coordinator.core.ledger import Spending
 from coordinator.core.samples import SampleState
+from super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
     from coordinator.core.state import State
 
-__all__ = ["SPENDING_CAP", "refuse_demands", "watch_spending"]
-
-SPENDING_CAP = "spending_cap"
-"""Reason of the tombstones that are written at the hard cap."""
+__all__ = ["refuse_demands", "watch_spending"]
 
 
 def watch_spending(state: State, now: float) -> Spending:

@@ -1,0 +1,118 @@
+"""What is told of jobs, the cache and single batches: the core's figures as messages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.core.samples import SampleState
+from super_wire import coordinator_pb2 as pb
+from super_wire.ids import ID_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from coordinator.core.core import Core
+    from coordinator.core.jobs import Job
+    from coordinator.core.samples import SetKey
+    from coordinator.datasets import Dataset
+    from coordinator.engine import Engine
+    from coordinator.paging import Occurrence
+
+__all__ = ["batch_status", "cache_stats", "job_stats"]
+
+_DETAIL_BYTES = 64
+_TIMES = ("fetch", "decode", "push", "read", "wait")
+
+
+def job_stats(core: Core, job: Job, source: str) -> pb.JobStats:
+    """The account of a job."""
+    counters = asdict(job.counters)
+    seconds = {f"{name}_s": counters.pop(f"{name}_us") / 1e6 for name in _TIMES}
+    epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
+    return pb.JobStats(
+        job=job.name,
+        source=source,
+        epoch=epoch,
+        position=position,
+        lookahead_batches=core.lookahead_batches(job),
+        interval_s=job.interval_s,
+        lapsed=job.lapsed,
+        usd=core.ledger.job_usd(job.name),
+        **counters,
+        **seconds,
+    )
+
+
+def cache_stats(core: Core, now: float) -> pb.CacheStats:
+    """The state of the cache, and what all jobs have in common."""
+    return pb.CacheStats(
+        budget_bytes=core.budget_bytes,
+        resident_bytes=core.resident_bytes,
+        resident_samples=core.samples_in(SampleState.RESIDENT),
+        in_flight_samples=core.samples_in(SampleState.IN_FLIGHT),
+        dropped_samples=core.dropped_samples,
+        reproduced_samples=core.reproduced_samples,
+        thrashing=core.thrashing,
+        needed_bytes=core.needed_bytes,
+        total_requests_in_flight=core.requests_in_flight,
+        concurrency=core.concurrency,
+        capacity=core.capacity,
+        total_usd=core.ledger.total_usd,
+        usd_per_hour=core.ledger.usd_per_hour(now),
+        spending=core.spending.value,
+    )
+
+
+def batch_status(
+    engine: Engine,
+    occurrences: list[Occurrence],
+    datasets: Mapping[str, Dataset],
+    batch: bytes,
+    room_bytes: int,
+) -> pb.BatchStatus:
+    """What is known of a batch: where it occurs, what happened there, and its samples, one by one as far as
+    that fits into ``room_bytes``.
+    """
+    status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
+    places = [place for place in occurrences if place.job in datasets and core.job(place.job)]
+    job = core.job(places[-1].job) if places else None
+    if job is None:
+        return status
+    place, now = places[-1], engine.now_s()
+    indices = job.plan.batch(place.epoch, place.position, place.rank).indices
+    key = job.samples_of(place.epoch)
+    counts = np.bincount(core.states(key, indices), minlength=len(SampleState))
+    status.known = True
+    status.samples = indices.size
+    status.resident = int(counts[SampleState.RESIDENT])
+    status.in_flight = int(counts[SampleState.IN_FLIGHT])
+    status.failed = int(counts[SampleState.FAILED])
+    for one in places:
+        message = pb.Occurrence(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
+        status.occurrences.append(message)
+        for at_s, what in core.history(one.job, one.rank, one.epoch, one.position):
+            status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
+    if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
+        status.details.extend(_details(core, datasets[place.job], key, place.epoch, indices))
+        if status.ByteSize() > room_bytes:
+            del status.details[:]
+    return status
+
+
+def _details(
+    core: Core, dataset: Dataset, key: SetKey, epoch: int, indices: NDArray[np.int64]
+) -> Iterator[pb.SampleStatus]:
+    ids, names = dataset.ids(indices, epoch), dataset.catalog.keys.take(indices)
+    for number, (index, value) in enumerate(zip(indices.tolist(), core.states(key, indices), strict=True)):
+        state = SampleState(int(value))
+        yield pb.SampleStatus(
+            sample_id=ids[number * ID_BYTES : (number + 1) * ID_BYTES],
+            key=names[number].decode(),
+            state=state.name.lower(),
+            message=core.failure(key, index) if state is SampleState.FAILED else "",
+        )
