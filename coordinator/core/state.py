@@ -118,6 +118,8 @@ class State:
     ledger: Ledger = field(init=False)
     spending: Spending = Spending.FREELY
     """As of the last event."""
+    warn_again_s: float = 0.0
+    """Until then nobody is told again that spending is near a cap."""
 
     def __post_init__(self) -> None:
         settings = self.settings

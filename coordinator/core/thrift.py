@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_demands", "watch_spending"]
 
+_WARN_EVERY_S = 300.0
+
 
 def watch_spending(state: State, now: float) -> Spending:
     """See how freely money may be spent now, and warn when that gets less."""
@@ -28,6 +30,9 @@ def watch_spending(state: State, now: float) -> Spending:
     before, state.spending = state.spending, state.ledger.spending(state.samples_in_flight)
     if state.spending is before or state.spending is Spending.FREELY:
         return state.spending
+    if state.spending is Spending.SLOWED and now < state.warn_again_s:
+        return state.spending
+    state.warn_again_s = now + _WARN_EVERY_S
     spent = f"{state.ledger.total_usd:.4f} USD are spent"
     if state.spending is Spending.STOPPED:
         state.actions.append(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
+from coordinator.core.actions import Audit, Drop, Prefetch, Warn, WriteTombstones
 from coordinator.core.events import (
     Audited,
     BatchesAsked,
@@ -55,6 +55,7 @@ class Driver:
         self.audits: list[Audit] = []
         self.drops: list[Drop] = []
         self.tombstones: list[WriteTombstones] = []
+        self.warnings: list[Warn] = []
         self.step(ExecutorResized(capacity))
         self.step(DatasetAdded(DATASET, size, random, RECORD_BYTES, known_absent))
 
@@ -70,6 +71,7 @@ class Driver:
                 Audit: self.audits,
                 Drop: self.drops,
                 WriteTombstones: self.tombstones,
+                Warn: self.warnings,
             }[type(action)]
             kept.append(action)
         return actions

@@ -1,0 +1,91 @@
+"""The bound on requests in flight: stated, ramped, halved by throttling, raised by answers."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.concurrency import Concurrency
+
+
+def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf) -> Concurrency:
+    concurrency = Concurrency()
+    concurrency.resize(capacity, backlog=backlog, burst=burst, per_s=per_s, now=0.0)
+    return concurrency
+
+
+def test_without_functions_there_is_no_place():
+    assert Concurrency().places(0, 0.0) == 0
+
+
+def test_a_backlog_keeps_functions_from_idling():
+    concurrency = made(4, backlog=4)
+    assert concurrency.places(0, 0.0) == 8
+    assert concurrency.idle(3, 0.0) == 1
+    assert concurrency.idle(6, 0.0) == 0
+
+
+def test_a_ramp_is_followed():
+    concurrency = made(1000, burst=10, per_s=5.0)
+    assert concurrency.limit(0.0) == 10
+    for in_flight in range(1, 11):
+        concurrency.used(in_flight, 0.0)
+    assert concurrency.places(10, 0.0) == 0
+    assert concurrency.more_at_s(0.0) == 0.2
+    assert concurrency.limit(1.0) == 15, "five environments more each second"
+    concurrency.used(15, 1.0)
+    assert concurrency.places(0, 1.0) == 15, "environments that were in use are warm"
+    assert concurrency.limit(1000.0) == 25, "no more than a burst is saved up"
+
+
+def test_environments_that_are_not_used_are_gone():
+    concurrency = made(1000, burst=10, per_s=0.001)
+    concurrency.used(10, 0.0)
+    concurrency.used(1, 301.0)
+    concurrency.used(1, 602.0)
+    assert concurrency.limit(602.0) == 1
+
+
+def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
+    concurrency = made(100)
+    concurrency.throttled(79, 0.0)
+    concurrency.throttled(79, 0.5)
+    assert concurrency.limit(0.5) == 40
+    concurrency.throttled(39, 1.5)
+    assert concurrency.limit(1.5) == 20
+    for _ in range(25):
+        concurrency.succeeded()
+    assert concurrency.limit(2.0) == 21
+    for _ in range(5000):
+        concurrency.succeeded()
+    assert concurrency.limit(2.0) == 100
+
+
+def test_throttling_never_stops_all():
+    concurrency = made(100)
+    for second in range(100):
+        concurrency.throttled(0, float(second * 2))
+    assert concurrency.limit(200.0) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["use", "throttle", "succeed"]), st.integers(0, 200), st.floats(0.0, 20.0)),
+        max_size=60,
+    )
+)
+def test_the_limit_lies_between_one_and_what_is_stated(steps):
+    concurrency, now = made(150, burst=20, per_s=2.0), 0.0
+    for kind, in_flight, passed_s in steps:
+        now += passed_s
+        if kind == "use":
+            concurrency.used(min(in_flight, concurrency.limit(now)), now)
+        elif kind == "throttle":
+            concurrency.throttled(in_flight, now)
+        else:
+            concurrency.succeeded()
+        assert 1 <= concurrency.limit(now) <= 150
+        more_at_s = concurrency.more_at_s(now)
+        assert more_at_s is None or more_at_s > now

@@ -1,0 +1,105 @@
+"""Stragglers are raced: the first answer wins, the second changes nothing, and races are few."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.core.events import FailureKind
+from coordinator.core.samples import SampleState
+from super_wire.request import Outcome
+from tests.coordinator.core.driver import Driver
+
+S = SampleState
+
+
+def slow_one(**settings) -> tuple[Driver, object, object]:
+    """A driver of which one request takes long and has a rival now; both are in flight."""
+    driver = Driver(**{"size": 400, "capacity": 2, "request_samples": 4, "lookahead_batches": 4, **settings})
+    driver.open(batch_size=4)
+    for position in range(50):
+        driver.ask(position, position + 4, yielded=position)
+        driver.answer_all()
+        driver.read(position)
+    straggler = driver.requests[0]
+    for request in driver.requests[1:]:
+        driver.answer(request)
+    driver.wait(1.0)
+    rivals = [request for request in driver.requests if request.hedge_of == straggler.request_id]
+    return driver, straggler, rivals[0] if rivals else None
+
+
+def test_a_straggler_is_raced_by_a_request_for_the_same_samples():
+    driver, straggler, rival = slow_one()
+    assert rival.indices.tolist() == straggler.indices.tolist()
+    assert rival.samples == straggler.samples
+    assert driver.core.hedges == driver.core.job("job").counters.hedges == 1
+
+
+def test_without_a_share_for_it_nothing_is_raced():
+    driver, _, rival = slow_one(hedge_share=0.0)
+    assert rival is None
+    assert driver.core.hedges == 0
+
+
+@pytest.mark.parametrize("first", ["straggler", "rival"])
+def test_the_first_answer_wins_and_the_second_changes_nothing(first):
+    driver, straggler, rival = slow_one()
+    one, two = (straggler, rival) if first == "straggler" else (rival, straggler)
+    before = driver.core.job("job").counters.samples_produced
+    driver.answer(one)
+    resident_bytes = driver.core.resident_bytes
+    assert (driver.core.states(one.samples, one.indices) == S.RESIDENT).all()
+    driver.answer(two)
+    assert driver.core.resident_bytes == resident_bytes
+    assert driver.core.job("job").counters.samples_produced == before + one.indices.size
+    assert driver.core.job("job").counters.requests_in_flight == driver.core.requests_in_flight
+    assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.THROTTLED])
+def test_while_one_still_runs_the_failure_of_the_other_costs_no_attempt(kind):
+    driver, straggler, rival = slow_one()
+    driver.fail(straggler, kind)
+    assert (driver.core.states(rival.samples, rival.indices) == S.IN_FLIGHT).all()
+    assert not driver.state.set_of(rival.samples).attempts[rival.indices].any()
+    driver.answer(rival)
+    assert (driver.core.states(rival.samples, rival.indices) == S.RESIDENT).all()
+
+
+def test_when_both_fail_it_is_one_attempt():
+    driver, straggler, rival = slow_one()
+    driver.fail(straggler, FailureKind.TIMED_OUT)
+    driver.fail(rival, FailureKind.TIMED_OUT)
+    assert (driver.core.states(rival.samples, rival.indices) == S.WAITING).all()
+    assert (driver.state.set_of(rival.samples).attempts[rival.indices] == 1).all()
+
+
+def test_what_the_first_answer_lacks_is_left_to_the_rival():
+    driver, straggler, rival = slow_one()
+    missing = int(straggler.indices[1])
+    driver.answer(straggler, but={missing: Outcome.SOURCE_ERROR})
+    assert driver.in_state(S.IN_FLIGHT) == [missing]
+    driver.answer(rival)
+    assert driver.core.states(rival.samples, rival.indices).tolist() == [S.RESIDENT] * 4
+    assert driver.state.samples_in_flight == 0
+
+
+def test_a_sample_that_neither_brings_is_tried_again():
+    driver, straggler, rival = slow_one()
+    missing = int(straggler.indices[1])
+    driver.answer(straggler, but={missing: Outcome.SOURCE_ERROR})
+    driver.answer(rival, but={missing: Outcome.SOURCE_ERROR})
+    assert driver.in_state(S.WAITING) == [missing]
+    driver.wait(1.0)
+    assert missing in driver.requested()
+    driver.answer_all()
+    assert missing in driver.in_state(S.RESIDENT)
+
+
+def test_a_late_answer_does_not_bring_back_what_was_dropped():
+    driver, straggler, rival = slow_one()
+    driver.answer(rival)
+    samples = driver.state.set_of(rival.samples)
+    samples.move(rival.indices, S.ABSENT)
+    driver.answer(straggler)
+    assert (driver.core.states(rival.samples, rival.indices) != S.RESIDENT).all()

@@ -1,0 +1,139 @@
+"""Money: what is spent is borne by the jobs that used it, all of it, and caps hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.ledger import NOBODY, Ledger, Spending
+from coordinator.core.prices import Prices
+from super_wire.errors import ConfigError
+
+PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
+
+
+def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf) -> Ledger:
+    made = Ledger(prices, max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
+    made.settle(0.0)
+    return made
+
+
+def invoke(book: Ledger, dataset=b"a", *, now=0.0, gb_s=0.0) -> float:
+    return book.invoked(dataset, gb_s=gb_s, source_requests=0, source_bytes=0, record_bytes=0, now=now)
+
+
+def test_every_unit_has_its_price():
+    book = ledger()
+    usd = book.invoked(b"a", gb_s=3.0, source_requests=4, source_bytes=2**29, record_bytes=2**28, now=0.0)
+    assert usd == 1 + 6 + 2 + 2 + 2 == book.total_usd
+
+
+@pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
+def test_a_price_is_a_finite_number_from_zero(price):
+    with pytest.raises(ConfigError, match="gb_s"):
+        Prices(gb_s=price)
+
+
+def test_before_anything_is_read_the_cost_is_whose_it_was_produced_for():
+    book = ledger()
+    book.produced(b"a", "one", 30, invoke(book))
+    book.produced(b"a", "two", 10, invoke(book))
+    assert book.job_usd("one") == 1.5
+    assert book.job_usd("two") == 0.5
+
+
+def test_shared_work_is_split_over_those_who_used_it():
+    book = ledger()
+    book.produced(b"a", "one", 100, invoke(book))
+    book.used(b"a", "one", 100, 0, 0.0)
+    assert book.job_usd("one") == 1.0
+    book.used(b"a", "two", 100, 0, 1.0)
+    assert book.job_usd("one") == book.job_usd("two") == 0.5
+    book.produced(b"b", "two", 10, invoke(book, b"b"))
+    assert (book.job_usd("one"), book.job_usd("two")) == (0.5, 1.5)
+
+
+def test_reading_out_of_the_cache_is_the_reader_s_own():
+    book = ledger()
+    book.used(b"a", "one", 10, 2**30, 0.0)
+    assert book.job_usd("one") == 8.0
+
+
+def test_hours_are_split_over_those_who_are_there():
+    book = ledger(Prices(hour=3600.0))
+    book.settle(1.0)
+    book.joined("one")
+    book.settle(3.0)
+    book.joined("two")
+    book.settle(7.0)
+    book.left("one")
+    book.settle(8.0)
+    assert book.job_usd(NOBODY) == 1.0
+    assert book.job_usd("one") == 2.0 + 2.0
+    assert book.job_usd("two") == 2.0 + 1.0
+    assert book.total_usd == 8.0
+
+
+def test_what_was_spent_lately_is_told_by_the_hour():
+    book = ledger()
+    for second in range(30):
+        invoke(book, now=float(second))
+    assert book.usd_per_hour(30.0) == pytest.approx(30 * 60)
+    assert book.usd_per_hour(200.0) == 0.0
+
+
+def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
+    book = ledger(max_usd=10.0)
+    for _ in range(8):
+        book.produced(b"a", "one", 10, invoke(book))
+    assert book.spending(0) is Spending.FREELY
+    assert book.spending(10) is Spending.SLOWED, "what is in flight counts as spent"
+    assert book.spending(20) is Spending.STOPPED
+    invoke(book)
+    invoke(book)
+    assert book.spending(0) is Spending.STOPPED
+
+
+def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
+    book = ledger(max_usd_per_hour=3600.0)
+    for _ in range(310):
+        invoke(book)
+    assert book.spending(0) is Spending.SLOWED
+    freely_s = book.freely_at_s(0, 0.0)
+    assert freely_s == pytest.approx(10.0, abs=0.1)
+    book.settle(freely_s)
+    assert book.spending(0) is Spending.FREELY
+    assert book.freely_at_s(0, freely_s) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "invoke", "produce", "use"]),
+            st.sampled_from(["one", "two", "three"]),
+            st.sampled_from([b"a", b"b"]),
+            st.integers(0, 50),
+            st.floats(0.0, 100.0),
+        ),
+        max_size=50,
+    )
+)
+def test_all_that_is_spent_is_borne(steps):
+    book, now = ledger(Prices(invocation=0.3, gb_s=0.1, record_gb=2.0, hour=5.0)), 0.0
+    for kind, job, dataset, number, passed_s in steps:
+        now += passed_s
+        book.settle(now)
+        if kind == "join":
+            book.joined(job)
+        elif kind == "leave":
+            book.left(job)
+        elif kind == "invoke":
+            invoke(book, dataset, now=now, gb_s=number)
+        elif kind == "produce":
+            book.produced(dataset, job, number, 0.01 * number)
+        else:
+            book.used(dataset, job, number, number * 2**20, now)
+        assert sum(map(book.job_usd, book.jobs())) == pytest.approx(book.total_usd)
