@@ -1,7 +1,7 @@
 """``Catalog``: the immutable list of a source's samples, sorted by key bytes, and its classes.
 
-Keys and versions are packed, labels are an array: a million samples cost some tens of megabytes and no
-object each. How a source is listed is :mod:`coordinator.catalog.lister`'s; which samples form a batch is
+A million samples cost some thirty megabytes (:mod:`coordinator.catalog.compact`) and no object each. How a
+source is listed is :mod:`coordinator.catalog.lister`'s; which samples form a batch is
 :mod:`coordinator.core.plan`'s.
 """
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coordinator.catalog.compact import Strings, compact
+from coordinator.catalog.labels import Labels
 from super_wire import ids
 from super_wire.errors import SourceError
 
@@ -28,7 +30,7 @@ __all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog", "check_class_names"]
 MAX_CLASS_NAMES_BYTES = 2**21
 """Class names travel in one gRPC message, which holds 4 MiB unless set otherwise."""
 
-_IDS_AT_A_TIME = 8192
+_AT_A_TIME = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +44,9 @@ class Catalog:
     """
 
     bucket: str
-    keys: PackedStrings
-    versions: PackedStrings
-    labels: NDArray[Any]
+    keys: Strings
+    versions: Strings
+    labels: Labels
     classes: tuple[str, ...]
     fingerprint: bytes = field(init=False)
     """BLAKE2b-128 over bucket, keys, versions, labels and classes: equal content, equal fingerprint."""
@@ -56,8 +58,9 @@ class Catalog:
                 f"{len(self.versions)} versions and labels of shape {self.labels.shape}"
             )
             raise ValueError(msg)
-        self.labels.flags.writeable = False
         object.__setattr__(self, "fingerprint", _fingerprint(self))
+        object.__setattr__(self, "keys", compact(self.keys))
+        object.__setattr__(self, "versions", compact(self.versions))
 
     @classmethod
     def build(
@@ -80,7 +83,7 @@ class Catalog:
         if ordered.equals_next().any():
             msg = f"{bucket}: a catalog lists every key once"
             raise ValueError(msg)
-        return cls(bucket, ordered, versions.reorder(order), labels[order], tuple(classes))
+        return cls(bucket, ordered, versions.reorder(order), Labels(labels[order]), tuple(classes))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -111,8 +114,8 @@ class Catalog:
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
         packed = bytearray()
-        for start in range(0, len(places), _IDS_AT_A_TIME):
-            some = places[start : start + _IDS_AT_A_TIME]
+        for start in range(0, len(places), _AT_A_TIME):
+            some = places[start : start + _AT_A_TIME]
             keys, versions = self.keys.take(some), self.versions.take(some)
             packed += ids.sample_ids(self.bucket, keys, versions, recipe_digest, randomness)
         return bytes(packed)
@@ -131,12 +134,20 @@ def check_class_names(classes: Sequence[str]) -> None:
 
 def _fingerprint(catalog: Catalog) -> bytes:
     digest = hashlib.blake2b(digest_size=ids.ID_BYTES)
-    labels = catalog.labels.astype(catalog.labels.dtype.newbyteorder("<"), copy=False)
-    fields = [catalog.bucket.encode()]
-    for strings in (catalog.keys, catalog.versions):
-        fields += [strings.lengths().astype("<u8", copy=False).tobytes(), strings.blob]
-    fields += [catalog.label_dtype.encode(), labels.tobytes(), *(name.encode() for name in catalog.classes)]
-    for content in fields:
+
+    def add(content: bytes) -> None:
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
+
+    add(catalog.bucket.encode())
+    for strings in (catalog.keys, catalog.versions):
+        lengths = strings.lengths()
+        add(lengths.astype("<u8", copy=False).tobytes())
+        digest.update(int(lengths.sum()).to_bytes(8, "little"))
+        for start in range(0, len(strings), _AT_A_TIME):
+            digest.update(b"".join(strings.slice(start, start + _AT_A_TIME)))
+    add(catalog.label_dtype.encode())
+    add(catalog.labels.widened().astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
+    for name in catalog.classes:
+        add(name.encode())
     return digest.digest()
