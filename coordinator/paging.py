@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from coordinator.core.samples import SampleState
 from super_wire import coordinator_pb2 as pb
-from super_wire.ids import ID_BYTES, batch_id
+from super_wire.ids import ID_BYTES, batch_ids
 from super_wire.protocol import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
 _KEY_BYTES = 4
 _OCCURRENCES_MAX = 16
+_TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +82,45 @@ def page_of(
     fitting = max(1, _PAGE_BYTES // _least_bytes(dataset, job.plan.batch_size))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
     span = job.plan.span(epoch, start, stop, rank)
+    offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
-    labels = dataset.catalog.labels[span.indices]
+    labels, label_bytes = dataset.catalog.labels[span.indices].tobytes(), dataset.catalog.labels.itemsize
     states = core.states(job.samples_of(epoch), span.indices)
+    resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
-    for number in range(len(span)):
-        first, end = int(span.offsets[number]), int(span.offsets[number + 1])
+    for number, batch in enumerate(batch_ids(ids, offsets)):
+        first, end = offsets[number], offsets[number + 1]
+        padding = span.padding[first:end]
         keys = dataset.catalog.keys.take(span.indices[first:end]) if with_keys else []
-        batch = _batch(
-            start + number, ids[first * ID_BYTES : end * ID_BYTES], labels[first:end], states[first:end]
-        )
-        if span.padding[first:end].any():
-            batch.padding = span.padding[first:end].astype(np.uint8).tobytes()
-        key_bytes = sum(map(len, keys)) + _KEY_BYTES * len(keys)
-        batch_bytes = len(batch.sample_ids) + len(batch.labels) + len(batch.padding) + _BATCH_BYTES
+        key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
+        padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
+        batch_bytes = (end - first) * (ID_BYTES + label_bytes) + len(padding_bytes) + _BATCH_BYTES
         if number and size + batch_bytes + key_bytes > _PAGE_BYTES:
             break
-        if batch_bytes + key_bytes <= _PAGE_BYTES:
-            batch.keys.extend(key.decode() for key in keys)
-            size += key_bytes
-        size += batch_bytes
-        page.batches.append(batch)
+        if batch_bytes + key_bytes > _PAGE_BYTES:
+            keys, key_bytes = [], 0
+        size += batch_bytes + key_bytes
+        page.batches.add(
+            position=start + number,
+            batch_id=batch,
+            sample_ids=ids[first * ID_BYTES : end * ID_BYTES],
+            labels=labels[first * label_bytes : end * label_bytes],
+            padding=padding_bytes,
+            keys=cast("list[str]", keys),  # protobuf takes UTF-8 as it is
+            resident=resident[number],
+            failed=failed[number],
+        )
     return page
+
+
+def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:
+    """How many flags are set in each batch."""
+    before = np.zeros(flags.size + 1, dtype=np.int64)
+    np.cumsum(flags, out=before[1:])
+    counts: list[int] = np.diff(before[offsets]).tolist()
+    return counts
 
 
 def _least_bytes(dataset: Dataset, batch_size: int) -> int:
     """What a full batch takes of a page without keys: known before any id is derived."""
     return batch_size * (ID_BYTES + dataset.catalog.labels.itemsize) + _BATCH_BYTES
-
-
-def _batch(position: int, ids: bytes, labels: NDArray[np.generic], states: NDArray[np.uint8]) -> pb.Batch:
-    return pb.Batch(
-        position=position,
-        batch_id=batch_id(ids),
-        sample_ids=ids,
-        labels=np.ascontiguousarray(labels).tobytes(),
-        resident=int((states == SampleState.RESIDENT).sum()),
-        failed=int((states == SampleState.FAILED).sum()),
-    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from super_wire.ids import ID_BYTES, batch_id, digest128, sample_id, sample_ids, split_ids
+from super_wire.ids import ID_BYTES, batch_id, batch_ids, digest128, sample_id, sample_ids, split_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,13 @@ def test_many_are_the_ids_of_each(samples, digest, randomness):
         randomness,
     )
     assert split_ids(many) == [sample_id("b", key, version, digest, randomness) for key, version in samples]
+
+
+@given(st.lists(st.lists(st.binary(min_size=ID_BYTES, max_size=ID_BYTES), max_size=5), max_size=5))
+def test_many_batch_ids_are_the_ids_of_each(batches):
+    offsets = [0, *accumulate(map(len, batches))]
+    ids = b"".join(sample for batch in batches for sample in batch)
+    assert batch_ids(ids, offsets) == [batch_id(b"".join(batch)) for batch in batches]
 
 
 def test_as_many_versions_as_keys():
