@@ -154,6 +154,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.rank >= plan.replicas:
             msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
             raise PlanError(msg)
+        if request.epoch > _MAX_EPOCH or request.position > plan.batches_per_epoch:
+            msg = (
+                f"an epoch has {plan.batches_per_epoch} batches, and epochs are from 0 to {_MAX_EPOCH}; "
+                f"there is no position {request.position} of epoch {request.epoch}"
+            )
+            raise PlanError(msg)
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
@@ -176,7 +182,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 known_absent=self._cache_was_empty,
             )
         )
-        self._engine.post(JobOpened(request.job, dataset.content, plan, request.rank))
+        self._engine.post(
+            JobOpened(
+                request.job,
+                dataset.content,
+                plan,
+                request.rank,
+                epoch=request.epoch,
+                position=request.position,
+            )
+        )
         return pb.Job(
             job=request.job, cache=self._engine.cache_address, batches_per_epoch=plan.batches_per_epoch
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sampler.connection import CallCutError, CallFailedError, connection_to
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience"]
+__all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience", "Undertaking"]
 
 # Nobody there, no answer in time, or a server that went down in the middle of the call.
 _PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
@@ -56,6 +56,31 @@ RUNNING = Patience(attempts=60, total_s=120.0)
 """In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
 
 
+class Undertaking:
+    """A bound on several calls that belong together: no longer than ``total_s``, time with progress apart."""
+
+    def __init__(self, total_s: float) -> None:
+        self.total_s = total_s
+        self._begin_s = time.monotonic()
+        self._end_s = self._begin_s + total_s
+
+    def spent_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begin_s
+
+    def left_s(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def extend(self, progress_s: float) -> None:
+        """So many seconds were not spent in vain."""
+        self._end_s += progress_s
+
+    def patience(self, patience: Patience) -> Patience:
+        """``patience``, with no more time than is left."""
+        return replace(patience, total_s=min(patience.total_s, self.left_s()))
+
+
 class Client:
     """Speaks to the coordinator at one address.
 
@@ -63,10 +88,14 @@ class Client:
         address: as :func:`sampler.address.checked_address` gives it.
         explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
             gone, is raised instead of the general one.
+        alone: whether the coordinator ends with this process, which so needs no goodbye.
     """
 
-    def __init__(self, address: str, explain: Callable[[], SuperError | None] = lambda: None) -> None:
+    def __init__(
+        self, address: str, explain: Callable[[], SuperError | None] = lambda: None, *, alone: bool = False
+    ) -> None:
         self.address = address
+        self.alone = alone
         self._explain = explain
 
     def hold(self) -> AbstractContextManager[None]:

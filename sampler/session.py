@@ -7,17 +7,19 @@ number. Pages of the plan are :mod:`sampler.pages`'.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience
+from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
 from sampler.identity import job_id
 from sampler.stats import SamplerStats
 from super_wire.binding import Bindable, DatasetBinding
 from super_wire.errors import (
     ConfigError,
+    CoordinatorUnreachableError,
     PlanError,
     ProtocolMismatchError,
     SourceError,
@@ -38,6 +40,10 @@ LISTING_SILENCE_S = 120.0
 
 MAX_REOPENS = 5
 """How often one call may find its job unknown, open it again and still not be served."""
+
+REOPENING_S = 180.0
+"""How long a call may take that finds its job unknown, all its reopenings and attempts together; not counting
+the time in which a listing gets on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +76,17 @@ class Session:
         run: str,
         job: str | None,
         listing_silence_s: float = LISTING_SILENCE_S,
+        reopening_s: float = REOPENING_S,
     ) -> None:
         self._client = client
         self._dataset = dataset
         self._spec = spec
         self._run = run
         self._listing_silence_s = listing_silence_s
+        self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts = self._register(FIRST_CONTACT)
+            facts = self._register(FIRST_CONTACT, Undertaking(math.inf))
             self._check_fits(facts.size)
             self.job = job_id(
                 run if job is None else f"job:{job}",
@@ -90,7 +98,7 @@ class Session:
                 shuffle=spec.shuffle,
                 drop_last=spec.drop_last,
             )
-            self._open(facts, FIRST_CONTACT)
+            self._open(facts, FIRST_CONTACT, (0, 0))
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas
@@ -102,7 +110,12 @@ class Session:
                 "drop_last=False"
             )
 
-    def _register(self, patience: Patience, stopped: threading.Event | None = None) -> Any:
+    def _register(
+        self,
+        patience: Patience,
+        bound: Undertaking,
+        stopped: threading.Event | None = None,
+    ) -> Any:
         from super_wire import coordinator_pb2 as pb
 
         dataset = self._dataset
@@ -113,7 +126,7 @@ class Session:
             key_list=dataset.key_list or "",
             run_id=self._run,
         )
-        facts = self._client.call("RegisterDataset", request, patience, stopped=stopped)
+        facts = self._client.call("RegisterDataset", request, bound.patience(patience), stopped=stopped)
         if facts.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this sampler speaks protocol version {PROTOCOL_VERSION}, the coordinator at "
@@ -122,28 +135,36 @@ class Session:
             )
         moved = time.monotonic()
         while not facts.ready:
-            listed = facts.listed
+            listed, asked_s = facts.listed, time.monotonic()
             silence_s = time.monotonic() - moved
-            if silence_s > self._listing_silence_s:
+            if silence_s > self._listing_silence_s or not bound.left_s():
                 raise SourceError(
                     f"the listing of {dataset.source} stands at {listed} samples and has not moved for "
                     f"{silence_s:.0f} s: see the log of the coordinator at {self._client.address}"
                 )
-            poll_s = min(LONG_POLL_S, self._listing_silence_s)
+            poll_s = min(LONG_POLL_S, self._listing_silence_s, bound.left_s())
             poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=listed, wait_s=poll_s)
             try:
-                facts = self._client.call("GetDataset", poll, patience, wait_s=poll_s, stopped=stopped)
+                facts = self._client.call(
+                    "GetDataset", poll, bound.patience(patience), wait_s=poll_s, stopped=stopped
+                )
             except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
-                facts = self._client.call("RegisterDataset", request, patience, stopped=stopped)
+                facts = self._client.call(
+                    "RegisterDataset", request, bound.patience(patience), stopped=stopped
+                )
             if facts.listed > listed:
                 moved = time.monotonic()
+                bound.extend(moved - asked_s)
                 _LOG.info("listing %s: %d samples so far", dataset.source, facts.listed)
         return facts
 
-    def _open(self, facts: Any, patience: Patience, stopped: threading.Event | None = None) -> None:
+    def _open(
+        self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
+    ) -> None:
+        """Open the job for a rank whose next batch is at ``head``, an epoch and a position."""
         from super_wire import coordinator_pb2 as pb
 
-        spec = self._spec
+        spec, (epoch, position) = self._spec, head
         request = pb.OpenJobRequest(
             dataset_id=facts.dataset_id,
             job=self.job,
@@ -153,6 +174,8 @@ class Session:
             shuffle=spec.shuffle,
             drop_last=spec.drop_last,
             rank=spec.rank,
+            epoch=epoch,
+            position=position,
         )
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
@@ -168,14 +191,16 @@ class Session:
         self.batches_per_epoch = int(opened.batches_per_epoch)
         self._dataset.bind(self.binding)
 
-    def reopen(self, stopped: threading.Event | None = None) -> None:
-        """Register and open again, at a coordinator that lost its memory.
+    def reopen(
+        self, epoch: int, position: int, bound: Undertaking, stopped: threading.Event | None = None
+    ) -> None:
+        """Register and open again, at a coordinator that lost its memory; this rank goes on at a position.
 
         Raises:
             SourceError: the source is no longer what this sampler's plan was made from.
         """
         with self._lock:
-            facts = self._register(RUNNING, stopped)
+            facts = self._register(RUNNING, bound, stopped)
             if facts.fingerprint != self.binding.fingerprint:
                 raise SourceError(
                     f"{self._dataset.source} has changed since this sampler was made: it had "
@@ -183,7 +208,7 @@ class Session:
                     f"{facts.size} with {facts.fingerprint.hex()}, so the coordinator that was restarted "
                     "cannot go on with the same plan: make a new sampler"
                 )
-            self._open(facts, RUNNING, stopped)
+            self._open(facts, bound.patience(RUNNING), (epoch, position), stopped)
             _LOG.warning("the coordinator did not know job %s any more; it was opened again", self.job)
 
     def pages_from(
@@ -197,7 +222,12 @@ class Session:
         patience: Patience = RUNNING,
         stopped: threading.Event | None = None,
     ) -> Sequence[Any]:
-        """Up to ``count`` batches (messages) of the plan from ``position`` on; reopens a forgotten job."""
+        """Up to ``count`` batches (messages) of the plan from ``position`` on; reopens a forgotten job.
+
+        Raises:
+            UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: nobody answered.
+                Both name the bound that was reached.
+        """
         from super_wire import coordinator_pb2 as pb
 
         request = pb.NextBatchesRequest(
@@ -209,18 +239,32 @@ class Session:
             yielded=yielded,
             with_keys=with_keys,
         )
-        for _ in range(MAX_REOPENS):
+        bound = Undertaking(self._reopening_s)
+        opened = 0
+        while opened < MAX_REOPENS and (bound.left_s() or not opened):
             try:
-                page = self._client.call("NextBatches", request, patience, stopped=stopped)
-            except UnknownJobError:
-                self.reopen(stopped)
-            else:
+                page = self._client.call("NextBatches", request, bound.patience(patience), stopped=stopped)
                 batches: Sequence[Any] = page.batches
                 return batches
+            except UnknownJobError:
+                self._reopen_within(bound, epoch, yielded, stopped)
+                opened += 1
         raise UnknownJobError(
-            f"the coordinator at {self._client.address} forgot job {self.job} {MAX_REOPENS} times in a row "
-            "after it was opened"
+            f"the coordinator at {self._client.address} forgot job {self.job} {opened} times in a row after "
+            f"it was opened; given up after {bound.spent_s():.1f} s (at most {MAX_REOPENS} times and "
+            f"{bound.total_s:g} s)"
         )
+
+    def _reopen_within(
+        self, bound: Undertaking, epoch: int, head: int, stopped: threading.Event | None
+    ) -> None:
+        try:
+            self.reopen(epoch, head, bound, stopped)
+        except CoordinatorUnreachableError as error:
+            raise CoordinatorUnreachableError(
+                f"job {self.job} was forgotten by the coordinator and could not be opened again within "
+                f"{bound.total_s:g} s: {error}"
+            ) from error
 
     def stats(self) -> SamplerStats:
         """The job's counters as the coordinator has them now."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
-from sampler.client import Client
+from sampler.client import RUNNING, Client, Undertaking
 from sampler.session import MAX_REOPENS, JobSpec, Session
 from super_wire.errors import (
     ConfigError,
+    CoordinatorUnreachableError,
     PlanError,
     ProtocolMismatchError,
     SourceEmptyError,
@@ -40,6 +42,7 @@ def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
     (job,) = coordinator.requests("OpenJob")
     assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
     assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)
+    assert (job.epoch, job.position) == (0, 0)
 
 
 def test_a_job_name_replaces_the_run(coordinator):
@@ -112,6 +115,8 @@ def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
     assert opened.binding.cache == "unix:///elsewhere/redis.sock"
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.rank, asked.epoch, asked.position, asked.yielded) == (1, 3, 17, 15)
+    job = coordinator.requests("OpenJob")[-1]
+    assert (job.epoch, job.position) == (3, 15), "looking ahead begins where this rank goes on"
 
 
 def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
@@ -120,6 +125,34 @@ def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
     with pytest.raises(UnknownJobError, match=f"{MAX_REOPENS} times"):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
     assert coordinator.count("NextBatches") == MAX_REOPENS
+
+
+def test_the_time_for_opening_again_and_again_is_bounded_and_named(coordinator):
+    opened = session(coordinator, reopening_s=0.0)
+    coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
+    with pytest.raises(UnknownJobError, match=r"forgot job .* 1 times in a row.* and 0 s\)"):
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+    assert coordinator.count("NextBatches") == 1
+
+
+def test_nobody_there_while_opening_again_is_told_with_the_whole_bound(coordinator):
+    opened = session(coordinator, reopening_s=0.5)
+    coordinator.jobs.clear()
+    coordinator.script.failures["RegisterDataset"] = [grpc.StatusCode.UNAVAILABLE] * 9999
+    with pytest.raises(CoordinatorUnreachableError, match=f"job {opened.job} was forgotten.* within 0.5 s"):
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+
+
+def test_a_listing_that_gets_on_is_not_counted_as_waiting(coordinator):
+    opened = session(coordinator, reopening_s=5.0)
+    coordinator.jobs.clear()
+    coordinator.script.listing = [0, 10, 500, 999]
+    assert len(opened.pages_from(0, 0, 1, yielded=0, with_keys=False)) == 1
+    bound = Undertaking(1.0)
+    bound.extend(10.0)
+    assert 10.0 < bound.left_s() <= 11.0
+    assert bound.patience(RUNNING).total_s <= 11.0
+    assert Undertaking(0.0).left_s() == 0.0
 
 
 def test_a_source_that_changed_meanwhile_is_an_error(coordinator):

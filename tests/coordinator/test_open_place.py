@@ -1,0 +1,59 @@
+"""Where a rank says that it will begin is where looking ahead begins, not at the first epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.core.samples import SampleState
+from super_wire.errors import PlanError
+from super_wire.recipe import Recipe
+
+RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
+
+
+async def at_rest(coordinator):
+    """No function is cut off in the middle of its connection to the cache."""
+    core = coordinator.engine.core
+    await coordinator.until(
+        lambda: core.samples_in(SampleState.RESIDENT) and not core.samples_in(SampleState.IN_FLIGHT)
+    )
+
+
+def test_looking_ahead_begins_where_the_rank_will(run, source):
+    async def work(coordinator):
+        dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has samples of its own
+        await coordinator.open(dataset, epoch=7, position=2)
+        lane = coordinator.engine.core.job("job").lanes[0]
+        assert (lane.low, lane.yielded) == (7 * 3 + 2, 7 * 3 + 2)
+        await coordinator.until(lambda: len(coordinator.executor.keys_asked) >= 2)
+        requests = coordinator.executor.requests
+        assert all(request.epoch >= 7 for request in requests)
+        assert (requests[0].epoch, requests[0].keys[0]) == (7, "dog/3.jpg")
+        page = await coordinator.page(epoch=7, position=2, yielded=2)
+        assert [batch.position for batch in page.batches] == [2]
+        assert lane.low == 7 * 3 + 2, "the sampler is where it said"
+        await at_rest(coordinator)
+
+    run(work)
+
+
+def test_the_end_of_an_epoch_is_a_place(run, source):
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source), epoch=1, position=3)
+        assert coordinator.engine.core.job("job").lanes[0].low == 6
+        await at_rest(coordinator)
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "place", [{"position": 4}, {"epoch": 2**40 + 1}, {"epoch": 2**63, "position": 2**63}]
+)
+def test_a_place_that_no_epoch_has_is_refused(run, source, place):
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        with pytest.raises(PlanError, match=r"3 batches.*there is no position"):
+            await coordinator.open(dataset, **place)
+        assert coordinator.engine.core.jobs == []
+
+    run(work)
