@@ -8,7 +8,6 @@ coordinator that was restarted learns of the job while workers still read. Which
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -18,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampler.client import Patience
+from sampler.farewell import stop_at_exit
 from sampler.feed import Feed, is_ready, planned_batch
 from sampler.window import Window
 from super_wire.errors import CoordinatorError, SuperError, UsageError
@@ -76,7 +76,7 @@ class Pager:
         self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
         self._silent = False
         self.pid = os.getpid()
-        _PAGERS.add(self)
+        stop_at_exit(self)
 
     def begin(self, epoch: int, position: int) -> Feed:
         """Start an iteration at a position of an epoch; its first page is asked for at once."""
@@ -240,13 +240,3 @@ class Pager:
 
     def _ask(self, epoch: int, position: int, count: int, **how: Any) -> Any:
         return self._session.pages_from(epoch, position, count, stopped=self._stopped, **how)
-
-
-_PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    # A daemon thread that is inside grpc while the interpreter goes down can abort the process.
-    for pager in [pager for pager in _PAGERS if pager.pid == os.getpid()]:
-        pager.stop()

@@ -18,6 +18,7 @@ from torch.utils.data import Sampler
 from sampler.address import checked_address
 from sampler.client import Client
 from sampler.embedded import embedded_for
+from sampler.farewell import GOODBYES
 from sampler.identity import place_in_run, run_id
 from sampler.pages import Pager
 from sampler.plan_iterator import Cursor, PlanIterator
@@ -103,13 +104,17 @@ class SuperSampler(Sampler[BatchRef]):
             num_replicas=place[1],
         )
         run = run_id()
-        client = _client(coordinator, run)
+        client = _client(coordinator, run, alone=spec.num_replicas == 1)
         self._session = Session(client, dataset, spec, run=run, job=job)
         try:
             dataset.ping_cache(self._session.binding.cache)
         except BaseException:
             self._session.close()  # nobody will read what this job would have decoded
             raise
+        if not client.alone:
+            GOODBYES.add(client.address, self._session.job, spec.rank)
+        self._client = client
+        self._rank = spec.rank
         self._cursor = Cursor()
         self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
         self._pid = os.getpid()
@@ -146,6 +151,7 @@ class SuperSampler(Sampler[BatchRef]):
         if self._closed:
             return
         self._closed = True
+        GOODBYES.discard(self._client.address, self.job, self._rank)
         self._pager.stop()
         try:
             self._session.close()
@@ -189,10 +195,10 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def _client(coordinator: str | None, run: str) -> Client:
+def _client(coordinator: str | None, run: str, *, alone: bool) -> Client:
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
     embedded = embedded_for(run)
-    return Client(embedded.coordinator, explain=embedded.failure)
+    return Client(embedded.coordinator, explain=embedded.failure, alone=alone)

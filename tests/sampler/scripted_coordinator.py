@@ -50,6 +50,8 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.heard = threading.Condition()
         self.gate = threading.Event()  # NextBatches waits for it
         self.gate.set()
+        self.closing = threading.Event()  # CloseJob waits for it
+        self.closing.set()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(address)
@@ -58,6 +60,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     def stop(self) -> None:
         self.gate.set()
+        self.closing.set()
         self._server.stop(0).wait(10)
 
     def count(self, method: str) -> int:
@@ -140,6 +143,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     def CloseJob(self, request, context):
         self._hear("CloseJob", request, context)
+        assert self.closing.wait(60)
         return pb.CloseJobReply(closed=self.jobs.pop(request.job, None) is not None)
 
     def GetJobStats(self, request, context):

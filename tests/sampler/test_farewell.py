@@ -1,0 +1,154 @@
+"""Processes that end without closing their samplers: a goodbye from the one that made them, no waiting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sampler import SuperSampler
+from sampler.client import Client
+from sampler.farewell import GOODBYES, Goodbyes
+from super_wire.errors import CoordinatorUnreachableError
+from tests.sampler.stand_ins import BoundDataset
+
+ROOT = Path(__file__).parents[2]
+END_TIMEOUT_S = 60.0
+
+PROLOGUE = """
+import os, sys
+from sampler import SuperSampler
+from tests.sampler.stand_ins import BoundDataset
+
+def make(**arguments):
+    return SuperSampler(BoundDataset(), batch_size=2, coordinator=sys.argv[1], **arguments)
+"""
+
+
+def ended(coordinator, program, code=0):
+    """Run a program to its end; what it printed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(  # our own program
+        [sys.executable, "-c", PROLOGUE + program, coordinator.address],
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def closed(coordinator):
+    return [(request.job, request.rank) for request in coordinator.requests("CloseJob")]
+
+
+def test_samplers_that_nobody_closed_say_goodbye_at_exit(coordinator):
+    program = """
+first, second = make(), make(rank=1, num_replicas=2)
+next(iter(first))
+make(seed=5).close()
+print(first.job, second.job)
+"""
+    done = ended(coordinator, program)
+    first, second = done.stdout.split()
+    assert sorted(closed(coordinator)[1:]) == sorted([(first, 0), (second, 1)])
+    assert len(closed(coordinator)) == 3, "what was closed is not closed again"
+    assert coordinator.jobs == {}
+    assert done.stderr == ""
+
+
+def test_also_after_an_error_and_without_a_reference(coordinator):
+    assert "ZeroDivisionError" in ended(coordinator, "iter(make()); 1 / 0", code=1).stderr
+    assert len(closed(coordinator)) == 1
+
+
+def test_a_forked_child_says_nothing(coordinator):
+    program = """
+sampler = make()
+next(iter(sampler))
+child = os.fork()
+if not child:
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.stdout.flush()
+next(iter(sampler))  # the job is still open for the parent
+os._exit(0)  # without a goodbye of its own
+"""
+    assert ended(coordinator, program).stdout == "7\n"
+    assert closed(coordinator) == []
+    assert coordinator.count("OpenJob") == 1
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_once(coordinator):
+    coordinator.closing.clear()
+    ended(coordinator, "samplers = [make() for _ in range(3)]")
+    coordinator.closing.set()
+    assert len(closed(coordinator)) == 1, "the others are not tried"
+
+
+def test_a_coordinator_that_is_gone_disturbs_no_exit(coordinator):
+    program = """
+samplers = [make() for _ in range(3)]
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+    process = subprocess.Popen(  # our own program
+        [sys.executable, "-c", PROLOGUE + program, coordinator.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    coordinator.stop()
+    _, errors = process.communicate(b"\n", timeout=END_TIMEOUT_S)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def test_all_goodbyes_share_one_bound():
+    asked = []
+
+    class Deaf(Client):
+        def call(self, method, request, patience, **_):
+            asked.append((self.address, method, request.job, patience.attempts, patience.total_s))
+            raise CoordinatorUnreachableError("nobody")
+
+    goodbyes = Goodbyes()
+    for job in ("a", "b"):
+        goodbyes.add("unix:/one", job, 0)
+    goodbyes.add("unix:/other", "c", 0)
+    goodbyes.add("unix:/third", "d", 0)
+    goodbyes.discard("unix:/third", "d", 0)
+    goodbyes.say(total_s=0.0, client=Deaf)
+    assert asked == []
+    for job in ("a", "b"):
+        goodbyes.add("unix:/one", job, 0)
+    goodbyes.add("unix:/other", "c", 0)
+    goodbyes.say(total_s=9.0, client=Deaf)
+    assert [one[:4] for one in asked] == [
+        ("unix:/one", "CloseJob", "a", 1),
+        ("unix:/other", "CloseJob", "c", 1),
+    ]
+    assert all(0 < one[4] <= 9.0 for one in asked)
+
+
+def test_what_this_process_owns_alone_gets_no_goodbye(coordinator, monkeypatch):
+    class Own:
+        coordinator = None
+
+        def failure(self):
+            return None
+
+    Own.coordinator = coordinator.address
+    monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
+    monkeypatch.setattr("sampler.sampler.embedded_for", lambda run: Own())
+    said = []
+    monkeypatch.setattr(GOODBYES, "add", lambda *facts: said.append(facts))
+    with SuperSampler(BoundDataset(), batch_size=2):
+        assert said == []
+    with SuperSampler(BoundDataset(), batch_size=2, rank=1, num_replicas=2) as shared:
+        assert said == [(coordinator.address, shared.job, 1)]
