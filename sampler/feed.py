@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sampler.window import Planned
+from sampler.given import GivenOut
+from sampler.window import Planned, Window
 from super_wire.batch_ref import BatchRef
 from super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
-    from sampler.window import Window
+    from sampler.given import Place
     from super_wire.binding import DatasetBinding
 
 __all__ = ["Feed", "is_ready", "planned_batch"]
@@ -27,15 +28,25 @@ class Feed:
     """What one iteration has received and not given out; an abandoned one just vanishes.
 
     Attributes:
+        given: what has gone out; it may be kept when the feed is not.
         error: why the last page did not come; raised by the next demand, and then forgotten.
+        not_before_s: nothing is asked for earlier than that, on the monotonic clock.
         refresh_at_s: when statuses of the window should be asked for, on the monotonic clock.
     """
 
-    def __init__(self, epoch: int, window: Window) -> None:
-        self.epoch = epoch
-        self.window = window
+    def __init__(self, start: Place, end: int, *, reorder: int = 1) -> None:
+        self.epoch = start.epoch
+        self.window = Window(start.position, end, reorder=reorder, given_ahead=start.given_ahead)
+        self.given = GivenOut(start, reorder=reorder)
         self.error: Exception | None = None
-        self.refresh_at_s = 0.0
+        self.not_before_s = self.refresh_at_s = 0.0
+
+    def take(self) -> BatchRef | None:
+        """The next batch to give out, or ``None`` if nothing is here."""
+        batch = self.window.take()
+        if batch is not None:
+            self.given.add(batch.position)
+        return batch
 
     def wants_page(self) -> bool:
         """Whether there is more to ask for, and room for it."""

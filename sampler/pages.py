@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from sampler.client import Patience
 from sampler.farewell import stop_at_exit
 from sampler.feed import Feed, is_ready, planned_batch
-from sampler.window import Window
 from super_wire.errors import CoordinatorError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampler.client import Client
+    from sampler.given import GivenOut, Place
     from sampler.session import Session
     from super_wire.batch_ref import BatchRef
 
@@ -38,6 +38,9 @@ REORDER_BATCHES = 8
 
 HEARTBEAT_S = 2.0
 REFRESH_S = 0.25
+PREPARE_DELAY_S = 0.05
+"""After a state was loaded: a StatefulDataLoader loads the sampler's and then, at once, an iterator's."""
+
 _ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
 _JOIN_S = 5.0
 _THREAD_CHECK_S = 5.0
@@ -74,22 +77,52 @@ class Pager:
         self._thread: threading.Thread | None = None
         self._spoken_s = 0.0
         self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
+        self._given: GivenOut | None = None  # of the latest iteration
+        self._prepared: tuple[Place, Feed] | None = None  # for an iteration that has not begun
         self._silent = False
         self.pid = os.getpid()
         stop_at_exit(self)
 
-    def begin(self, epoch: int, position: int) -> Feed:
-        """Start an iteration at a position of an epoch; its first page is asked for at once."""
-        feed = Feed(epoch, Window(position, self._session.batches_per_epoch, reorder=self._reorder))
+    def prepare(self, place: Place) -> None:
+        """Ask for the first page of an iteration that will begin at ``place``, soon and without waiting."""
+        feed = Feed(place, self._session.batches_per_epoch, reorder=self._reorder)
+        feed.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
             self._refuse_if_stopped()
-            self._feeds = [weakref.ref(feed), *(kept for kept in self._feeds if kept() is not None)]
-            self._progress = (epoch, position)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
-                self._thread.start()
-            self._wake.notify_all()
+            self._given = None
+            self._prepared = place, feed
+            self._add(feed, place)
+            if feed.window.exhausted:
+                self._spoken_s = 0.0  # there is no page to ask for; a sign of life tells where this rank is
+
+    def begin(self, place: Place) -> Feed:
+        """Start an iteration at a place of the plan; its first page is asked for at once, if not before."""
+        with self._wake:
+            self._refuse_if_stopped()
+            prepared, self._prepared = self._prepared, None
+            if prepared is not None and prepared[0] == place:
+                feed = prepared[1]
+                feed.not_before_s = 0.0
+            else:
+                feed = Feed(place, self._session.batches_per_epoch, reorder=self._reorder)
+            self._given = feed.given
+            self._add(feed, place)
         return feed
+
+    def _add(self, feed: Feed, place: Place) -> None:
+        others = (kept for kept in self._feeds if kept() not in {None, feed})
+        self._feeds = [weakref.ref(feed), *others]
+        self._progress = place.epoch, place.position
+        if self._thread is None:
+            self._spoken_s = time.monotonic()  # what opened the job was the first sign of life
+            self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
+            self._thread.start()
+        self._wake.notify_all()
+
+    def given(self) -> GivenOut | None:
+        """What the latest iteration has given out; ``None`` if none has begun since a place was prepared."""
+        with self._wake:
+            return self._given
 
     def take(self, feed: Feed) -> BatchRef | None:
         """The feed's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
@@ -102,7 +135,7 @@ class Pager:
                 self._refuse_if_stopped()
                 if feed.window.exhausted:
                     return None
-                batch = feed.window.take()
+                batch = feed.take()
                 if batch is not None:
                     self._progress = (feed.epoch, feed.window.head)
                     if feed.wants_statuses():
@@ -172,6 +205,9 @@ class Pager:
         for kept in self._feeds:
             feed = kept()
             if feed is None:
+                continue
+            if feed.not_before_s > now_s:
+                due_s = min(due_s, feed.not_before_s)
                 continue
             if feed.wants_page():
                 return partial(self._fetch, feed), 0.0

@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from sampler.given import Place
 from super_wire.batch_ref import BatchRef
 from super_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sampler.checkpoint import Checkpoint
     from sampler.feed import Feed
     from sampler.pages import Pager
 
@@ -22,29 +26,42 @@ __all__ = ["Cursor", "PlanIterator"]
 
 
 class Cursor:
-    """Where a sampler's next iteration starts; taking it makes the following epoch the next. Thread-safe."""
+    """Where a sampler's next iteration starts; one that begins makes the following epoch the next.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._epoch = self._position = 0
+        self._next = Place()
 
-    def peek(self) -> tuple[int, int]:
-        """Epoch and position of the next iteration, which does not begin by that."""
+    def peek(self) -> Place:
+        """Where the next iteration will start, which does not begin by that."""
         with self._lock:
-            return self._epoch, self._position
+            return self._next
 
-    def take(self) -> tuple[int, int]:
-        """Epoch and position of an iteration that begins now."""
+    def take(self) -> Place:
+        """Where an iteration starts that begins now."""
         with self._lock:
-            taken = self._epoch, self._position
-            self._epoch, self._position = self._epoch + 1, 0
+            taken, self._next = self._next, Place(self._next.epoch + 1)
             return taken
 
-    def set_epoch(self, epoch: int) -> None:
-        """Name the next epoch; a position already set for that same epoch stays."""
+    def pass_over(self, epoch: int) -> None:
+        """An iteration of ``epoch`` begins that has a place of its own: a later epoch is the next."""
         with self._lock:
-            if epoch != self._epoch:
-                self._epoch, self._position = epoch, 0
+            if self._next.epoch <= epoch:
+                self._next = Place(epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the next epoch; a place already set in that same epoch stays."""
+        with self._lock:
+            if epoch != self._next.epoch:
+                self._next = Place(epoch)
+
+    def move(self, place: Place) -> None:
+        """Let the next iteration start at ``place``."""
+        with self._lock:
+            self._next = place
 
 
 class PlanIterator(Iterator[BatchRef]):
@@ -53,41 +70,77 @@ class PlanIterator(Iterator[BatchRef]):
     Args:
         cursor: taken when the first batch is asked for.
         pager: brings the batches.
+        checkpoint: writes and reads states.
         owner: kept alive as long as the iterator.
     """
 
-    def __init__(self, cursor: Cursor, pager: Pager, owner: object) -> None:
+    def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: object) -> None:
         self._cursor = cursor
         self._pager = pager
+        self._checkpoint = checkpoint
         self._owner = owner
         self._pid = os.getpid()
+        self._loaded: Place | None = None
         self._feed: Feed | None = None
 
     @property
     def epoch(self) -> int:
         """The epoch of this pass; before its first batch, the one it would have if it began now."""
-        return self._cursor.peek()[0] if self._feed is None else self._feed.epoch
+        return self._place().epoch
 
     @property
     def position(self) -> int:
         """The first position of the epoch that was not given out yet."""
-        return self._cursor.peek()[1] if self._feed is None else self._feed.window.head
+        return self._place().position
+
+    def _place(self) -> Place:
+        if self._feed is not None:
+            return self._feed.given.place()
+        return self._loaded or self._cursor.peek()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass stands, as a small dict that JSON can hold."""
+        return self._checkpoint.state_of(self._place())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the pass that gave ``state``, whatever this one has given out; takes constant time.
+
+        The page of the plan there is asked for in the background. When the first batch is asked for, a later
+        epoch than the state's becomes the sampler's next one.
+
+        Raises:
+            ConfigError: the state belongs to another plan; the message names what differs.
+            UsageError: this is not the process that made the sampler, or the sampler is closed.
+        """
+        self._check_process()
+        place = self._checkpoint.place_in(state)
+        self._pager.prepare(place)
+        self._feed, self._loaded = None, place
 
     def __iter__(self) -> PlanIterator:
         return self
 
     def __next__(self) -> BatchRef:
+        self._check_process()
+        if self._feed is None:
+            self._feed = self._pager.begin(self._begin())
+        batch = self._pager.take(self._feed)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _begin(self) -> Place:
+        if self._loaded is None:
+            return self._cursor.take()
+        self._cursor.pass_over(self._loaded.epoch)
+        return self._loaded
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise UsageError(
                 "an iterator of a SuperSampler stays in the process that made it: make sampler and iterator "
                 "there"
             )
-        if self._feed is None:
-            self._feed = self._pager.begin(*self._cursor.take())
-        batch = self._pager.take(self._feed)
-        if batch is None:
-            raise StopIteration
-        return batch
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

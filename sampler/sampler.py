@@ -11,11 +11,12 @@ import logging
 import operator
 import os
 import weakref
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data import Sampler
 
 from sampler.address import checked_address
+from sampler.checkpoint import Checkpoint
 from sampler.client import Client
 from sampler.embedded import embedded_for
 from sampler.farewell import GOODBYES
@@ -27,6 +28,7 @@ from super_wire.batch_ref import BatchRef
 from super_wire.errors import ConfigError, CoordinatorError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from sampler.stats import SamplerStats
@@ -47,6 +49,9 @@ class SuperSampler(Sampler[BatchRef]):
     Making it registers the dataset with the coordinator, waits until the source is listed, opens the job and
     pings the cache; from then on ``len(sampler)``, ``len(dataset)`` and ``dataset.classes`` are known. Each
     iteration that begins is the next epoch.
+
+    It and its iterators have ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader
+    uses. A coordinator that others share is told when the sampler is closed, or when the process exits.
 
     Args:
         dataset: a ``SuperDataset``; it is told what the coordinator knows.
@@ -115,6 +120,9 @@ class SuperSampler(Sampler[BatchRef]):
             GOODBYES.add(client.address, self._session.job, spec.rank)
         self._client = client
         self._rank = spec.rank
+        self._checkpoint = Checkpoint(
+            spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
+        )
         self._cursor = Cursor()
         self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
         self._pid = os.getpid()
@@ -132,15 +140,66 @@ class SuperSampler(Sampler[BatchRef]):
 
     def __iter__(self) -> PlanIterator:
         """A new pass over the next epoch; it begins when its first batch is asked for."""
+        self._check_process()
+        return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next iteration begins; if it is so already, because a state of it
+        was loaded, the position in it stays.
+        """
+        self._cursor.set_epoch(_whole("epoch", epoch, 0, _INT64))
+
+    def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
+        """Where training stands, as a small dict that JSON can hold; the next iteration of a sampler that
+        loads it begins there.
+
+        Args:
+            batches_consumed: so many batches the training loop has got from its loader in the latest
+                iteration, counted from that iteration's first one (also where it was resumed in mid-epoch).
+                A plain DataLoader with workers has asked this sampler for more, so the loop has to say.
+                After the last batch of an epoch the state names the epoch's end: an iteration that begins
+                there ends at once, and the one after it is the next epoch. ``None``: between iterations, or
+                for a loader that asks the iterator's state too (torchdata's StatefulDataLoader); the state
+                then names where the next iteration begins.
+
+        Raises:
+            ConfigError: no iteration has given out so many batches.
+        """
+        if batches_consumed is None:
+            return self._checkpoint.state_of(self._cursor.peek())
+        count = _whole("batches_consumed", batches_consumed, 0, _INT64)
+        given = self._pager.given()
+        if count == 0 and given is None:
+            return self._checkpoint.state_of(self._cursor.peek())
+        if given is None or count > given.count:
+            known = "no iteration has begun" if given is None else f"the latest iteration gave {given.count}"
+            raise ConfigError(
+                f"batches_consumed={count}, but {known}: it is the number of batches that the training loop "
+                "has got from its loader since iter(loader), also where that was resumed in mid-epoch"
+            )
+        return self._checkpoint.state_of(given.place(count))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where ``state`` says, in constant time.
+
+        The page of the plan there is asked for at once in the background, so that its samples are produced
+        before the first of them is asked for. Iterations that have begun go on undisturbed. The state may
+        come from another rank, and from another number of ranks if ``batch_size`` times ranks is the same.
+
+        Raises:
+            ConfigError: the state belongs to another plan; the message names what differs.
+            UsageError: this is not the process that made the sampler, or the sampler is closed.
+        """
+        self._check_process()
+        place = self._checkpoint.place_in(state)
+        self._pager.prepare(place)
+        self._cursor.move(place)
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise UsageError(
                 "a SuperSampler is used in the process that made it: make one in each process that trains"
             )
-        return PlanIterator(self._cursor, self._pager, self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins."""
-        self._cursor.set_epoch(_whole("epoch", epoch, 0, _INT64))
 
     def job_stats(self) -> SamplerStats:
         """What the coordinator has counted for this job until now, over all ranks."""

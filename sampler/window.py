@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from super_wire.batch_ref import BatchRef
 
 __all__ = ["Planned", "Window"]
@@ -26,7 +28,8 @@ class Planned:
 
 
 class Window:
-    """Planned batches from ``position`` to ``end`` (exclusive) on their way to the trainer.
+    """Planned batches from ``position`` to ``end`` (exclusive) on their way to the trainer, but for those in
+    ``given_ahead``, which had theirs.
 
     Attributes:
         head: the first position not given out.
@@ -34,11 +37,14 @@ class Window:
         end: batches in the epoch.
     """
 
-    def __init__(self, position: int, end: int, *, reorder: int = 1) -> None:
+    def __init__(
+        self, position: int, end: int, *, reorder: int = 1, given_ahead: Collection[int] = ()
+    ) -> None:
         self.head = self.asked = position
         self.end = end
         self._reorder = reorder
         self._waiting: dict[int, Planned] = {}
+        self._given_before = frozenset(given_ahead)  # by an earlier iteration that this one goes on with
 
     def __len__(self) -> int:
         """Batches that could be given out."""
@@ -49,17 +55,14 @@ class Window:
         """Whether all of the epoch was given out."""
         return self.head >= self.end
 
-    @property
-    def given_ahead(self) -> tuple[int, ...]:
-        """Positions beyond the head that were given out already."""
-        return tuple(position for position in range(self.head, self.asked) if position not in self._waiting)
-
     def add(self, planned: Planned) -> None:
-        """Take the batch at ``asked``; ``ValueError`` if it is another."""
+        """Take the batch at ``asked``, unless it was given out before; ``ValueError`` if it is another."""
         if planned.ref.position != self.asked or self.asked >= self.end:
             raise ValueError(f"batch {planned.ref.position} came where {self.asked} of {self.end} was next")
-        self._waiting[self.asked] = planned
+        if self.asked not in self._given_before:
+            self._waiting[self.asked] = planned
         self.asked += 1
+        self._pass_given()
 
     def waits_for_head(self) -> bool:
         """Whether newer statuses could change which batch goes next."""
@@ -82,6 +85,9 @@ class Window:
             return None
         ready = (p for p in self.reorderable() if p in self._waiting and self._waiting[p].ready)
         chosen = self._waiting.pop(next(ready, self.head))
+        self._pass_given()
+        return chosen.ref
+
+    def _pass_given(self) -> None:
         while self.head < self.asked and self.head not in self._waiting:
             self.head += 1
-        return chosen.ref

@@ -10,6 +10,7 @@ import pytest
 
 from sampler.client import Client
 from sampler.feed import BUFFER_BATCHES, PAGE_BATCHES
+from sampler.given import Place
 from sampler.pages import REORDER_BATCHES, Pager
 from sampler.session import JobSpec, Session
 from super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
@@ -44,7 +45,7 @@ def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
     coordinator.script.batches = 200
     coordinator.script.page_batches = 7  # replies may hold less than was asked for
     pager = make_pager()
-    feed = pager.begin(5, 190)
+    feed = pager.begin(Place(5, 190))
     batches = [pager.take(feed) for _ in range(10)]
     assert pager.take(feed) is None
     assert pager.take(feed) is None
@@ -59,7 +60,7 @@ def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
 def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 1)
     assert coordinator.count("NextBatches") == 1
     assert len(feed.window) == BUFFER_BATCHES - 1
@@ -72,7 +73,7 @@ def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager
 def test_what_is_buffered_is_given_out_while_the_coordinator_is_busy(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 1)
     coordinator.gate.clear()
     assert positions(pager, feed, BUFFER_BATCHES - 1) == list(range(1, BUFFER_BATCHES))
@@ -85,7 +86,7 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
 ):
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no"), SourceForbiddenError("no")]
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     for _ in range(2):
         with pytest.raises(SourceForbiddenError):
             pager.take(feed)
@@ -95,7 +96,7 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
 def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     given = positions(pager, feed, 5)
     coordinator.jobs.clear()
     assert given + positions(pager, feed, 145) == list(range(150))
@@ -105,7 +106,7 @@ def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, ma
 def test_a_source_that_changed_is_told_where_a_batch_is_asked_for(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 5)
     coordinator.jobs.clear()
     coordinator.script.fingerprint = b"g" * 16
@@ -120,7 +121,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
     for name, value in change.items():
         setattr(coordinator.script, name, value)
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     with pytest.raises(CoordinatorError, match=f"epoch 0, position 0: .*{reason}"):
         pager.take(feed)
 
@@ -128,7 +129,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
 def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, make_pager):
     coordinator.script.batches = 100
     pager = make_pager()
-    feeds = [pager.begin(0, 0), pager.begin(1, 0)]
+    feeds = [pager.begin(Place(0, 0)), pager.begin(Place(1, 0))]
     given = [[], []]
     for _ in range(100):
         for feed, seen in zip(feeds, given, strict=True):
@@ -140,7 +141,7 @@ def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, ma
 def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 1)
     forgotten = weakref.ref(feed)
     del feed
@@ -152,7 +153,7 @@ def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
 
 def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make_pager):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(4, 0)
+    feed = pager.begin(Place(4, 0))
     positions(pager, feed, 20)  # all 50 were received with the first page
     coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].yielded == 20)
     beat = coordinator.requests("NextBatches")[-1]
@@ -164,7 +165,7 @@ def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make
 
 def test_a_heartbeat_reopens_the_job_at_a_coordinator_that_forgot(coordinator, make_pager):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 50)
     coordinator.jobs.clear()
     coordinator.wait_for(lambda: coordinator.count("OpenJob") == 2)
@@ -172,7 +173,7 @@ def test_a_heartbeat_reopens_the_job_at_a_coordinator_that_forgot(coordinator, m
 
 def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     positions(pager, feed, 1)
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no")] * 3
     coordinator.wait_for(lambda: not coordinator.script.failures["NextBatches"])
@@ -185,7 +186,7 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
 def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
     coordinator.script.resident = {2, 3, 9}
     pager = make_pager(in_order=False)
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     given = positions(pager, feed, 50)
     assert given[:2] == [2, 3]
     assert sorted(given) == list(range(50))
@@ -195,7 +196,7 @@ def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pa
 def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager(in_order=False)
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     assert positions(pager, feed, 1) == [0], "nothing is known to be ready: the head goes"
     coordinator.script.resident = {6}
     asked = coordinator.count("NextBatches")
@@ -209,7 +210,7 @@ def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_
 def test_in_order_no_statuses_are_asked_for(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     assert positions(pager, feed, 50) == list(range(50))
     assert coordinator.count("NextBatches") == 1
 
@@ -217,7 +218,7 @@ def test_in_order_no_statuses_are_asked_for(coordinator, make_pager):
 def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pager):
     coordinator.gate.clear()
     pager = make_pager()
-    feed = pager.begin(0, 0)
+    feed = pager.begin(Place(0, 0))
     coordinator.wait_for(lambda: coordinator.count("NextBatches"))
     refused = []
 
@@ -234,5 +235,5 @@ def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pag
     assert len(refused) == 1
     assert "superdl-pages" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(UsageError, match="closed"):
-        pager.begin(0, 0)
+        pager.begin(Place(0, 0))
     pager.stop()

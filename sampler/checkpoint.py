@@ -1,0 +1,148 @@
+"""States: a place in a sampler's plan as a small dict that JSON can hold, and whether one fits a sampler.
+
+A plan is a pure function of what is written here, so a place is found in constant time, by any number of
+ranks that make the same global batches. Who asks for states and goes to places is :mod:`sampler.sampler`'s
+and :mod:`sampler.plan_iterator`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sampler.given import Place
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sampler.session import JobSpec
+
+__all__ = ["STATE_VERSION", "Checkpoint"]
+
+STATE_VERSION = 1
+
+_MAX_EPOCH = 2**40
+_MAX_AHEAD = 1024
+_MUST_AGREE = ("seed", "shuffle", "drop_last", "fingerprint")
+_KINDS: dict[str, type] = {
+    "version": int,
+    "seed": int,
+    "shuffle": bool,
+    "drop_last": bool,
+    "epoch": int,
+    "position": int,
+    "given_ahead": list,
+    "fingerprint": str,
+    "batch_size": int,
+    "world_size": int,
+    "rank": int,
+    "in_order": bool,
+}
+
+
+class Checkpoint:
+    """Writes and reads the states of one sampler.
+
+    Args:
+        spec: what the sampler wants of the plan.
+        fingerprint: of the dataset.
+        batches: in an epoch.
+        in_order: whether batches go out strictly in plan order.
+    """
+
+    def __init__(self, spec: JobSpec, fingerprint: bytes, batches: int, *, in_order: bool) -> None:
+        self._batches = batches
+        self._facts: dict[str, Any] = {
+            "version": STATE_VERSION,
+            "seed": spec.seed,
+            "shuffle": spec.shuffle,
+            "drop_last": spec.drop_last,
+            "fingerprint": fingerprint.hex(),
+            "batch_size": spec.batch_size,
+            "world_size": spec.num_replicas,
+            "rank": spec.rank,
+            "in_order": in_order,
+        }
+
+    def state_of(self, place: Place) -> dict[str, Any]:
+        """``place`` written down."""
+        return self._facts | {
+            "epoch": place.epoch,
+            "position": place.position,
+            "given_ahead": list(place.given_ahead),
+        }
+
+    def place_in(self, state: Mapping[str, Any]) -> Place:
+        """The place that ``state`` names.
+
+        Raises:
+            ConfigError: it is no state of this version, or of another plan; the message names what differs.
+        """
+        _check_kinds(state)
+        self._check_plan(state)
+        self._check_own(state)
+        position, ahead = state["position"], state["given_ahead"]
+        if not 0 <= state["epoch"] <= _MAX_EPOCH:
+            raise ConfigError(f"this state's epoch is {state['epoch']}; epochs are from 0 to {_MAX_EPOCH}")
+        if not 0 <= position <= self._batches:
+            raise ConfigError(f"this state's position is {position}; an epoch has {self._batches} batches")
+        if len(ahead) > _MAX_AHEAD or not all(
+            type(one) is int and position < one < self._batches for one in ahead
+        ):
+            raise ConfigError(
+                f"this state's given_ahead is {str(ahead)[:200]}; these are positions between {position} and "
+                f"{self._batches}"
+            )
+        return Place(state["epoch"], position, tuple(sorted(set(ahead))))
+
+    def _check_plan(self, state: Mapping[str, Any]) -> None:
+        here = self._facts
+        differ = [
+            f"{name} is {state[name]!r} in the state and {here[name]!r} here"
+            for name in _MUST_AGREE
+            if state[name] != here[name]
+        ]
+        then, now = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
+        if then != now:
+            differ.append(
+                f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {then} in the "
+                f"state and {here['batch_size']} x {here['world_size']} ranks = {now} here"
+            )
+        if differ:
+            hint = (
+                " (a fingerprint differs when files of the source were added, removed or changed)"
+                if state["fingerprint"] != here["fingerprint"]
+                else ""
+            )
+            raise ConfigError(
+                f"this state belongs to another plan: {'; '.join(differ)}{hint}. Make the sampler as the one "
+                "that gave the state, or do not load it to begin anew"
+            )
+
+    def _check_own(self, state: Mapping[str, Any]) -> None:
+        here = self._facts
+        own = (state["rank"], state["world_size"]) == (here["rank"], here["world_size"])
+        if not (own or state["in_order"]):
+            raise ConfigError(
+                f"this state was saved with in_order=False by rank {state['rank']} of {state['world_size']}, "
+                f"and with in_order=False each rank goes its own way; this is rank {here['rank']} of "
+                f"{here['world_size']}: save and load each rank's own state, or use in_order=True"
+            )
+
+
+def _check_kinds(state: Mapping[str, Any]) -> None:
+    if not hasattr(state, "keys"):
+        raise ConfigError(
+            f"a state is the dict that state_dict() gave; not {type(state).__name__} {str(state)[:80]!r}"
+        )
+    if "version" in state and state["version"] != STATE_VERSION:
+        raise ConfigError(
+            f"this state has version {state['version']!r}, this sampler reads version {STATE_VERSION}: "
+            "load it with the version of SUPER that saved it"
+        )
+    missing = [name for name in _KINDS if name not in state]
+    if missing:
+        raise ConfigError(f"this is no state of a SuperSampler: it has no {', '.join(missing)}")
+    for name, kind in _KINDS.items():
+        if type(state[name]) is not kind:
+            raise ConfigError(f"this state's {name} is {state[name]!r}, which is no {kind.__name__}")

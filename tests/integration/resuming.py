@@ -1,0 +1,75 @@
+"""What tests of stopping and resuming share: a run made anew from nothing but a source and a state."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.fixtures.stack import Stack
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+BATCH_SIZE = 16
+BATCHES = 10  # of the 150 images
+WAIT_S = 30.0
+
+
+class Run:
+    """A dataset, a sampler and a loader of one training run.
+
+    A run that goes on with another has none of its objects, only its state, which went through JSON.
+    """
+
+    def __init__(self, stack: Stack, images: Path, *, workers: int, stateful: bool, **arguments: Any) -> None:
+        self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
+        arguments = {"batch_size": BATCH_SIZE, "seed": 1, "coordinator": stack.address} | arguments
+        self.sampler = SuperSampler(self.dataset, **arguments)
+        kind = StatefulDataLoader if stateful else DataLoader
+        self.loader = kind(
+            self.dataset,
+            sampler=self.sampler,
+            batch_size=None,
+            num_workers=workers,
+            timeout=60 if workers else 0,
+        )
+
+
+@contextmanager
+def run_of(
+    stack: Stack,
+    images: Path,
+    state: dict[str, Any] | None = None,
+    *,
+    workers: int = 0,
+    stateful: bool = False,
+    **arguments: Any,
+) -> Iterator[Run]:
+    """A run, from ``state`` on if there is one: the loader's if ``stateful``, else the sampler's."""
+    run = Run(stack, images, workers=workers, stateful=stateful, **arguments)
+    try:
+        if state is not None:
+            (run.loader if stateful else run.sampler).load_state_dict(json.loads(json.dumps(state)))
+        yield run
+    finally:
+        del run.loader  # its workers end
+        run.sampler.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll a condition, at most :data:`WAIT_S`."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""States: small, of JSON, and refused with what differs where they belong to another plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sampler.checkpoint import STATE_VERSION, Checkpoint
+from sampler.given import Place
+from sampler.session import JobSpec
+from super_wire.errors import ConfigError
+
+SPEC = {"batch_size": 8, "seed": -7, "shuffle": True, "drop_last": False, "rank": 0, "num_replicas": 4}
+
+
+def checkpoint(*, fingerprint=b"f" * 16, batches=50, in_order=True, **changes):
+    return Checkpoint(JobSpec(**SPEC | changes), fingerprint, batches, in_order=in_order)
+
+
+@pytest.mark.parametrize("place", [Place(), Place(3, 17), Place(2, 50), Place(2**40, 4, (6, 9))])
+def test_a_state_survives_json_and_is_small(place):
+    text = json.dumps(checkpoint().state_of(place))
+    assert len(text) < 400
+    assert checkpoint().place_in(json.loads(text)) == place
+
+
+def test_a_state_says_what_it_belongs_to():
+    assert checkpoint().state_of(Place(3, 17, (19,))) == {
+        "version": STATE_VERSION,
+        "seed": -7,
+        "shuffle": True,
+        "drop_last": False,
+        "epoch": 3,
+        "position": 17,
+        "given_ahead": [19],
+        "fingerprint": "66" * 16,
+        "batch_size": 8,
+        "world_size": 4,
+        "rank": 0,
+        "in_order": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 3}, "seed is -7 in the state and 3 here"),
+        ({"shuffle": False}, "shuffle is True in the state and False here"),
+        ({"drop_last": True}, "drop_last is False in the state and True here"),
+        (
+            {"fingerprint": b"g" * 16},
+            f"fingerprint is '{'66' * 16}' in the state and '{'67' * 16}' here.*files",
+        ),
+        ({"batch_size": 9}, "8 x 4 ranks = 32 in the state and 9 x 4 ranks = 36 here"),
+        ({"num_replicas": 2}, "8 x 4 ranks = 32 in the state and 8 x 2 ranks = 16 here"),
+        ({"seed": 3, "num_replicas": 2}, "seed is -7.*; the global batch is 8 x 4"),
+    ],
+)
+def test_another_plan_is_refused_with_what_differs(change, message):
+    with pytest.raises(ConfigError, match=message):
+        checkpoint(**change).place_in(checkpoint().state_of(Place(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"batch_size": 16, "num_replicas": 2}, {"batch_size": 32, "num_replicas": 1}, {"rank": 3}]
+)
+def test_other_ranks_go_on_if_the_global_batch_is_equal(change):
+    assert checkpoint(**change).place_in(checkpoint().state_of(Place(1, 2))) == Place(1, 2)
+
+
+@pytest.mark.parametrize("change", [{"rank": 1}, {"batch_size": 16, "num_replicas": 2}])
+def test_out_of_order_each_rank_has_a_state_of_its_own(change):
+    state = checkpoint(in_order=False).state_of(Place(1, 2, (4,)))
+    assert checkpoint().place_in(state) == Place(1, 2, (4,)), "in order it goes on with the rest"
+    with pytest.raises(ConfigError, match="saved with in_order=False by rank 0 of 4.*each rank's own state"):
+        checkpoint(in_order=False, **change).place_in(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "has version 2, this sampler reads version 1"),
+        ({"position": 51}, "position is 51; an epoch has 50 batches"),
+        ({"position": -1}, "position is -1"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"epoch": 2**41}, "epoch is"),
+        ({"epoch": 1.0}, "epoch is 1.0, which is no int"),
+        ({"position": True}, "position is True, which is no int"),
+        ({"given_ahead": [2]}, r"given_ahead is \[2\]"),
+        ({"given_ahead": [50]}, r"given_ahead is \[50\]"),
+        ({"given_ahead": ["7"]}, "given_ahead is"),
+        ({"given_ahead": [7] * 2000}, "given_ahead is"),
+        ({"shuffle": 1}, "shuffle is 1, which is no bool"),
+    ],
+)
+def test_what_no_sampler_writes_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        checkpoint().place_in(checkpoint().state_of(Place(1, 2)) | change)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "no state of a SuperSampler: it has no version, seed"),
+        ({"_snapshot": {}}, "no state of a SuperSampler"),
+        ([1, 2], "the dict that state_dict"),
+        (None, "the dict that state_dict"),
+    ],
+)
+def test_what_is_no_state_is_refused(state, message):
+    with pytest.raises(ConfigError, match=message):
+        checkpoint().place_in(state)
