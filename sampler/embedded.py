@@ -35,9 +35,15 @@ START_WAIT_S = 90.0
 
 _MAX_REVIVALS = 3
 _REVIVAL_SPAN_S = 60.0
+_REVIVAL_PAUSE_S = 0.5
+_MAX_CALLS = 5
 _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
 _BACKLOG = 256
+
+
+class _LostSupervisorError(EmbeddedError):
+    """It could not be started now, or it went without a word: one more may do better."""
 
 
 class Embedded:
@@ -55,7 +61,7 @@ class Embedded:
         self._settings = settings or SupervisorSettings.of_this_host()
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self._failure: EmbeddedError | None = None
-        self._released = False
+        self._released = threading.Event()
         self._revivals_s: deque[float] = deque(maxlen=_MAX_REVIVALS)
         self._sockets = HeldSockets()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -68,7 +74,7 @@ class Embedded:
 
     def release(self) -> None:
         """Let go; the supervisor ends if no other rank holds it. Waits, bounded, for those started here."""
-        self._released = True
+        self._released.set()
         self._sockets.close_all()
         self._await_ends()
 
@@ -90,25 +96,40 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """A connection to a supervisor that is ready, started if there was none."""
+        """A connection to a supervisor that is ready, started if there was none.
+
+        One that was found and goes without a word was dying: of a killed process the system may close the
+        ranks' connections before the socket on which it listens, so that a rank that calls again at once
+        still finds it. By the time the rank knows, that socket is closed too.
+        """
+        for _ in range(_MAX_CALLS):
+            hold, found = self._find_or_start()
+            try:
+                self._await_ready(hold)
+            except BaseException as error:
+                self._sockets.close(hold)
+                if found and isinstance(error, _LostSupervisorError):
+                    continue
+                self._await_ends()
+                self._clear_away()
+                raise
+            if self._released.is_set():
+                self._sockets.close(hold)
+            return hold
+        raise _LostSupervisorError(f"{_MAX_CALLS} supervisors in a row went when they were called")
+
+    def _find_or_start(self) -> tuple[socket.socket, bool]:
+        """A connection to the supervisor, which may not be ready, and whether it was there already."""
         with self._directory.locked_for_start(START_WAIT_S):
             self._directory.create()
             hold = self._call()
-            if hold is None:
-                self._start()
-                hold = self._call()
+            if hold is not None:
+                return hold, True
+            self._start()
+            hold = self._call()
         if hold is None:
-            raise EmbeddedError(f"the supervisor ended at once{self._log_tail()}")
-        try:
-            self._await_ready(hold)
-        except BaseException:
-            self._sockets.close(hold)
-            self._await_ends()
-            self._clear_away()
-            raise
-        if self._released:
-            self._sockets.close(hold)
-        return hold
+            raise _LostSupervisorError(f"the supervisor ended at once{self._log_tail()}")
+        return hold, False
 
     def _call(self) -> socket.socket | None:
         """A connection to whoever listens at the supervisor's socket, or ``None``."""
@@ -140,7 +161,9 @@ class Embedded:
                     start_new_session=True,  # Ctrl-C in the terminal is the trainer's alone
                 )
         except OSError as error:
-            raise EmbeddedError(f"the supervisor could not be started by {command}: {error}") from error
+            raise _LostSupervisorError(
+                f"the supervisor could not be started by {command}: {error}"
+            ) from error
         finally:
             self._sockets.close(listener, handed_over=True)
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
@@ -154,7 +177,7 @@ class Embedded:
             raise EmbeddedError(message) from None
         hold.settimeout(None)
         if answer is None:
-            raise EmbeddedError(f"the supervisor ended while it started{self._log_tail()}")
+            raise _LostSupervisorError(f"the supervisor ended while it started{self._log_tail()}")
         if "error" in answer:
             raise EmbeddedError(str(answer["error"]))
         if answer.get("protocol_version") != PROTOCOL_VERSION:
@@ -171,12 +194,14 @@ class Embedded:
                 said = _read_line(hold)
             except OSError:
                 said = None
-            if self._released:
+            if self._released.is_set():
                 return
             self._sockets.close(hold)
             try:
                 hold = self._revived(said)
             except EmbeddedError as error:
+                if self._released.is_set():
+                    return
                 self._failure = error
                 _LOG.error("%s", error)  # the message is for users, the place tells nothing
                 return
@@ -184,15 +209,23 @@ class Embedded:
     def _revived(self, last_words: dict[str, object] | None) -> socket.socket:
         if last_words is not None:
             raise EmbeddedError(str(last_words.get("error", last_words)))
-        now_s = time.monotonic()
-        if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
-            raise EmbeddedError(
-                f"the supervisor has died {_MAX_REVIVALS + 1} times within {_REVIVAL_SPAN_S:g} s"
-                f"{self._log_tail()}"
-            )
-        self._revivals_s.append(now_s)
-        _LOG.warning("the supervisor of the embedded coordinator has died; another one is started")
-        return self._connect()
+        reason = f"it was killed{self._log_tail()}"
+        while True:
+            now_s = time.monotonic()
+            if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
+                raise EmbeddedError(
+                    f"the supervisor has died {_MAX_REVIVALS + 1} times within {_REVIVAL_SPAN_S:g} s, the "
+                    f"last time because {reason}"
+                )
+            self._revivals_s.append(now_s)
+            _LOG.warning("the supervisor of the embedded coordinator has died; another one is started")
+            try:
+                return self._connect()
+            except _LostSupervisorError as error:
+                _LOG.warning("that one was lost too: %s", error)
+                reason = str(error)
+            if self._released.wait(_REVIVAL_PAUSE_S):
+                raise EmbeddedError("let go while another supervisor was to be started")
 
     def _log_tail(self) -> str:
         tail = self._directory.log_tail()

@@ -104,14 +104,7 @@ def test_a_killed_trainer_takes_everything_along(
     assert_all_gone(family, temporary)
 
 
-# The supervisor's own death is healed too, but not yet every time: about one kill in twenty was seen to leave
-# the trainer waiting. Until that is found, the case is not among the quick checks.
-PARTS = [
-    "valkey-server",
-    "coordinator.sock",
-    "coordinator.executors",
-    pytest.param("sampler.supervisor", marks=pytest.mark.slow),
-]
+PARTS = ["valkey-server", "coordinator.sock", "coordinator.executors", "sampler.supervisor"]
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import signal
+import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import psutil
@@ -112,6 +116,54 @@ def test_a_supervisor_that_is_killed_takes_its_children_along_and_is_replaced(su
     assert supervised.await_rank(rank) == embedded.coordinator
     assert set(supervised.processes()) == {"supervisor", "cache", "coordinator"}
     assert embedded.failure() is None
+
+
+def test_one_that_is_found_dying_is_not_the_last_word(supervised):
+    """Of a killed process the system may close the ranks' connections before the listening socket."""
+    supervised.directory.path.parent.mkdir(mode=0o700)
+    supervised.directory.path.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dying:
+        dying.bind(str(supervised.directory.supervisor_socket))
+        dying.listen()
+        caller = threading.Thread(target=supervised.hold)
+        caller.start()
+        assert select.select([dying], [], [], END_TIMEOUT_S)[0]
+    caller.join(END_TIMEOUT_S)
+    assert set(supervised.processes()) == {"supervisor", "cache", "coordinator"}
+
+
+def until(condition):
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def make_starts_fail(supervised):
+    """A supervisor's output goes to the log: one that cannot be opened keeps it from being started."""
+    supervised.directory.log.rename(supervised.base / "log")
+    supervised.directory.log.mkdir()
+
+
+def test_a_revival_that_fails_is_tried_again(supervised, caplog):
+    embedded = supervised.hold()
+    make_starts_fail(supervised)
+    supervised.processes()["supervisor"].kill()
+    until(lambda: "that one was lost too" in caplog.text)
+    supervised.directory.log.rmdir()
+    until(lambda: len(supervised.processes()) == 3)
+    rank = supervised.start_rank()
+    assert supervised.await_rank(rank) == embedded.coordinator
+    assert embedded.failure() is None
+
+
+def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
+    embedded = supervised.hold()
+    make_starts_fail(supervised)
+    supervised.processes()["supervisor"].kill()
+    wait_for_failure(embedded)
+    assert re.search("has died 4 times within 60 s.*could not be started.*log", str(embedded.failure()))
+    assert caplog.text.count("another one is started") == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tie that needs no cooperation is Linux's")
