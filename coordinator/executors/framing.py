@@ -1,11 +1,18 @@
-"""Messages between the local executor and its workers: JSON, preceded by its length as 4 big-endian bytes."""
+"""Messages between the local executor and its workers: JSON, preceded by its length as 4 big-endian bytes.
+
+A request has the number of the call, which its answer repeats: so a second answer is never taken for the next
+request's.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-__all__ = ["LENGTH_BYTES", "MAX_FRAME_BYTES", "FramingError", "body_length", "frame", "parse"]
+__all__ = ["FIRST_CALL", "LENGTH_BYTES", "MAX_FRAME_BYTES", "FramingError", "body_length", "frame", "parse"]
+
+FIRST_CALL = 1
+"""Number of the first call to a worker; what it says unasked, that it cannot serve, answers that one."""
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20

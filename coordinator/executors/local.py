@@ -113,7 +113,7 @@ class LocalExecutor:
             ThrottledError: no worker became free within ``timeout_s``.
             FunctionTimedOutError: the function ran longer than ``timeout_s``.
             FunctionCrashedError: its process ended.
-            FunctionRaisedError: it raised, or answered what is no result.
+            FunctionRaisedError: it raised, or answered what is no result of this request.
         """
         worker = await self._next_free(timeout_s)
         try:
@@ -123,10 +123,17 @@ class LocalExecutor:
             if worker.alive:
                 self._free.put_nowait(worker)
         try:
-            return PrefetchResult.from_mapping(answer)
+            result = PrefetchResult.from_mapping(answer)
         except ConfigError as error:
             msg = f"the function {self._function} answered what is no prefetch result: {error}"
             raise FunctionRaisedError(msg) from error
+        if result.request_id != request.request_id:
+            msg = (
+                f"the function {self._function} was asked for request {request.request_id} and answered "
+                f"for {result.request_id[:80]!r}"
+            )
+            raise FunctionRaisedError(msg)
+        return result
 
     async def close(self) -> None:
         """End all workers, by closing their input and, where that does not help in time, by force."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -19,13 +20,22 @@ from coordinator.executors.base import (
     FunctionRaisedError,
     FunctionTimedOutError,
 )
-from coordinator.executors.framing import LENGTH_BYTES, FramingError, body_length, frame, parse
+from coordinator.executors.framing import (
+    FIRST_CALL,
+    LENGTH_BYTES,
+    FramingError,
+    body_length,
+    frame,
+    parse,
+)
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Mapping
 
 __all__ = ["WARM_TIMEOUT_S", "LocalWorker"]
+
+_log = logging.getLogger(__name__)
 
 WARM_TIMEOUT_S = 30.0
 """How long a worker may take from its start to its answer to the warm event."""
@@ -41,6 +51,7 @@ class LocalWorker:
         self.served = False
         self._process = process
         self._given_up = False
+        self._calls = FIRST_CALL - 1
 
     @classmethod
     async def start(cls, function: str, environment: Mapping[str, str]) -> LocalWorker:
@@ -132,10 +143,19 @@ class LocalWorker:
         to_worker, from_worker = self._process.stdin, self._process.stdout
         if to_worker is None or from_worker is None:  # never: both were asked for
             raise ConnectionError
-        to_worker.write(frame({"event": event, "timeout_s": timeout_s}))
+        self._calls += 1
+        to_worker.write(frame({"call": self._calls, "event": event, "timeout_s": timeout_s}))
         await to_worker.drain()
-        prefix = await from_worker.readexactly(LENGTH_BYTES)
-        return parse(await from_worker.readexactly(body_length(prefix)))
+        while True:
+            prefix = await from_worker.readexactly(LENGTH_BYTES)
+            message = parse(await from_worker.readexactly(body_length(prefix)))
+            call = message.get("call")
+            if call == self._calls:
+                return message
+            if not isinstance(call, int) or not FIRST_CALL <= call < self._calls:
+                msg = f"it answered call {call!r:.20}, which was never made"
+                raise FramingError(msg)
+            _log.warning("process %d answered call %d more than once; this is dropped", self.pid, call)
 
     async def _last_words(self, error: Exception) -> str:
         """How the process ended, as far as can be told now."""

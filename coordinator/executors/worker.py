@@ -18,7 +18,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from coordinator.executors.framing import LENGTH_BYTES, FramingError, body_length, frame, parse
+from coordinator.executors.framing import (
+    FIRST_CALL,
+    LENGTH_BYTES,
+    FramingError,
+    body_length,
+    frame,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,18 +61,16 @@ def main(arguments: list[str]) -> int:
     try:
         handler = _load(arguments[0])
     except Exception as error:  # noqa: BLE001  # whatever an import may raise is the answer to the first request
-        answers_out.write(frame({"error": type(error).__name__, "message": f"{arguments[0]}: {error}"}))
+        words = {"error": type(error).__name__, "message": f"{arguments[0]}: {error}"}
+        answers_out.write(frame({"call": FIRST_CALL, **words}))
         answers_out.flush()
         return 1
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # the executor sends one at a time
     reader = threading.Thread(target=_read, args=(requests_in, requests), name="super-requests", daemon=True)
     reader.start()
-    invocation = 0
     while True:
         message = requests.get()
-        invocation += 1
-        answer = _invoke(handler, message["event"], invocation, message["timeout_s"])
-        answers_out.write(answer)
+        answers_out.write(_invoke(handler, message["event"], message["call"], message["timeout_s"]))
         answers_out.flush()
 
 
@@ -106,16 +111,16 @@ def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) ->
 def _invoke(
     handler: Callable[[dict[str, Any], Any], dict[str, Any]],
     event: dict[str, Any],
-    number: int,
+    call: int,
     timeout_s: float,
 ) -> bytes:
     """The framed answer: the function's result, or type and words of what it raised."""
     # This watchdog is a thread of the C library: it ends a worker that hangs in native code too.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True)
     try:
-        return frame({"result": handler(event, LocalContext(number, timeout_s))})
+        return frame({"call": call, "result": handler(event, LocalContext(call, timeout_s))})
     except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
-        return frame({"error": type(error).__name__, "message": str(error)})
+        return frame({"call": call, "error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -55,14 +55,27 @@ def misbehaving(event, context):
         os.write(1, b"written to standard output")
         print(sys.stdin.read())
     if does == "pid":
-        answer = result(request)
-        return {**answer, "request_id": str(os.getpid())}
+        return {**result(request), "messages": {"0": str(os.getpid())}}
     if does == "remaining":
-        return {**result(request), "request_id": str(context.get_remaining_time_in_millis())}
+        return {**result(request), "messages": {"0": str(context.get_remaining_time_in_millis())}}
+    if does == "for-another":
+        return {**result(request), "request_id": "another"}
     if does == "wait":
         while not os.path.exists(rest):
             time.sleep(0.005)
     return result(request)
+
+def answering_twice(event, context):
+    import __main__  # the worker: from now on it writes each answer twice
+    if "super_warm" in event:
+        invoke = __main__._invoke
+        __main__._invoke = lambda *arguments: invoke(*arguments) * 2
+    return misbehaving(event, context)
+
+def answering_what_was_not_asked(event, context):
+    import __main__
+    __main__._invoke = lambda *arguments: __main__.frame({"call": 10**6, "result": {}})
+    return WARM
 
 def disagreeing(event, context):
     return {**WARM, "golden": str(os.getpid())}

@@ -54,7 +54,7 @@ async def until(condition):
 
 
 async def pid_of(executor):
-    return int((await executor.invoke(ask("pid"), timeout_s=TIMEOUT_S)).request_id)
+    return int((await executor.invoke(ask("pid"), timeout_s=TIMEOUT_S)).messages["0"])
 
 
 @pytest.fixture
@@ -207,6 +207,37 @@ def test_what_the_function_raises_is_told_and_the_worker_stays(misbehaving):
     asyncio.run(main())
 
 
+def test_an_answer_for_another_request_is_none(misbehaving):
+    async def main():
+        async with pool(misbehaving) as executor:
+            with pytest.raises(FunctionRaisedError, match="request for-another and answered for 'another'"):
+                await executor.invoke(ask("for-another"), timeout_s=TIMEOUT_S)
+
+    asyncio.run(main())
+
+
+def test_a_second_answer_is_not_the_next_requests(functions, caplog):
+    async def main():
+        async with pool(f"{functions}:answering_twice") as executor:
+            before = await pid_of(executor)
+            names = [f"plain:{n}" for n in range(3)]
+            answers = [await executor.invoke(ask(name), timeout_s=TIMEOUT_S) for name in names]
+            assert [answer.request_id for answer in answers] == names
+            assert await pid_of(executor) == before
+
+    asyncio.run(main())
+    assert "answered call 2 more than once" in caplog.text
+
+
+def test_a_worker_that_answers_what_was_not_asked_is_replaced(functions):
+    async def main():
+        async with pool(f"{functions}:answering_what_was_not_asked") as executor:
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    with pytest.raises(FunctionCrashedError, match="answered call 1000000, which was never made"):
+        asyncio.run(main())
+
+
 def test_what_the_function_prints_disturbs_no_answer(misbehaving, capfd):
     async def main():
         async with pool(misbehaving) as executor:
@@ -233,7 +264,7 @@ def test_the_function_knows_its_time(misbehaving):
         async with pool(misbehaving) as executor:
             return await executor.invoke(ask("remaining"), timeout_s=17)
 
-    assert 10_000 < int(asyncio.run(main()).request_id) <= 17_000
+    assert 10_000 < int(asyncio.run(main()).messages["0"]) <= 17_000
 
 
 def test_nobody_waits_for_ever_for_a_free_worker(misbehaving, tmp_path):

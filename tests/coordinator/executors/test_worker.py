@@ -21,8 +21,8 @@ def start(function, **options):
     return subprocess.Popen([*COMMAND, function], **pipes, **options)
 
 
-def exchange(process, event, timeout_s=60.0):
-    process.stdin.write(frame({"event": event, "timeout_s": timeout_s}))
+def exchange(process, event, timeout_s=60.0, call=1):
+    process.stdin.write(frame({"call": call, "event": event, "timeout_s": timeout_s}))
     process.stdin.flush()
     return parse(process.stdout.read(body_length(process.stdout.read(LENGTH_BYTES))))
 
@@ -30,6 +30,7 @@ def exchange(process, event, timeout_s=60.0):
 def test_it_answers_and_ends_with_its_input(functions):
     with start(f"{functions}:misbehaving") as process:
         assert exchange(process, {"super_warm": 1})["result"]["golden"] == "a" * 32
+        assert exchange(process, {"super_warm": 1}, call=7)["call"] == 7, "an answer names its call"
         process.stdin.close()
         assert process.wait(20) == 0
 
@@ -46,7 +47,7 @@ def test_rubbish_ends_it(functions, rubbish):
 def test_a_function_that_cannot_be_imported_is_its_answer(functions):
     with start(f"{functions}:none") as process:
         answer = parse(process.stdout.read(body_length(process.stdout.read(LENGTH_BYTES))))
-        assert answer["error"] == "AttributeError"
+        assert (answer["call"], answer["error"]) == (1, "AttributeError")
         assert f"{functions}:none" in answer["message"]
         assert process.wait(20) == 1
 
@@ -66,7 +67,7 @@ def test_it_ends_itself_when_nobody_does(functions, tmp_path):
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        process.stdin.write(frame({"event": json.loads(request.to_json()), "timeout_s": 0.1}))
+        process.stdin.write(frame({"call": 1, "event": json.loads(request.to_json()), "timeout_s": 0.1}))
         process.stdin.flush()
         assert process.wait(20) != 0
         assert (tmp_path / "hangs").exists()
