@@ -12,9 +12,9 @@ from coordinator.core import Core, Plan, results, room
 from coordinator.core.demands import DemandQueue
 from coordinator.core.plan import Span
 from coordinator.core.samples import SampleSet, SampleState
-from tests.simulation.checks import InvariantError
-from tests.simulation.scenario import draw_scenario
-from tests.simulation.world import World
+from experiments.simulator.checks import InvariantError
+from experiments.simulator.seeded import draw_scenario
+from experiments.simulator.world import World
 
 SEEDS = range(30)
 

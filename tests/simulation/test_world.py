@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.scenario import Faults, draw_scenario
-from tests.simulation.world import World
+from experiments.simulator.scenario import Faults
+from experiments.simulator.seeded import draw_scenario
+from experiments.simulator.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PRINT_LOG = """
-from tests.simulation.scenario import draw_scenario
-from tests.simulation.world import World
+from experiments.simulator.seeded import draw_scenario
+from experiments.simulator.world import World
 for seed in range(6):
     print(*World(draw_scenario(seed, small=True)).run().log, sep="\\n")
 """

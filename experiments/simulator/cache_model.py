@@ -45,7 +45,8 @@ class CacheModel:
         gone = indices[self.expires_s[key][indices] <= now]
         rows[gone] = 0
         self.expires_s[key][gone] = np.inf
-        return rows[indices].copy()
+        found: np.ndarray = rows[indices]
+        return found
 
     def store(self, key: SetKey, index: int, size_bytes: int, *, corrupt: bool = False) -> None:
         """Write a record over whatever is there."""

@@ -1,7 +1,7 @@
 """A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
 
 All of it comes from one seed. The core is the production code, driven through its one door. What must hold
-is in :mod:`tests.simulation.checks`.
+is in :mod:`experiments.simulator.checks`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from coordinator.core.events import (
     RequestFailed,
     Tick,
 )
-from tests.simulation.cache_model import CacheModel
-from tests.simulation.checks import Checks
-from tests.simulation.executor_model import ExecutorModel
-from tests.simulation.trainer_model import Trainer
+from experiments.simulator.cache_model import CacheModel
+from experiments.simulator.checks import Checks
+from experiments.simulator.executor_model import ExecutorModel
+from experiments.simulator.trainer_model import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coordinator.core.actions import Action
     from coordinator.core.events import Event
-    from tests.simulation.scenario import JobScript, Scenario
+    from experiments.simulator.scenario import JobScript, Scenario
 
 __all__ = ["World"]
 

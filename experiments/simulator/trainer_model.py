@@ -11,8 +11,8 @@ from coordinator.core import SetKey
 from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
 
 if TYPE_CHECKING:
-    from tests.simulation.scenario import JobScript
-    from tests.simulation.world import World
+    from experiments.simulator.scenario import JobScript
+    from experiments.simulator.world import World
 
 __all__ = ["Delivery", "Trainer"]
 
@@ -122,8 +122,7 @@ class Trainer:
         self._asking = False
         start = self._asked
         self._asked = min(start + self.script.page, self.script.plan.batches_per_epoch)
-        job = self.world.core.job(self.script.name)
-        span = job.plan.span(self._epoch, start, self._asked, self.rank)
+        span = self.script.plan.span(self._epoch, start, self._asked, self.rank)
         for offset in range(len(span)):
             batch = span.batch(offset)
             self._page[start + offset] = (batch.indices, batch.padding)

@@ -13,7 +13,7 @@ from super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from coordinator.core.actions import Prefetch
-    from tests.simulation.world import World
+    from experiments.simulator.world import World
 
 __all__ = ["ExecutorModel"]
 

@@ -1,0 +1,5 @@
+"""A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
