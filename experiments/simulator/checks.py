@@ -1,4 +1,7 @@
-"""What must hold in the simulated world after every event and at the end of a run."""
+"""What must hold in the simulated world after every event and at the end of a run.
+
+Whether money is accounted for is :mod:`experiments.simulator.money_check`'s.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from coordinator.core import SampleState, SetKey
 from coordinator.core.events import Audited, BatchRead, CacheReset, FailureKind, RequestDone, RequestFailed
 from coordinator.core.results import OUTCOME_ORDER
 from coordinator.core.samples import footprint
+from experiments.simulator.money_check import MoneyCheck
 from super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from coordinator.core import Core
     from coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
     from coordinator.core.events import Event
@@ -21,14 +27,18 @@ if TYPE_CHECKING:
     from experiments.simulator.trainer_model import Trainer
     from experiments.simulator.world import World
 
-__all__ = ["Checks", "InvariantError"]
+__all__ = ["Checks", "InvariantError", "NoChecks"]
 
 _GUILTY = [
     OUTCOME_ORDER.index(outcome)
     for outcome in Outcome
     if outcome not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.EXPIRED)
 ]
+_CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+_TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 _INNOCENT_KINDS = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
+_STARVED_S = 60.0
+_STARVED_BATCHES = 50
 
 
 class InvariantError(AssertionError):
@@ -47,41 +57,34 @@ class Checks:
     def forget_all(self) -> None:
         """The coordinator was restarted."""
         self.in_flight: dict[int, Prefetch] = {}
-        self._unsettled: dict[int, np.ndarray] = {}
+        self._unsettled: dict[int, NDArray[np.bool_]] = {}
         """Of which samples of a request it is open what becomes of them; requests that race share it."""
+        self._requests = self._hedges = 0
         self._audits: dict[int, Audit] = {}
-        self._told: dict[SetKey, np.ndarray] = {}
+        self._told: dict[SetKey, NDArray[np.bool_]] = {}
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
-        self._attempts: dict[SetKey, np.ndarray] = {}
+        self._attempts: dict[SetKey, NDArray[np.int64]] = {}
+        self._money = MoneyCheck(self._world)
+
+    def broken(self, what: str) -> InvariantError:
+        """The error that tells what is broken, and the seed."""
+        return InvariantError(f"seed {self._world.scenario.seed} at {self._world.now_s:.3f} s: {what}")
 
     def demand(self, holds: object, what: str) -> None:
         """Fail with the seed, unless it holds."""
         if not holds:
-            raise InvariantError(f"seed {self._world.scenario.seed} at {self._world.now_s:.3f} s: {what}")
+            raise self.broken(what)
 
-    def _rows(self, key: SetKey) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, key: SetKey) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         size = self._world.scenario.datasets[key.dataset].size
         told = self._told.setdefault(key, np.zeros(size, dtype=np.bool_))
         return told, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
 
     def happened(self, event: Event) -> None:
         """Before the core hears of it."""
-        if isinstance(event, RequestDone) and event.request_id in self.in_flight:
-            request, unsettled, last = self._landed(event.request_id)
-            told, attempts = self._rows(request.samples)
-            cached = unsettled & (event.outcomes == OUTCOME_ORDER.index(Outcome.CACHED))
-            buried = unsettled & (event.outcomes == OUTCOME_ORDER.index(Outcome.TOMBSTONE))
-            told[request.indices[cached]] = True
-            attempts[request.indices[cached]] = 0
-            if last:
-                attempts[request.indices[unsettled & np.isin(event.outcomes, _GUILTY)]] += 1
-            unsettled &= ~(cached | buried)
-        elif isinstance(event, RequestFailed) and event.request_id in self.in_flight:
-            request, unsettled, last = self._landed(event.request_id)
-            if last:
-                self._rows(request.samples)[1][request.indices[unsettled]] += (
-                    event.kind not in _INNOCENT_KINDS
-                )
+        if isinstance(event, RequestDone | RequestFailed):
+            if event.request_id in self.in_flight:
+                self._answered(self.in_flight.pop(event.request_id), event)
         elif isinstance(event, Audited) and event.audit_id in self._audits:
             audit = self._audits.pop(event.audit_id)
             told, attempts = self._rows(audit.samples)
@@ -98,18 +101,27 @@ class Checks:
         elif isinstance(event, CacheReset):
             self._told.clear()
 
-    def _landed(self, request_id: int) -> tuple[Prefetch, np.ndarray, bool]:
-        """The request, of which of its samples it is still open what becomes of them, and whether no other
-        request races it.
-        """
-        request, unsettled = self.in_flight.pop(request_id), self._unsettled.pop(request_id)
+    def _answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
+        self._money.answered(event)
+        told, attempts = self._rows(request.samples)
+        unsettled = self._unsettled.pop(request.request_id)
         last = not any(other is unsettled for other in self._unsettled.values())
-        return request, unsettled, last
+        if isinstance(event, RequestDone):
+            cached = unsettled & (event.outcomes == _CACHED)
+            buried = unsettled & (event.outcomes == _TOMBSTONE)
+            told[request.indices[cached]] = True
+            attempts[request.indices[cached]] = 0
+            if last:
+                attempts[request.indices[unsettled & np.isin(event.outcomes, _GUILTY)]] += 1
+            unsettled &= ~(cached | buried)
+        elif last:
+            attempts[request.indices[unsettled]] += event.kind not in _INNOCENT_KINDS
 
     def requested(self, action: Prefetch) -> None:
         """A prefetch request was made."""
         world, key = self._world, action.samples
         told, attempts = self._rows(key)
+        self._requests += 1
         self.demand(
             any(job.dataset == key.dataset for job in world.core.jobs), "a request that no open job wants"
         )
@@ -117,26 +129,37 @@ class Checks:
             np.unique(action.indices).size == action.indices.size > 0, "a request names a sample twice"
         )
         self.demand(action.indices.size <= world.scenario.settings.request_samples, "a request is too large")
-        self.demand(len(self.in_flight) < 2 * world.scenario.capacity, "too many requests in flight")
+        most = 2 * world.scenario.functions.capacity
+        self.demand(len(self.in_flight) < most, "too many requests in flight")
+        self._money.requested(action)
         if action.hedge_of is not None:
-            raced = self.in_flight.get(action.hedge_of)
-            self.demand(
-                raced is not None and np.array_equal(raced.indices, action.indices),
-                "a hedge races no request of the same samples",
-            )
-            self.in_flight[action.request_id] = action
-            self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
+            self._hedged(action)
             return
         for number, other in self.in_flight.items():
             open_ = other.indices[self._unsettled[number]]
             twice = other.samples == key and np.intersect1d(open_, action.indices).size
             self.demand(not twice, "a sample was requested that is in flight")
-        there = world.cache.rows(key)[action.indices] > 0
+        there = world.cache.look(key, action.indices, world.now_s) > 0
         self.demand(not (told[action.indices] & there).any(), "a sample was requested that is resident")
         spent = attempts[action.indices] >= world.scenario.settings.attempts
         self.demand(not spent.any(), "a sample was tried more often than allowed")
         self.in_flight[action.request_id] = action
         self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
+
+    def _hedged(self, action: Prefetch) -> None:
+        """A request in flight is raced: by one other, for the same samples, and not often."""
+        assert action.hedge_of is not None  # noqa: S101  # for the type checker
+        raced = self.in_flight.get(action.hedge_of)
+        same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
+        self.demand(same, "a hedge races no request of the same samples")
+        unsettled = self._unsettled[action.hedge_of]
+        racing = sum(other is unsettled for other in self._unsettled.values())
+        self.demand(racing == 1, "a request is raced by two")
+        self._hedges += 1
+        few = self._world.scenario.settings.hedge_share * self._requests
+        self.demand(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
+        self.in_flight[action.request_id] = action
+        self._unsettled[action.request_id] = unsettled
 
     def asked(self, action: Audit) -> None:
         """The cache was to be asked."""
@@ -155,6 +178,23 @@ class Checks:
         self.demand(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
+    def waits(self, trainer: Trainer, position: int, waited_s: float) -> None:
+        """A reader waits, as it may; but not while the others get all they want."""
+        if waited_s < _STARVED_S:
+            return
+        began_s = self._world.now_s - waited_s
+        for name, others in self._world.trainers.items():
+            if name == trainer.script.name:
+                continue
+            read = sum(
+                figures.batches for other in others for figures in other.passes if figures.began_s > began_s
+            )
+            self.demand(
+                read < _STARVED_BATCHES,
+                f"{trainer.script.name}/{trainer.rank} starves: it has waited {waited_s:.0f} s for batch "
+                f"{position}, in which {name} has read {read}",
+            )
+
     def settled(self) -> None:
         """After every event."""
         world, core = self._world, self._world.core
@@ -166,13 +206,15 @@ class Checks:
             self._attempts[forgotten][:] = 0
         budget = world.scenario.settings.budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
-        for key, sizes in world.cache.taken_bytes.items():
+        for key in world.cache.keys:
             held = self._rows(key)[0].copy()
             for number, request in self.in_flight.items():
                 if request.samples == key:
                     held[request.indices[self._unsettled[number]]] = True
-            taken += int(sizes[held].sum())
+            taken += world.cache.held_bytes(key, held)
         self.demand(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
+        for wrong in self._money.problems():
+            raise self.broken(wrong)
 
     def _most_surprise_bytes(self) -> int:
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
@@ -180,23 +222,27 @@ class Checks:
         if all(data.uniform for data in scenario.datasets.values()):
             return 0
         largest = max(int(footprint(data.record_bytes).max()) for data in scenario.datasets.values())
-        return largest * (2 * scenario.capacity * scenario.settings.request_samples + 1)
+        return largest * (2 * scenario.functions.capacity * scenario.settings.request_samples + 1)
 
     def delivered_exactly_once(self, script: JobScript, trainers: list[Trainer]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
         for number, (epoch, first, stop) in enumerate(script.passes):
-            seen = []
-            for trainer in trainers:
-                mine = [delivery for delivery in trainer.deliveries if delivery.number == number]
-                positions = [delivery.position for delivery in mine]
+            mine = [[each for each in one.deliveries if each.number == number] for one in trainers]
+            for deliveries in mine:
+                positions = [delivery.position for delivery in deliveries]
                 self.demand(
-                    positions == list(range(first, stop)), f"{script.name} read {positions} of epoch {epoch}"
+                    positions == list(range(first, stop)),
+                    f"{script.name} is not in plan order: it read {positions} of epoch {epoch}",
                 )
-                seen += [delivery.indices[~delivery.padding] for delivery in mine]
-            indices = np.concatenate(seen) if seen else np.empty(0, dtype=np.int64)
+            parts = [each.indices[~each.padding] for together in zip(*mine, strict=True) for each in together]
+            indices = np.concatenate([np.empty(0, dtype=np.int64), *parts])
             self.demand(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
             if (first, stop) == (0, script.plan.batches_per_epoch):
                 self.demand(indices.size == script.plan.samples_per_epoch, f"{script.name} missed samples")
+            planned = script.plan.global_span(epoch, first, stop)
+            self.demand(
+                np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
+            )
 
     def quiet(self) -> None:
         """Long after the last job: nothing is under way, and only sets that hold something are kept."""
@@ -207,6 +253,34 @@ class Checks:
             self.demand(not core.samples_in(state), f"samples are {state.name} for ever")
         idle = [key for key, samples in _sample_sets(core).items() if samples.idle]
         self.demand(not idle, f"sample sets that hold nothing are kept: {idle}")
+
+
+class NoChecks(Checks):
+    """Looks at nothing, and costs nothing: for runs of which figures are wanted."""
+
+    def happened(self, event: Event) -> None:
+        """Nothing."""
+
+    def requested(self, action: Prefetch) -> None:
+        """Nothing."""
+
+    def asked(self, action: Audit) -> None:
+        """Nothing."""
+
+    def dropped(self, action: Drop) -> None:
+        """Nothing."""
+
+    def buried(self, action: WriteTombstones) -> None:
+        """Nothing."""
+
+    def waits(self, trainer: Trainer, position: int, waited_s: float) -> None:
+        """Nothing."""
+
+    def settled(self) -> None:
+        """Nothing."""
+
+    def _most_surprise_bytes(self) -> int:
+        return 0
 
 
 def _sample_sets(core: Core) -> dict[SetKey, SampleSet]:

@@ -1,115 +1,224 @@
-"""The functions of the simulated world: they queue, take time, push records, answer, and fail in all ways."""
+"""The functions of the simulated world: they start cold, queue, take time, push records, answer, and fail in
+all ways. How many work at a time, and for how long, is what is billed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from coordinator.core.events import FailureKind, RequestDone, RequestFailed
 from coordinator.core.results import OUTCOME_ORDER
+from experiments.simulator.billing import Usage
 from super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from coordinator.core.actions import Prefetch
     from experiments.simulator.world import World
 
 __all__ = ["ExecutorModel"]
 
+_REFUSAL_S = 0.002
+_ANSWER_S = 0.001
+"""In real life records are there before the answer comes."""
+
 _HANG_S = 3.0
-_PASSING = (Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.STEP_ERROR)
+_STRAGGLER_SHAPE = 1.5
+_STRAGGLER_LEAST = 3.0
+_COLD_SPREAD = 0.3
+_PASSING = tuple(
+    OUTCOME_ORDER.index(outcome) for outcome in (Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.STEP_ERROR)
+)
+_CACHED, _TOMBSTONE, _CACHE_ERROR, _EXPIRED = (
+    OUTCOME_ORDER.index(outcome)
+    for outcome in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.EXPIRED)
+)
+
+
+class _Taken(NamedTuple):
+    """A request, the life of the coordinator that made it, and when it came."""
+
+    request: Prefetch
+    life: int
+    came_s: float
 
 
 class ExecutorModel:
-    """So many functions at once; what comes beyond waits in line."""
+    """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
 
-    def __init__(self, world: World, capacity: int) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._capacity = capacity
-        self._running = 0
-        self._waiting: deque[tuple[Prefetch, int]] = deque()
+        self._functions = functions = world.scenario.functions
+        self._waiting: deque[_Taken] = deque()
+        self._idle_since: deque[float] = deque([math.inf] * functions.capacity if functions.queues else [])
+        self._tokens = float(functions.capacity if functions.burst is None else functions.burst)
+        self._filled_s = 0.0
+        self.usage = Usage()
 
     def submit(self, request: Prefetch) -> None:
         """Take a request of the coordinator that lives now."""
-        self._waiting.append((request, self._world.life))
+        self._waiting.append(_Taken(request, self._world.life, self._world.now_s))
         self._start()
 
     def _start(self) -> None:
-        while self._waiting and self._running < self._capacity:
-            request, life = self._waiting.popleft()
-            self._running += 1
-            self._run(request, life)
+        while self._waiting:
+            cold = self._find_instance()
+            if cold is not None:
+                self.usage.change(+1, self._world.now_s)
+                self._run(self._waiting.popleft(), cold=cold)
+            elif self._functions.queues:
+                return
+            else:
+                taken = self._waiting.popleft()
+                self.usage.throttled += 1
+                self._refuse(taken, FailureKind.THROTTLED)
 
-    def _run(self, request: Prefetch, life: int) -> None:
-        world, faults = self._world, self._world.scenario.faults
-        poisonous = world.scenario.datasets[request.samples.dataset].poisonous
-        latency_s = world.scenario.latency_s * world.rng.lognormvariate(0.0, 0.3)
+    def _find_instance(self) -> bool | None:
+        """Whether the instance for the next request starts cold; ``None`` if there can be none now."""
+        functions, now = self._functions, self._world.now_s
+        while self._idle_since and self._idle_since[0] < now - functions.warm_s:
+            self._idle_since.popleft()
+        if self._idle_since:
+            self._idle_since.pop()
+            return False
+        if self.usage.in_use >= functions.capacity:
+            return None
+        if functions.per_s < math.inf:
+            most = functions.capacity if functions.burst is None else functions.burst
+            self._tokens = min(most, self._tokens + (now - self._filled_s) * functions.per_s)
+            self._filled_s = now
+            if self._tokens < 1:
+                return None
+            self._tokens -= 1
+        return True
+
+    def _run(self, taken: _Taken, *, cold: bool) -> None:
+        world, faults, request = self._world, self._world.scenario.faults, taken.request
         chance = world.rng.random
+        cold_s = 0.0
+        if cold and self._functions.cold_start_s:
+            self.usage.cold_starts += 1
+            cold_s = self._functions.cold_start_s * world.rng.lognormvariate(0.0, _COLD_SPREAD)
         if chance() < faults.throttle:
-            self._fail(request, life, FailureKind.THROTTLED, 0.002)
-        elif chance() < faults.unavailable:
-            self._fail(request, life, FailureKind.UNAVAILABLE, 0.002)
-        elif poisonous.intersection(request.indices.tolist()) or chance() < faults.crash:
+            self._free(alive=True)
+            self._refuse(taken, FailureKind.THROTTLED)
+            return
+        if chance() < faults.unavailable:
+            self._free(alive=True)
+            self._refuse(taken, FailureKind.UNAVAILABLE)
+            return
+        if world.now_s - taken.came_s > request.expires_in_s or chance() < faults.expired:
+            self._answer_later(taken, 0.0, cold_s, expired=True)
+            return
+        duration_s = self._duration_s(request.indices.size)
+        timeout_s = min(self._functions.timeout_s, request.expires_in_s)
+        poisonous = world.scenario.datasets[request.samples.dataset].poisonous
+        if (poisonous and poisonous.intersection(request.indices.tolist())) or chance() < faults.crash:
             kind = world.rng.choice((FailureKind.CRASHED, FailureKind.RAISED))
-            world.after(latency_s / 2, lambda: self._push_some(request))
-            self._fail(request, life, kind, latency_s)
+            world.after(cold_s + duration_s / 2, partial(self._push_some, request))
+            self._fail_later(taken, kind, duration_s, cold_s)
         elif chance() < faults.hang:
-            world.after(_HANG_S * 2 * chance(), lambda: self._push_some(request))
-            self._fail(request, life, FailureKind.TIMED_OUT, _HANG_S)
+            world.after(cold_s + _HANG_S * 2 * chance(), partial(self._push_some, request))
+            self._fail_later(taken, FailureKind.TIMED_OUT, _HANG_S, cold_s)
+        elif duration_s > timeout_s:
+            world.after(cold_s + timeout_s, partial(self._push_some, request))
+            self._fail_later(taken, FailureKind.TIMED_OUT, timeout_s, cold_s)
         else:
-            world.after(latency_s, lambda: self._produce(request, life))
+            self._answer_later(taken, duration_s, cold_s, expired=False)
 
-    def _fail(self, request: Prefetch, life: int, kind: FailureKind, delay_s: float) -> None:
+    def _duration_s(self, samples: int) -> float:
+        functions, rng = self._functions, self._world.rng
+        duration_s = functions.typical_s(samples)
+        if functions.spread:
+            duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
+        if functions.stragglers and rng.random() < functions.stragglers:
+            duration_s *= _STRAGGLER_LEAST * rng.paretovariate(_STRAGGLER_SHAPE)
+        return duration_s
+
+    def _refuse(self, taken: _Taken, kind: FailureKind) -> None:
+        """No function ran, and nothing is billed."""
+        event = RequestFailed(taken.request.request_id, kind, "simulated")
+        self._world.after(_REFUSAL_S, partial(self._world.answer, event, taken.life))
+
+    def _fail_later(self, taken: _Taken, kind: FailureKind, duration_s: float, cold_s: float) -> None:
+        gb_s = self._bill(duration_s + cold_s, taken.request.indices.size)
+        event = RequestFailed(taken.request.request_id, kind, "simulated", gb_s=gb_s)
+
         def fail() -> None:
-            self._free()
-            self._world.answer(RequestFailed(request.request_id, kind, "simulated"), life)
+            self._free(alive=kind is FailureKind.RAISED)
+            self._world.answer(event, taken.life)
 
-        self._world.after(delay_s, fail)
+        self._world.after(cold_s + duration_s, fail)
 
-    def _free(self) -> None:
-        self._running -= 1
+    def _answer_later(self, taken: _Taken, duration_s: float, cold_s: float, *, expired: bool) -> None:
+        self._world.after(
+            cold_s + duration_s, partial(self._answer, taken, duration_s, cold_s, expired=expired)
+        )
+
+    def _answer(self, taken: _Taken, duration_s: float, cold_s: float, *, expired: bool) -> None:
+        world, functions, request = self._world, self._functions, taken.request
+        data = world.scenario.datasets[request.samples.dataset]
+        count = request.indices.size
+        outcomes = (
+            np.full(count, _EXPIRED, dtype=np.uint8) if expired else self._push(request, request.indices)
+        )
+        begun = 0 if expired else count
+        answer = RequestDone(
+            request_id=request.request_id,
+            outcomes=outcomes,
+            record_bytes=np.where(outcomes == _CACHED, data.record_bytes[request.indices], 0),
+            source_bytes=begun * data.source_bytes,
+            fetch_us=int(begun * functions.fetch_s * 1e6),
+            decode_us=int(begun * functions.decode_s * 1e6),
+            push_us=int(begun * functions.push_s * 1e6),
+            duration_us=int(duration_s * 1e6),
+            gb_s=self._bill(duration_s + cold_s, begun),
+            source_requests=begun,
+            cold_start=cold_s > 0,
+        )
+        self._free(alive=True)
+        world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
+        if world.scenario.faults.twice and world.rng.random() < world.scenario.faults.twice:
+            world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
+
+    def _bill(self, billed_s: float, source_requests: int) -> float:
+        gb_s = billed_s * self._functions.memory_gb
+        self.usage.bill(gb_s=gb_s, source_requests=source_requests)
+        return gb_s
+
+    def _free(self, *, alive: bool) -> None:
+        self.usage.change(-1, self._world.now_s)
+        if alive or self._functions.queues:
+            self._idle_since.append(math.inf if self._functions.queues else self._world.now_s)
         self._start()
 
     def _push_some(self, request: Prefetch) -> None:
         """A function that does not live to tell of it has written a part."""
-        count = self._world.rng.randrange(request.indices.size + 1)
-        for index in request.indices[:count].tolist():
-            self._push(request, index)
+        self._push(request, request.indices[: self._world.rng.randrange(request.indices.size + 1)])
 
-    def _push(self, request: Prefetch, index: int) -> Outcome:
-        world, faults = self._world, self._world.scenario.faults
-        data = world.scenario.datasets[request.samples.dataset]
+    def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Write what can be written of these samples; the outcome of each, uint8 of their shape."""
+        world, faults, key = self._world, self._world.scenario.faults, request.samples
+        data = world.scenario.datasets[key.dataset]
+        outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
         if not world.cache.up:
-            return Outcome.CACHE_ERROR
-        if index in data.undecodable:
-            world.cache.bury(request.samples, index, world.now_s)
-            return Outcome.TOMBSTONE
-        if world.rng.random() < faults.sample_error:
-            return world.rng.choice(_PASSING)
-        corrupt = world.rng.random() < faults.corrupt
-        world.push(request.samples, index, int(data.record_bytes[index]), corrupt=corrupt)
-        return Outcome.CACHED
-
-    def _produce(self, request: Prefetch, life: int) -> None:
-        world, faults = self._world, self._world.scenario.faults
-        data = world.scenario.datasets[request.samples.dataset]
-        if world.rng.random() < faults.expired:
-            outcomes = [Outcome.EXPIRED] * request.indices.size
-        else:
-            outcomes = [self._push(request, index) for index in request.indices.tolist()]
-        cached = np.array([outcome == Outcome.CACHED for outcome in outcomes])
-        answer = RequestDone(
-            request_id=request.request_id,
-            outcomes=np.array([OUTCOME_ORDER.index(outcome) for outcome in outcomes], dtype=np.uint8),
-            record_bytes=np.where(cached, data.record_bytes[request.indices], 0),
-            source_bytes=0,
-            fetch_us=0,
-            decode_us=0,
-            push_us=0,
-        )
-        self._free()
-        # In real life records are there before the answer comes.
-        world.after(0.001, lambda: world.answer(answer, life))
-        if world.rng.random() < faults.twice:
-            world.after(0.001 + world.rng.random(), lambda: world.answer(answer, life))
+            return outcomes
+        if faults.sample_error:
+            hit = world.dice.random(indices.size) < faults.sample_error
+            outcomes[hit] = world.dice.choice(_PASSING, int(hit.sum()))
+        if data.undecodable:
+            bad = np.isin(indices, list(data.undecodable))
+            outcomes[bad] = _TOMBSTONE
+            world.cache.bury(key, indices[bad], world.now_s)
+        good = indices[outcomes == _CACHED]
+        corrupt: list[int] = []
+        if faults.corrupt:
+            corrupt = good[world.dice.random(good.size) < faults.corrupt].tolist()
+        world.push(key, good, data.record_bytes[good], corrupt=corrupt)
+        return outcomes

@@ -1,29 +1,37 @@
-"""What one simulated run is made of: data, jobs, executor, faults."""
+"""What one simulated run is made of: data, jobs, functions, faults. Plain values; what they do is others'."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
+    from numpy.typing import NDArray
 
     from coordinator.core import CoreSettings, Plan
 
-__all__ = ["DatasetModel", "Faults", "JobScript", "Scenario"]
+__all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "Scenario"]
 
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe: what its records are like and which of its samples are bad."""
+    """A catalog under a recipe: what its records are like and which of its samples are bad.
+
+    ``record_bytes`` is int64 ``[size]``, the length of each record; ``source_bytes`` the mean of an object.
+    """
 
     name: bytes
     random: bool
-    record_bytes: np.ndarray
-    undecodable: frozenset[int]
+    record_bytes: NDArray[np.int64]
+    undecodable: frozenset[int] = frozenset()
     """A function writes a permanent tombstone for these."""
-    poisonous: frozenset[int]
+    poisonous: frozenset[int] = frozenset()
     """A function that touches these crashes."""
+    source_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -37,8 +45,48 @@ class DatasetModel:
 
 
 @dataclass(frozen=True)
+class FunctionsModel:
+    """How functions run; times in seconds.
+
+    ``capacity`` at once. With ``queues`` they are a pool of processes that is there from the start, and what
+    comes beyond waits in line. Else they are started when needed, as AWS Lambda does: a new one takes
+    ``cold_start_s``, ``burst`` may be started at once and ``per_s`` more each second, one that was idle for
+    ``warm_s`` is gone, and what comes beyond is refused. A request takes ``overhead_s``, and for each sample
+    the longer of ``fetch_s`` over ``fetch_parallel`` and ``decode_s`` with ``push_s``, since they overlap;
+    all of it varies log-normally by ``spread``, and a share of ``stragglers`` takes several times as long
+    (Pareto). ``memory_gb`` is what is billed.
+    """
+
+    capacity: int
+    queues: bool = True
+    burst: int | None = None
+    per_s: float = math.inf
+    cold_start_s: float = 0.0
+    warm_s: float = 300.0
+    overhead_s: float = 0.0
+    fetch_s: float = 0.0
+    fetch_parallel: int = 1
+    decode_s: float = 0.0
+    push_s: float = 0.0
+    spread: float = 0.3
+    stragglers: float = 0.0
+    timeout_s: float = math.inf
+    memory_gb: float = 1.0
+
+    def typical_s(self, samples: int) -> float:
+        """How long a request of so many samples takes, cold starts and chance left out."""
+        each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
+        return self.overhead_s + self.fetch_s + samples * each_s
+
+
+@dataclass(frozen=True)
 class JobScript:
-    """A training run: its plan, its pace, and what it does out of the ordinary."""
+    """A training run: its plan, its pace, and what it does out of the ordinary.
+
+    ``step_s`` is the time that a batch keeps the trainer, ``read_s`` the time that one of its ``workers``
+    takes to read it from the cache. ``follows`` names a job after each of whose passes this one does a pass
+    while that one waits, as validation does.
+    """
 
     name: str
     dataset: bytes
@@ -47,12 +95,14 @@ class JobScript:
     step_s: float
     workers: int
     page: int
-    passes: tuple[tuple[int, int, int], ...]
+    passes: Sequence[tuple[int, int, int]]
     """One for each iteration: epoch, first position, and the position at which it is abandoned."""
-    ending: str
+    ending: str = "close"
     """``close``, or ``vanish`` without a word."""
-    pause_s: float
-    """A pause in the middle of each pass, as for validation."""
+    pause_s: float = 0.0
+    """A pause in the middle of each pass."""
+    read_s: float = 0.0
+    follows: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,15 +133,17 @@ class Faults:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run."""
+    """One run. ``until_s`` ends it before the jobs end; readers wait no longer than ``patience_s``."""
 
     seed: int
     settings: CoreSettings
-    capacity: int
-    latency_s: float
+    functions: FunctionsModel
     datasets: dict[bytes, DatasetModel]
     jobs: tuple[JobScript, ...]
-    faults: Faults
+    faults: Faults = Faults()
     left_over: float = 0.0
     """Share of the samples that an earlier coordinator left in the cache."""
     patience_s: float = 600.0
+    until_s: float = math.inf
+    heartbeat_s: float = 5.0
+    events_max: int = 200_000

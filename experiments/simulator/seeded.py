@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 
 from coordinator.core import CoreSettings, Plan
 from coordinator.core.samples import footprint
-from experiments.simulator.scenario import DatasetModel, Faults, JobScript, Scenario
+from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 
 __all__ = ["draw_scenario"]
 
@@ -37,12 +38,31 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
             tombstone_ttl_s=rng.choice((2.0, 20.0)),
             forget_s=60.0,
         ),
-        capacity=rng.choice((1, 2, 8)),
-        latency_s=rng.choice((0.005, 0.05) if small else (0.005, 0.05, 0.5)),
+        functions=_draw_functions(rng, small=small),
         datasets=datasets,
         jobs=jobs,
         faults=_draw_faults(rng),
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
+    )
+
+
+def _draw_functions(rng: random.Random, *, small: bool) -> FunctionsModel:
+    """A pool of processes, or functions that start cold, under a ramp, and refuse what is beyond it."""
+    capacity = rng.choice((1, 2, 8))
+    queues = rng.random() < 0.6
+    ramps = not queues and rng.random() < 0.5
+    return FunctionsModel(
+        capacity=capacity,
+        queues=queues,
+        burst=rng.randint(1, capacity) if ramps else None,
+        per_s=rng.choice((0.5, 5.0)) if ramps else math.inf,
+        cold_start_s=0.0 if queues else rng.choice((0.0, 0.3, 2.0)),
+        warm_s=rng.choice((1.0, 300.0)),
+        overhead_s=rng.choice((0.004, 0.04) if small else (0.004, 0.04, 0.4)),
+        fetch_s=rng.choice((0.0, 0.002)),
+        decode_s=0.001,
+        stragglers=rng.choice((0.0, 0.0, 0.02, 0.1)),
+        timeout_s=rng.choice((math.inf, math.inf, 5.0)),
     )
 
 

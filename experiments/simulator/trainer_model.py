@@ -2,77 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import SetKey
+from coordinator.core import EVERY_EPOCH, SetKey
 from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
     from experiments.simulator.scenario import JobScript
     from experiments.simulator.world import World
 
-__all__ = ["Delivery", "Trainer"]
+__all__ = ["Delivery", "PassFigures", "Trainer"]
 
 _CALL_RETRY_S = 0.5
-_HEARTBEAT_S = 5.0
+_CALL_S = 0.001
 _REPORT_DELAY_S = 0.001
+_POLL_S = 0.005
+_POLL_MAX_S = 1.0
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Reading:
     """A batch that a reader works on; what it has got it keeps."""
 
     position: int
     key: SetKey
-    indices: np.ndarray
-    padding: np.ndarray
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
     began_s: float
-    missing: np.ndarray
+    missing: NDArray[np.int64]
     hits: int = 0
     attempts: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A batch that the trainer has consumed."""
 
     number: int
     epoch: int
     position: int
-    indices: np.ndarray
-    padding: np.ndarray
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
 
 
-@dataclass
+@dataclass(slots=True)
+class PassFigures:
+    """What one pass has come to, as :class:`experiments.records.PassSummary` measures it."""
+
+    epoch: int
+    began_s: float
+    ended_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    hits: int = 0
+    wait_s: float = 0.0
+    """The trainer was idle for want of a batch."""
+    first_wait_s: float = 0.0
+
+
 class Trainer:
     """A rank. Everything it does happens by ``world.after``."""
 
-    world: World
-    script: JobScript
-    rank: int
-    done: bool = False
-    deliveries: list[Delivery] = field(default_factory=list)
-    finished_passes: list[int] = field(default_factory=list)
-    _number: int = -1
-    _epoch: int = 0
-    _stop: int = 0
-    _asked: int = 0
-    _yielded: int = 0
-    _consumed: int = 0
-    _page: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    _reading: dict[int, _Reading] = field(default_factory=dict)
-    _ready: dict[int, _Reading] = field(default_factory=dict)
-    _busy: bool = False
-    _asking: bool = False
+    def __init__(self, world: World, script: JobScript, rank: int) -> None:
+        self.world = world
+        self.script = script
+        self.rank = rank
+        self.done = False
+        self.deliveries: list[Delivery] = []
+        self.passes: list[PassFigures] = []
+        self.waiting_since: dict[int, float] = {}
+        """When the reader of each position looked in vain for the first time."""
+        self._number = -1
+        self._epoch = 0
+        self._stop = self._asked = self._yielded = self._consumed = 0
+        self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self._reading: dict[int, _Reading] = {}
+        self._ready: dict[int, _Reading] = {}
+        self._busy = False
+        self._asking = False
+        self._idle_since_s = 0.0
+        self._then: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Open the job and begin the first pass."""
+        """Open the job and begin the first pass, unless that is another job's to say."""
         self._open_job()
+        if self.script.follows is None:
+            self._begin_pass()
+        self.world.after(self.world.scenario.heartbeat_s, self._heartbeat)
+
+    def follow(self, then: Callable[[], None]) -> None:
+        """Do the next pass now, and ``then`` let the one that waits go on."""
+        self._then = then
         self._begin_pass()
-        self.world.after(_HEARTBEAT_S, self._heartbeat)
 
     def _begin_pass(self) -> None:
         self._number += 1
@@ -84,11 +114,29 @@ class Trainer:
         self._page.clear()
         self._reading.clear()
         self._ready.clear()
+        self.waiting_since.clear()
         self._asking = False
+        self._idle_since_s = self.world.now_s
+        self.passes.append(PassFigures(self._epoch, self.world.now_s))
         self._go_on()
+
+    def _end_pass(self) -> None:
+        self.passes[-1].ended_s = self.world.now_s
+        if self._then is not None:
+            then, self._then = self._then, None
+            if self._number + 1 == len(self.script.passes):
+                self._begin_pass()  # there is none: that was the last
+            then()
+            return
+        follower = self.world.follower(self.script.name, self.rank)
+        if follower is None or follower.done:
+            self._begin_pass()
+        else:
+            follower.follow(self._begin_pass)
 
     def _end(self) -> None:
         self.done = True
+        self.world.ended()
         if self.script.ending == "close":
             self.world.post(JobClosed(self.script.name, self.rank))
 
@@ -109,7 +157,8 @@ class Trainer:
                     known_absent=world.cache_was_empty,
                 )
             )
-            world.post(JobOpened(script.name, script.dataset, script.plan, self.rank))
+            epoch, position, _ = script.passes[max(self._number, 0)]
+            world.post(JobOpened(script.name, script.dataset, script.plan, self.rank, epoch, position))
         return True
 
     def _ask(self, number: int) -> None:
@@ -117,7 +166,7 @@ class Trainer:
         if number != self._number or self.done:
             return
         if not self._open_job():
-            self.world.after(_CALL_RETRY_S, lambda: self._ask(number))
+            self.world.after(_CALL_RETRY_S, partial(self._ask, number))
             return
         self._asking = False
         start = self._asked
@@ -139,41 +188,35 @@ class Trainer:
         if not self.done:
             if self._open_job():
                 self._tell(min(self._yielded, self._asked))
-            self.world.after(_HEARTBEAT_S, self._heartbeat)
+            self.world.after(self.world.scenario.heartbeat_s, self._heartbeat)
 
     def _go_on(self) -> None:
         """Yield batches to idle readers, and consume what is next."""
+        script = self.script
         if self._consumed == self._stop and not self._busy:
-            if self._stop == self.script.plan.batches_per_epoch:
-                self.finished_passes.append(self._number)
-            self._begin_pass()
+            self._end_pass()
             return
-        while len(self._reading) < self.script.workers and self._yielded < self._stop:
-            if self._yielded - self._consumed >= 2 * self.script.workers:
+        while len(self._reading) < script.workers and self._yielded < self._stop:
+            if self._yielded - self._consumed >= 2 * script.workers:
                 break
             if self._yielded not in self._page:
                 break
             self._read_next()
-        page_is_low = self._asked - self._yielded <= self.script.page // 2
-        if page_is_low and self._asked < self.script.plan.batches_per_epoch and not self._asking:
+        page_is_low = self._asked - self._yielded <= script.page // 2
+        if page_is_low and self._asked < script.plan.batches_per_epoch and not self._asking:
             self._asking = True
-            number = self._number
-            self.world.after(0.001, lambda: self._ask(number))
+            self.world.after(_CALL_S, partial(self._ask, self._number))
         if self._consumed in self._ready and not self._busy:
             self._consume()
 
     def _read_next(self) -> None:
         indices, padding = self._page.pop(self._yielded)
-        job_key = SetKey(
-            self.script.dataset, self._epoch if self.world.is_random(self.script.dataset) else -1
-        )
-        reading = _Reading(
-            self._yielded, job_key, indices, padding, self.world.now_s, np.arange(indices.size)
-        )
+        random = self.world.is_random(self.script.dataset)
+        key = SetKey(self.script.dataset, self._epoch if random else EVERY_EPOCH)
+        reading = _Reading(self._yielded, key, indices, padding, self.world.now_s, np.arange(indices.size))
         self._reading[self._yielded] = reading
         self._yielded += 1
-        number = self._number
-        self.world.after(0.0, lambda: self._attempt(reading, number))
+        self.world.after(0.0, partial(self._attempt, reading, self._number))
 
     def _attempt(self, reading: _Reading, number: int) -> None:
         if number != self._number or self.done:
@@ -182,29 +225,39 @@ class Trainer:
         wanted = reading.indices[reading.missing]
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
-            corrupt = world.cache.corrupt[reading.key][wanted] & (found > 0)
+            corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
         else:
             found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
         got = (found != 0) & ~corrupt
         if reading.attempts == 0:
-            reading.hits = int(got.sum())
+            reading.hits = int(np.count_nonzero(got))
         spoilt = reading.missing[corrupt]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
-        done = not reading.missing.size
-        self._report(reading, spoilt, done=done)
-        if done:
-            del self._reading[reading.position]
-            self._ready[reading.position] = reading
-            self._go_on()
+        if not reading.missing.size:
+            self.waiting_since.pop(reading.position, None)
+            if self.script.read_s:
+                world.after(self.script.read_s, partial(self._have_read, reading, number))
+            else:
+                self._have_read(reading, number)
             return
+        self._report(reading, spoilt, done=False)
+        self.waiting_since.setdefault(reading.position, reading.began_s)
         world.check_patience(self, reading.position, world.now_s - reading.began_s)
-        delay_s = min(1.0, 0.005 * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
-        world.after(delay_s, lambda: self._attempt(reading, number))
+        delay_s = min(_POLL_MAX_S, _POLL_S * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
+        world.after(delay_s, partial(self._attempt, reading, number))
 
-    def _report(self, reading: _Reading, spoilt: np.ndarray, *, done: bool) -> None:
-        world = self.world
-        if not world.cache.up or world.rng.random() < world.scenario.faults.lost_report:
+    def _have_read(self, reading: _Reading, number: int) -> None:
+        if number != self._number or self.done:
+            return
+        self._report(reading, _NOTHING, done=True)
+        del self._reading[reading.position]
+        self._ready[reading.position] = reading
+        self._go_on()
+
+    def _report(self, reading: _Reading, spoilt: NDArray[np.int64], *, done: bool) -> None:
+        world, lost = self.world, self.world.scenario.faults.lost_report
+        if not world.cache.up or (lost and world.rng.random() < lost):
             return
         event = BatchRead(
             job=self.script.name,
@@ -216,22 +269,34 @@ class Trainer:
             missed=reading.missing.copy(),
             corrupt=spoilt,
             done=done,
-            read_us=100,
-            wait_us=0,
+            read_us=int(self.script.read_s * 1e6),
+            wait_us=int((world.now_s - reading.began_s - self.script.read_s) * 1e6) if done else 0,
+            size_bytes=world.record_bytes(reading.key.dataset, reading.indices) if done else 0,
         )
-        world.after(_REPORT_DELAY_S, lambda: world.post(event))
+        world.after(_REPORT_DELAY_S, partial(world.post, event))
 
     def _consume(self) -> None:
         self._busy = True
-        middle = (self.script.passes[self._number][1] + self._stop) // 2
-        pause_s = self.script.pause_s if self._consumed == middle else 0.0
-        self.world.after(self.script.step_s + pause_s, self._consumed_one)
+        figures, waited_s = self.passes[-1], self.world.now_s - self._idle_since_s
+        if not figures.batches:
+            figures.first_wait_s = waited_s
+        figures.wait_s += waited_s
+        step_s = self.script.step_s
+        if self.script.pause_s:
+            middle = (self.script.passes[self._number][1] + self._stop) // 2
+            step_s += self.script.pause_s if self._consumed == middle else 0.0
+        self.world.after(step_s, self._consumed_one)
 
     def _consumed_one(self) -> None:
         self._busy = False
-        batch = self._ready.pop(self._consumed)
-        self.deliveries.append(
-            Delivery(self._number, self._epoch, self._consumed, batch.indices, batch.padding)
-        )
+        self._idle_since_s = self.world.now_s
+        batch, figures = self._ready.pop(self._consumed), self.passes[-1]
+        figures.batches += 1
+        figures.samples += batch.indices.size
+        figures.hits += batch.hits
+        if self.world.keeps_deliveries:
+            self.deliveries.append(
+                Delivery(self._number, self._epoch, self._consumed, batch.indices, batch.padding)
+            )
         self._consumed += 1
         self._go_on()

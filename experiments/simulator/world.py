@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +26,14 @@ from coordinator.core.events import (
     Tick,
 )
 from experiments.simulator.cache_model import CacheModel
-from experiments.simulator.checks import Checks
+from experiments.simulator.checks import Checks, NoChecks
 from experiments.simulator.executor_model import ExecutorModel
 from experiments.simulator.trainer_model import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from coordinator.core.actions import Action
     from coordinator.core.events import Event
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-_EVENTS_MAX = 200_000
 _AUDIT_S = 0.001
 _RETRY_S = 0.5
 _UPKEEP_S = 1.0
@@ -47,11 +49,26 @@ _HEADROOM = 1.2
 
 
 class World:
-    """One run. ``make_core`` is a seam for planted bugs."""
+    """One run.
 
-    def __init__(self, scenario: Scenario, make_core: Callable[[Scenario], Core] | None = None) -> None:
+    Args:
+        scenario: what it is made of.
+        make_core: a seam for planted bugs.
+        checked: whether every promise is checked after every event.
+        log: whether to keep what was requested, a line for each request, in ``log``.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        make_core: Callable[[Scenario], Core] | None = None,
+        *,
+        checked: bool = True,
+        log: bool = True,
+    ) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1)
+        self.dice = np.random.default_rng(scenario.seed % 2**63 + 1)
         self.now_s = 0.0
         self.cache = CacheModel(lambda key: scenario.datasets[key.dataset].size)
         self.coordinator_up = True
@@ -60,26 +77,33 @@ class World:
         self.events = 0
         self.requests = 0
         self.requested_samples = 0
-        self.log: list[str] = []
+        self.keeps_deliveries = checked
+        self.log: list[str] | None = [] if log else None
         self._make_core = make_core or (lambda scenario: Core(scenario.settings))
         self.core = self._make_core(scenario)
-        self.checks = Checks(self)
-        self._executor = ExecutorModel(self, scenario.capacity)
+        self.checks: Checks = Checks(self) if checked else NoChecks(self)
+        self.executor = ExecutorModel(self)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._wake_at_s = np.inf
-        self._trainers = {
+        self.trainers = {
             script.name: [Trainer(self, script, rank) for rank in range(script.plan.replicas)]
             for script in scenario.jobs
         }
+        self._followers = {script.follows: script.name for script in scenario.jobs if script.follows}
+        self._under_way = sum(map(len, self.trainers.values()))
 
     def run(self) -> World:
-        """Run to the end; :class:`InvariantError` if a promise is broken on the way."""
+        """Run to the end.
+
+        Raises:
+            InvariantError: a promise is broken on the way.
+        """
         scenario = self.scenario
         self._leave_over()
-        self.post(ExecutorResized(scenario.capacity))
+        self._tell_size()
         for script in scenario.jobs:
-            for trainer in self._trainers[script.name]:
+            for trainer in self.trainers[script.name]:
                 self.after(script.starts_s, trainer.start)
         self.after(_UPKEEP_S, self._upkeep)
         for happens, times_s in (
@@ -90,15 +114,15 @@ class World:
         ):
             for time_s in times_s:
                 self.after(time_s, happens)
-        while not self._all_done():
-            self.checks.demand(self._heap, "nothing happens any more, and jobs are not done")
+        while self._under_way and self.now_s < scenario.until_s:
+            if not self._heap:
+                raise self.checks.broken("nothing happens any more, and jobs are not done")
             self._step()
-        end_s = self.now_s + 3 * scenario.settings.forget_s
-        while self._heap and self._heap[0][0] <= end_s:
-            self._step()
-        self.checks.quiet()
-        for script in scenario.jobs:
-            self.checks.delivered_exactly_once(script, self._trainers[script.name])
+        if self._under_way:
+            self.now_s = scenario.until_s
+        elif self.keeps_deliveries:
+            self._see_it_end()
+        self.executor.usage.change(0, self.now_s)
         return self
 
     def after(self, delay_s: float, happens: Callable[[], None]) -> None:
@@ -116,41 +140,63 @@ class World:
         wake_at_s = self.core.wake_at_s
         if wake_at_s < self._wake_at_s:
             self._wake_at_s = wake_at_s
-            self.after(wake_at_s - self.now_s, lambda: self._tick(wake_at_s))
+            self.after(max(wake_at_s - self.now_s, 0.0), partial(self._tick, wake_at_s))
 
     def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
         """A function answers the coordinator that asked it, if that still lives."""
         if life == self.life:
             self.post(event)
 
-    def push(self, key: SetKey, index: int, size_bytes: int, *, corrupt: bool) -> None:
-        """A function writes a record; over maxmemory the server evicts at random."""
-        self.cache.store(key, index, size_bytes, corrupt=corrupt)
+    def push(
+        self, key: SetKey, indices: NDArray[np.int64], sizes: NDArray[np.int64], *, corrupt: list[int]
+    ) -> None:
+        """A function writes records; over maxmemory the server evicts at random."""
+        self.cache.store(key, indices, sizes, corrupt=corrupt)
         while self.cache.used_bytes > self.scenario.settings.budget_bytes * _HEADROOM:
-            if not self.cache.evict(self.rng, 0.5):
+            if not self.cache.evict(self.dice, 0.5):
                 break
 
     def is_random(self, dataset: bytes) -> bool:
         """Whether the recipe of a dataset is random."""
         return self.scenario.datasets[dataset].random
 
+    def record_bytes(self, dataset: bytes, indices: NDArray[np.int64]) -> int:
+        """Bytes of these records together."""
+        return int(self.scenario.datasets[dataset].record_bytes[indices].sum())
+
     def script(self, job: str) -> JobScript:
         """The script of a job."""
-        return self._trainers[job][0].script
+        return self.trainers[job][0].script
+
+    def follower(self, job: str, rank: int) -> Trainer | None:
+        """The rank that does a pass after each pass of this one."""
+        name = self._followers.get(job)
+        return None if name is None else self.trainers[name][rank]
+
+    def ended(self) -> None:
+        """A trainer has done all that it had to do."""
+        self._under_way -= 1
 
     def check_patience(self, trainer: Trainer, position: int, waited_s: float) -> None:
         """A reader waits; not for ever."""
-        self.checks.demand(
-            waited_s < self.scenario.patience_s,
-            f"{trainer.script.name}/{trainer.rank} has waited {waited_s:.0f} s for batch {position}",
-        )
+        if waited_s >= self.scenario.patience_s:
+            where = f"{trainer.script.name}/{trainer.rank}"
+            raise self.checks.broken(f"{where} has waited {waited_s:.0f} s for batch {position}")
+        self.checks.waits(trainer, position, waited_s)
 
-    def _all_done(self) -> bool:
-        return all(trainer.done for trainers in self._trainers.values() for trainer in trainers)
+    def _see_it_end(self) -> None:
+        """Long after the last job: what was under way has ended, and what was read is looked at."""
+        end_s = self.now_s + 3 * self.scenario.settings.forget_s
+        while self._heap and self._heap[0][0] <= end_s:
+            self._step()
+        self.checks.quiet()
+        for script in self.scenario.jobs:
+            self.checks.delivered_exactly_once(script, self.trainers[script.name])
 
     def _step(self) -> None:
         self.events += 1
-        self.checks.demand(self.events < _EVENTS_MAX, "the run does not end")
+        if self.events > self.scenario.events_max:
+            raise self.checks.broken("the run does not end")
         time_s, _, happens = heapq.heappop(self._heap)
         self.now_s = max(self.now_s, time_s)
         happens()
@@ -160,7 +206,7 @@ class World:
             return  # the core has thought better of it
         self._wake_at_s = np.inf
         self.post(Tick())
-        if self.coordinator_up:
+        if self.coordinator_up and self.keeps_deliveries:
             again = self.core.handle(Tick(), self.now_s)
             self.checks.demand(not again, f"a second tick at the same time has the core act again: {again}")
 
@@ -168,20 +214,24 @@ class World:
         if isinstance(action, Prefetch):
             self.requests += 1
             self.requested_samples += action.indices.size
-            self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
+            if self.log is not None:
+                self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
             self.checks.requested(action)
-            self._executor.submit(action)
+            self.executor.submit(action)
         elif isinstance(action, Drop):
             self.checks.dropped(action)
             self.cache.drop(action.samples, action.indices)
         elif isinstance(action, Audit):
             self.checks.asked(action)
-            life = self.life
-            self.after(_AUDIT_S, lambda: self._audit(action, life))
+            self.after(_AUDIT_S, partial(self._audit, action, self.life))
         elif isinstance(action, WriteTombstones):
             self.checks.buried(action)
-            for index in action.indices.tolist():
-                self.cache.bury(action.samples, index, self.now_s, ttl_s=action.expires_in_s)
+            self.cache.bury(action.samples, action.indices, self.now_s, ttl_s=action.expires_in_s)
+
+    def _tell_size(self) -> None:
+        functions = self.scenario.functions
+        backlog = None if functions.queues else 0
+        self.post(ExecutorResized(functions.capacity, functions.burst, functions.per_s, backlog=backlog))
 
     def _audit(self, action: Audit, life: int) -> None:
         if life != self.life:
@@ -190,10 +240,10 @@ class World:
             found = self.cache.look(action.samples, action.indices, self.now_s)
             self.post(Audited(action.audit_id, found))
         else:
-            self.after(_RETRY_S, lambda: self._audit(action, life))
+            self.after(_RETRY_S, partial(self._audit, action, life))
 
     def _upkeep(self) -> None:
-        if not self._all_done():
+        if self._under_way:
             if self.coordinator_up and self.cache.up:
                 headroom = self.scenario.settings.budget_bytes * (_HEADROOM - 1)
                 self.post(CacheGrew(int(self.cache.used_bytes - self.core.resident_bytes - headroom)))
@@ -201,16 +251,18 @@ class World:
 
     def _leave_over(self) -> None:
         """What an earlier coordinator left in the cache, up to the budget."""
+        if not self.scenario.left_over:
+            return
         for data in self.scenario.datasets.values():
             for script in self.scenario.jobs:
                 key = SetKey(script.dataset, script.passes[0][0] if data.random else EVERY_EPOCH)
                 if script.dataset != data.name:
                     continue
-                for index in range(data.size):
-                    if self.rng.random() < self.scenario.left_over:
-                        self.cache_was_empty = False
-                        if self.cache.used_bytes < self.scenario.settings.budget_bytes:
-                            self.cache.store(key, index, int(data.record_bytes[index]))
+                left = np.flatnonzero(self.dice.random(data.size) < self.scenario.left_over)
+                self.cache_was_empty = self.cache_was_empty and not left.size
+                free_bytes = self.scenario.settings.budget_bytes - self.cache.used_bytes
+                fitting = np.cumsum(data.record_bytes[left]) < free_bytes
+                self.cache.store(key, left[fitting], data.record_bytes[left[fitting]], corrupt=[])
 
     def _flush(self) -> None:
         self.cache.flush()
@@ -232,7 +284,7 @@ class World:
         self.after(0.2, self._notice_loss)
 
     def _evict(self) -> None:
-        self.cache.evict(self.rng, 0.3)
+        self.cache.evict(self.dice, 0.3)
 
     def _kill_coordinator(self) -> None:
         if self.coordinator_up:
@@ -246,4 +298,4 @@ class World:
         self.core = self._make_core(self.scenario)
         self.checks.forget_all()
         self._wake_at_s = np.inf
-        self.post(ExecutorResized(self.scenario.capacity))
+        self._tell_size()

@@ -8,15 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.core import Core, Plan, results, room
+from coordinator.core import Core, CoreSettings, Plan, dispatching, results, room
+from coordinator.core.actions import Prefetch
+from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import DemandQueue
+from coordinator.core.events import BatchRead, Tick
 from coordinator.core.plan import Span
 from coordinator.core.samples import SampleSet, SampleState
 from experiments.simulator.checks import InvariantError
+from experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
 from experiments.simulator.seeded import draw_scenario
+from experiments.simulator.trainer_model import Trainer
 from experiments.simulator.world import World
 
 SEEDS = range(30)
+add = DeadlineQueue.add
 
 
 def caught(pattern: str, make_core=None) -> bool:
@@ -87,6 +93,88 @@ def test_a_core_that_requests_what_is_resident_is_caught(monkeypatch):
 
     monkeypatch.setattr(SampleSet, "store", forgetful)
     assert caught("that is resident")
+
+
+def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
+    request = dispatching._request
+
+    def twice(state, key, indices, job):
+        request(state, key, indices, job)
+        state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
+
+    monkeypatch.setattr(dispatching, "_request", twice)
+    assert caught("that is in flight")
+
+
+def test_a_plan_that_swaps_two_batches_is_caught(monkeypatch):
+    span = Plan.span
+
+    def swapping(self, epoch, start, stop, rank):
+        right = span(self, epoch, start, stop, rank)
+        if len(right) < 2 or right.lengths[0] != right.lengths[1]:
+            return right
+        length = int(right.lengths[0])
+        indices = np.concatenate(
+            (right.indices[length : 2 * length], right.indices[:length], right.indices[2 * length :])
+        )
+        return Span(indices, right.padding, right.offsets)
+
+    monkeypatch.setattr(Plan, "span", swapping)
+    assert caught("not in plan order")
+
+
+def test_a_trainer_that_skips_a_batch_is_caught(monkeypatch):
+    consumed_one = Trainer._consumed_one
+
+    def skipping(self):
+        batch = self._ready[self._consumed]
+        consumed_one(self)
+        if batch.position == 1:
+            self.deliveries.pop()
+
+    monkeypatch.setattr(Trainer, "_consumed_one", skipping)
+    assert caught("not in plan order")
+
+
+def test_a_core_that_forgets_who_ordered_is_caught(monkeypatch):
+    handle = Core.handle
+
+    def generous(self, event, now):
+        actions = handle(self, event, now)
+        for job in self.jobs:
+            job.counters.invocations -= any(isinstance(action, Prefetch) for action in actions)
+        return actions
+
+    monkeypatch.setattr(Core, "handle", generous)
+    assert caught("was charged")
+
+
+def test_a_core_that_starves_a_job_is_caught(monkeypatch):
+    """A quick job reads on from the cache, while nothing is produced for a second one."""
+    quick, slow = (
+        JobScript(name, dataset, Plan(size=40, batch_size=4), starts_s, 0.5, 1, 4, tuple(passes))
+        for name, dataset, starts_s, passes in (
+            ("quick", b"a", 0.0, [(epoch, 0, 10) for epoch in range(40)]),
+            ("slow", b"b", 1.0, [(0, 0, 10)]),
+        )
+    )
+    data = {name: DatasetModel(name, random=False, record_bytes=np.full(40, 1000)) for name in (b"a", b"b")}
+    scenario = Scenario(
+        1, CoreSettings(10**9), FunctionsModel(2, overhead_s=0.01), data, (quick, slow), patience_s=300.0
+    )
+    World(scenario).run()
+    handle = Core.handle
+
+    def unfair(self, event, now):
+        missed = isinstance(event, BatchRead) and event.job == "slow"
+        return handle(self, Tick() if missed else event, now)
+
+    monkeypatch.setattr(Core, "handle", unfair)
+    monkeypatch.setattr(
+        DeadlineQueue, "add", lambda self, lane, at_s: lane[0] == "slow" or add(self, lane, at_s)
+    )
+    with pytest.raises(InvariantError, match="slow/0 starves"):
+        World(scenario).run()
 
 
 def test_a_core_that_drops_what_is_awaited_does_not_end(monkeypatch):

@@ -5,6 +5,7 @@ To replay one: ``python -m pytest tests/simulation/test_world.py -k seed-17``.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -54,12 +55,14 @@ def test_promises_hold_in_ten_thousand_more(first):
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
 def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
     drawn = draw_scenario(seed, small=True)
-    settings = replace(drawn.settings, budget_bytes=10**12)
+    settings = replace(drawn.settings, budget_bytes=10**12, hedge_share=0.0)
+    functions = replace(drawn.functions, queues=True, per_s=math.inf, burst=None, timeout_s=math.inf)
     datasets = {
         name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
         for name, data in drawn.datasets.items()
     }
-    world = World(replace(drawn, settings=settings, datasets=datasets, faults=Faults(), left_over=0.0)).run()
+    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
+    world = World(replace(plain, faults=Faults(), left_over=0.0)).run()
     assert 0 < world.requested_samples <= sum(data.size for data in datasets.values())
 
 
