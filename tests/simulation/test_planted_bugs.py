@@ -96,13 +96,13 @@ def test_a_core_that_requests_what_is_resident_is_caught(monkeypatch):
 
 
 def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
-    request = dispatching._request
+    request = dispatching.request
 
-    def twice(state, key, indices, job):
-        request(state, key, indices, job)
+    def twice(state, key, indices, job, now):
+        request(state, key, indices, job, now)
         state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
 
-    monkeypatch.setattr(dispatching, "_request", twice)
+    monkeypatch.setattr(dispatching, "request", twice)
     assert caught("that is in flight")
 
 
