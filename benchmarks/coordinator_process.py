@@ -138,7 +138,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         engine.post(ExecutorResized(executor.capacity))
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
-        reports = ReportReader(cache, engine.post)
+        reports = ReportReader(cache, engine.post_all)
         service = CoordinatorService(engine, datasets, reports, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ from super_wire.record import Tombstone
 from super_wire.request import PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
     from typing import Any
 
     from coordinator.cache import Cache
@@ -49,6 +50,8 @@ _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enume
 _ANSWER_GRACE_S = 10.0
 _RETRY_S = 0.5
 _NUMBER_MAX = 2**40
+_TICK_LEAST_S = 0.001
+_SENDS_PER_TURN = 16
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionCrashedError, FailureKind.CRASHED),
     (FunctionTimedOutError, FailureKind.TIMED_OUT),
@@ -85,7 +88,10 @@ class Engine:
         self._contents: dict[bytes, Dataset] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
+        self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
+        self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
+        self._tick_at_s = 0.0
         self._closed = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -97,7 +103,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether an action is being carried out."""
-        return bool(self._tasks)
+        return bool(self._tasks or self._to_send)
 
     @staticmethod
     def now_s() -> float:
@@ -114,24 +120,41 @@ class Engine:
 
     def post(self, event: Event) -> None:
         """Hand an event to the core now, and begin what it wants done."""
+        self.post_all((event,))
+
+    def post_all(self, events: Iterable[Event]) -> None:
+        """Hand over events that came together."""
         if self._closed:
             return
+        now = time.monotonic()
         try:
-            for action in self.core.handle(event, time.monotonic()):
+            for action in self.core.handle_all(events, now):
                 self._begin(action)
         except Exception as error:
             self._fail(error)
             raise
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        """Have the core told when time has passed; a tick that comes too early does no harm."""
+        wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
         if self._timer is not None:
+            if now < self._tick_at_s <= wake_at_s:
+                return
             self._timer.cancel()
-        delay_s = max(self.core.wake_at_s - time.monotonic(), 0.001)
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
+        self._tick_at_s = wake_at_s
+        self._timer = asyncio.get_running_loop().call_later(wake_at_s - now, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.post(Tick())
 
     async def close(self) -> None:
         """Stop: what is under way is abandoned, which the next coordinator will find out."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._to_send.clear()
         await cancel_and_wait(*self._tasks)
         if not self.failed.done():
             self.failed.cancel()
@@ -142,7 +165,9 @@ class Engine:
 
     def _begin(self, action: Action) -> None:
         if isinstance(action, Prefetch):
-            self._start(self._prefetch(action, self._dropping))
+            if not self._to_send:
+                asyncio.get_running_loop().call_soon(self._send_some)
+            self._to_send.append((action, self._dropping))
         elif isinstance(action, Audit):
             self._start(self._audit(action))
         elif isinstance(action, Drop):
@@ -151,6 +176,15 @@ class Engine:
             self._start(self._bury(action))
         elif isinstance(action, Warn):
             _log.warning("%s", action.message)
+
+    def _send_some(self) -> None:
+        """Begin a few requests, and leave the others to later turns: a reply that waits for its turn comes
+        before hundreds of requests are put together.
+        """
+        for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
+            self._start(self._prefetch(*self._to_send.popleft()))
+        if self._to_send:
+            asyncio.get_running_loop().call_soon(self._send_some)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -174,14 +208,14 @@ class Engine:
         dataset = self._contents[action.samples.dataset]
         catalog, ids = dataset.catalog, self._ids(action.samples, action.indices).hex()
         request = PrefetchRequest(
-            request_id=f"{action.request_id}-{uuid.uuid4().hex[:8]}",
+            request_id=f"{action.request_id}-{self._run}",
             bucket=catalog.bucket,
             recipe=dataset.recipe.json,
             epoch=0 if action.samples.epoch == EVERY_EPOCH else action.samples.epoch,
             cache=self._cache.address,
             expires_at=time.time() + action.expires_in_s,
-            keys=tuple(key.decode() for key in catalog.keys.take(action.indices)),
-            versions=tuple(version.decode() for version in catalog.versions.take(action.indices)),
+            keys=tuple(map(bytes.decode, catalog.keys.take(action.indices))),
+            versions=tuple(map(bytes.decode, catalog.versions.take(action.indices))),
             ids=tuple(ids[at : at + 32] for at in range(0, len(ids), 32)),
         )
         began_s = time.monotonic()
@@ -215,7 +249,7 @@ class Engine:
             result.push_us,
             (result.duration_us,),
         )
-        if any(not 0 <= number <= _NUMBER_MAX for column in columns for number in column):
+        if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
             msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
             raise FunctionRaisedError(msg)
         return RequestDone(

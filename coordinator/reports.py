@@ -35,10 +35,10 @@ class ReportReader:
 
     Args:
         cache: where the streams are.
-        emit: takes each event.
+        emit: takes the events that came together.
     """
 
-    def __init__(self, cache: Cache, emit: Callable[[BatchRead], None]) -> None:
+    def __init__(self, cache: Cache, emit: Callable[[list[BatchRead]], None]) -> None:
         self._cache = cache
         self._emit = emit
         self._positions: dict[bytes, bytes] = {_BELL: b"0-0"}
@@ -63,6 +63,7 @@ class ReportReader:
 
     async def read_once(self) -> None:
         """Wait for entries, up to a second, and emit them."""
+        events: list[BatchRead] = []
         found = await self._cache.read_streams(dict(self._positions), block_ms=_BLOCK_MS, count=_COUNT)
         for stream, entries in found:
             if not entries or stream not in self._positions:
@@ -73,12 +74,12 @@ class ReportReader:
             job = stream.removeprefix(REPORT_PREFIX).decode()
             for _, entry in entries:
                 try:
-                    event = _event(job, ReadReport.from_fields(entry))
+                    events.append(_event(job, ReadReport.from_fields(entry)))
                 except ValueError as error:
                     self.unreadable += 1
                     _log.warning("a read report of job %s is skipped: %s", job, error)
-                    continue
-                self._emit(event)
+        if events:
+            self._emit(events)
 
 
 def _event(job: str, report: ReadReport) -> BatchRead:

@@ -112,7 +112,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     engine.post(ExecutorResized(executor.capacity))
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s)
     stack.push_async_callback(datasets.close)
-    reports = ReportReader(cache, engine.post)
+    reports = ReportReader(cache, engine.post_all)
     service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)
     await cache.hold_lock()  # functions may have taken longer to start than a lock lasts
     server, health = await listen(settings.listen, service)

@@ -19,7 +19,7 @@ from coordinator.core.state import State
 from coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -70,11 +70,16 @@ class Core:
             event: what happened.
             now: the time in seconds, on any clock that does not go back.
         """
+        return self.handle_all((event,), now)
+
+    def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
+        """Take in events that came together; what is to be done is decided once, after the last."""
         state = self._state
         self._now_s = now
-        state.events += not isinstance(event, events.Tick)
         state.ledger.settle(now)
-        _HANDLERS[type(event)](state, event, now)
+        for event in several:
+            state.events += not isinstance(event, events.Tick)
+            _HANDLERS[type(event)](state, event, now)
         expire_tombstones(state, now)
         lapse(state, now)
         if now >= self._forget_at_s:

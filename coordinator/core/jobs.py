@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.journal import LaneNote
+    from coordinator.core.pace import Pace
     from coordinator.core.plan import Plan
 
 __all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
 
-_FIRST_INTERVAL_S = 0.05
-_SMOOTHING = 0.2
 _GAP_BATCHES = 64
-_PAUSE = 8.0
 _LAPSED_S = 1e8
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
@@ -84,8 +82,8 @@ class Lane:
 
     All before ``low`` has been read; all before ``frontier`` has been looked at, and what was absent of it
     stands in ``pending`` (by position) or has been asked for; all before ``asked`` is known to the sampler.
-    ``interval_s`` is the smoothed time between two batches for which it did not have to wait. ``caution``
-    says how much farther than needed it looks ahead: more after each stall, less and less without.
+    ``caution`` says how much farther than needed it looks ahead: more after each stall, less and less
+    without one.
     """
 
     rank: int
@@ -95,7 +93,7 @@ class Lane:
     yielded: int
     last_seen_s: float
     last_read_s: float
-    interval_s: float = _FIRST_INTERVAL_S
+    pace: Pace
     counted: int = 0
     """All before it has been counted as reused or not."""
     caution: float = 1.0
@@ -114,6 +112,7 @@ class Lane:
         self.read_ahead.clear()
         self.pending.clear()
         self.last_read_s = now
+        self.pace.restart(now)
 
     def look_again(self) -> None:
         """What was looked at may not be there any more: look at all of it again."""
@@ -135,11 +134,7 @@ class Lane:
         self.pending.insert(place, ahead)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """A batch was read; batches may be read out of order, and reports may be lost.
-
-        The time before one that the reader had to wait for says nothing of the job's own pace, unless it was
-        short; and a long pause is no change of pace.
-        """
+        """A batch was read; batches may be read out of order, and reports may be lost."""
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
             if stalled
@@ -155,10 +150,7 @@ class Lane:
             self.read_ahead.discard(self.low)
             self.low += 1
         if self.low > before:
-            interval_s = max(now - self.last_read_s, 1e-6) / (self.low - before)
-            if not stalled or interval_s < self.interval_s:
-                interval_s = min(interval_s, self.interval_s * _PAUSE)
-                self.interval_s += (interval_s - self.interval_s) * _SMOOTHING
+            self.pace.read(self.low - before, now, stalled=stalled)
             self.last_read_s = now
             self.frontier = max(self.frontier, self.low)
 
@@ -168,6 +160,11 @@ class Lane:
             self.low = position
             self.read_ahead = {read for read in self.read_ahead if read >= position}
             self.frontier = max(self.frontier, position)
+
+    @property
+    def interval_s(self) -> float:
+        """Time between two of its batches."""
+        return self.pace.interval_s
 
     @property
     def next_ahead(self) -> int:

@@ -23,6 +23,7 @@ _SLOW = 0.99
 _SAFETY = 2.0
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8
+_STRIDE_SHARE = 4
 _LEAST_BATCHES = 2
 
 
@@ -40,6 +41,11 @@ def window_end(state: State, job: Job, lane: Lane) -> int:
     scarcity = _WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
     batches = max(_LEAST_BATCHES, wanted if scarcity >= 1 else int(wanted * scarcity))
     return max(lane.low + batches, lane.yielded + _LEAST_BATCHES)
+
+
+def _stride(lane: Lane, end: int) -> int:
+    """Looking at several batches at once is much cheaper: a few are left until there are more."""
+    return max(1, min(_SPAN_BATCHES, (end - lane.low) // _STRIDE_SHARE))
 
 
 def _batches_needed(state: State, job: Job, lane: Lane) -> int:
@@ -67,7 +73,7 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
                 if absent.size:
                     return ahead._replace(indices=absent)
         end = window_end(state, job, lane)
-        if lane.frontier >= end:
+        if end - lane.frontier < _stride(lane, end):
             return None
         epoch, position = job.epoch_and_position(lane.frontier)
         # The first batches one by one, since the deadlines of a span are that of its first batch.

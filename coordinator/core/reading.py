@@ -15,6 +15,7 @@ from coordinator.core.demands import BatchPlace
 from coordinator.core.jobs import Job, Lane
 from coordinator.core.journal import Kind, LaneNote
 from coordinator.core.leases import renew
+from coordinator.core.pace import Pace
 from coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
     lane = job.lanes.get(event.rank)
     if lane is None:
         start = job.absolute(event.epoch, event.position)
-        lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now)
+        lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now))
         job.lanes[event.rank] = lane
         job.lapsed_changed()
         state.lanes += 1

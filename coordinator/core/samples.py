@@ -64,11 +64,19 @@ _NEXT: dict[SampleState, tuple[SampleState, ...]] = {
 _LEGAL = np.zeros((len(_S), len(_S)), dtype=np.bool_)
 for _state, _followers in _NEXT.items():
     _LEGAL[_state, list(_followers)] = True
+_LEGAL_TO = np.ascontiguousarray(_LEGAL.T)
+_FROM_RESIDENT = _LEGAL[_S.RESIDENT].tolist()
+# While the cache is asked whether it still holds what was resident, that memory counts as taken.
+_FROM_STORED = (_LEGAL[_S.RESIDENT] | _LEGAL[_S.CHECKING]).tolist()
+_FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Memory that records take in Redis, in bytes: jemalloc's size class (four to a doubling) and the key."""
-    size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + 16, 16)
+    record_bytes = np.asarray(record_bytes, dtype=np.int64)
+    if record_bytes.size > 1 and (record_bytes == record_bytes[0]).all():
+        return np.full(record_bytes.size, footprint(record_bytes[:1])[0])
+    size = np.maximum(record_bytes + 16, 16)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: NDArray[np.int64] = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
     return taken
@@ -132,14 +140,15 @@ class SampleSet:
         if not indices.size:
             return
         before = self.state[indices]
-        if not _LEGAL[before, to].all():
+        if not _LEGAL_TO[to][before].all():
             wrong = sorted({SampleState(int(state)).name for state in before[~_LEGAL[before, to]]})
             msg = f"illegal change of sample state in {self.key}: {', '.join(wrong)} to {to.name}"
             raise RuntimeError(msg)
-        self.resident_count -= int(np.count_nonzero(before == SampleState.RESIDENT))
-        if to == SampleState.RESIDENT:
+        if _FROM_RESIDENT[to]:
+            self.resident_count -= int(np.count_nonzero(before == SampleState.RESIDENT))
+        elif to == SampleState.RESIDENT:
             self.resident_count += indices.size
-        if to != SampleState.CHECKING:  # until the cache answers, its memory counts as taken
+        if _FROM_STORED[to]:
             self._take(-int(self.stored_bytes[indices].sum(dtype=np.int64)))
             self.stored_bytes[indices] = 0
         self.state[indices] = to

@@ -1,8 +1,9 @@
 """How many samples one request carries: enough to pay for the invocation, few enough to be in time.
 
 At a start, before anything is known, and for what is late, the batch is spread over all idle functions, so
-that it comes fast. Else requests grow until the part of an invocation that does not depend on them is a small
-share of it, as far as the deadline allows.
+that it comes fast, though not into requests that are hardly more than their overhead. Else requests grow
+until the part of an invocation that does not depend on them is a small share of it, as far as the deadline
+allows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ __all__ = ["request_size"]
 _OVERHEAD_SHARE = 0.05
 _SLACK_SHARE = 0.5
 _SAMPLE_LEAST_S = 1e-6
+_LEAST = 4
+_LEAST_MOST = 16
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
@@ -30,10 +33,13 @@ def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: floa
         slack_s: time until the first of the samples is wanted; not above 0 for what is late.
         most: samples that a request may carry.
     """
-    spread = min(most, math.ceil(wanted / max(idle, 1)))
+    invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
+    least = _LEAST
+    if latency.answers:  # no invocation costs more than twice what it is for
+        least = min(_LEAST_MOST, max(1, math.ceil(invocation_s / sample_s)))
+    spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
     if not latency.answers or slack_s <= 0:
         return spread
-    invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     paying = math.ceil(invocation_s * (1 - _OVERHEAD_SHARE) / (_OVERHEAD_SHARE * sample_s))
     in_time = int((slack_s * _SLACK_SHARE - invocation_s) / sample_s)
     return max(1, min(most, max(min(paying, in_time), min(paying, spread))))

@@ -216,7 +216,7 @@ async def running(
         engine.post(ExecutorResized(executor.capacity))
         datasets = DatasetRegistry(max_age_s=300.0)
         stack.push_async_callback(datasets.close)
-        reports = ReportReader(cache, engine.post)
+        reports = ReportReader(cache, engine.post_all)
         service = CoordinatorService(engine, datasets, reports, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
@@ -238,8 +238,8 @@ class ObservedEngine(Engine):
 
     tell: Callable[[], None] = staticmethod(lambda: None)
 
-    def post(self, event: Any) -> None:
-        super().post(event)
+    def post_all(self, events: Any) -> None:
+        super().post_all(events)
         self.tell()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coordinator.core import EVERY_EPOCH, Plan, SetKey
 from coordinator.core.eviction import CANDIDATES_LEAST, choose_victims, next_use_s
 from coordinator.core.jobs import Job, Lane
+from coordinator.core.pace import Pace
 from coordinator.core.samples import SampleSet, SampleState, footprint
 
 NAME = b"data"
@@ -28,7 +29,8 @@ plans = st.builds(
 def job_at(plan: Plan, *lows: int, name: str = "job", random: bool = False, interval_s: float = 1.0) -> Job:
     job = Job(name, NAME, random, plan)
     for rank, low in enumerate(lows):
-        job.lanes[rank] = Lane(rank, low, low, low, low, 0.0, 0.0, interval_s)
+        job.lanes[rank] = Lane(rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
+        job.lanes[rank].pace.interval_s = interval_s
     return job
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coordinator.core import SampleState
-from coordinator.core.events import ExecutorResized, JobClosed
+from coordinator.core.events import BatchRead, ExecutorResized, JobClosed
 from coordinator.core.samples import footprint
-from tests.coordinator.core.driver import RECORD_BYTES, Driver
+from tests.coordinator.core.driver import NOTHING, RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
@@ -159,3 +159,79 @@ def test_many_lanes_are_all_served(capacity):
     driver.answer_all()
     expected = {index for rank in range(10) for index in plan.span(0, 0, 2, rank).indices.tolist()}
     assert set(driver.in_state(SampleState.RESIDENT)) == expected
+
+
+def steady(*, step_s: float, latency_s: float, batches: int = 120, **settings) -> Driver:
+    """A job that reads a batch each ``step_s`` for a while, with functions that answer in time."""
+    driver = Driver(**{"size": 8000, "capacity": 64, "request_samples": 8, **settings})
+    driver.open()
+    for position in range(batches):
+        driver.ask(position, position + 1, yielded=position)
+        driver.now_s += latency_s
+        for request in list(driver.requests):
+            driver.answer(request, after_s=0.0)
+        driver.read(position, after_s=max(step_s - latency_s, 0.0))
+    return driver
+
+
+def ahead(driver: Driver) -> int:
+    return driver.core.lookahead_batches(driver.core.job("job"))
+
+
+def test_the_window_follows_latency_and_pace():
+    slow, fast = steady(step_s=1.0, latency_s=0.2), steady(step_s=0.25, latency_s=0.2)
+    assert ahead(slow) < ahead(fast) < 64
+    far = steady(step_s=0.25, latency_s=0.24, lookahead_batches=9)
+    assert ahead(far) <= 9, "and what is configured bounds it"
+
+
+def test_stalls_make_it_cautious_and_calm_lets_it_forget():
+    driver = steady(step_s=0.5, latency_s=0.1)
+    before = ahead(driver)
+    lane = driver.core.job("job").lanes[0]
+    for position in range(120, 124):
+        driver.ask(position, position + 1, yielded=position)
+        driver.read(position, missed=(0,))
+        driver.step(
+            BatchRead("job", 0, 0, position, 8, 7, NOTHING, NOTHING, done=True, read_us=1, wait_us=1),
+            after_s=0.5,
+        )
+        driver.answer_all()
+    assert lane.caution > 4
+    assert ahead(driver) > before
+    for position in range(124, 500):
+        driver.ask(position, position + 1, yielded=position)
+        driver.read(position, after_s=0.5)
+        driver.answer_all()
+    assert lane.caution < 1.2
+
+
+def test_the_next_epoch_is_ready_before_this_one_ends():
+    driver = Driver(size=80, capacity=8, request_samples=8, random=True)
+    driver.open()
+    for position in range(9):
+        driver.ask(position, position + 1, yielded=position)
+        driver.answer_all()
+        driver.read(position, after_s=0.1)
+    first = driver.core.job("job").plan.span(1, 0, 2, 0).indices
+    assert (driver.core.states(driver.key(1), first) == SampleState.RESIDENT).all()
+
+
+def test_a_slow_job_never_starves():
+    """Functions are far too few for the fast jobs; the slow one still gets its batches in time."""
+    driver = Driver(size=8000, capacity=1, request_samples=8, lookahead_batches=16)
+    for number in range(4):
+        driver.open(f"fast-{number}", seed=number, batch_size=8)
+    driver.open("slow", seed=9, batch_size=8)
+    plan, waited = driver.core.job("slow").plan, []
+    for position in range(12):
+        driver.ask(position, position + 1, job="slow", yielded=position)
+        for turn in range(20):
+            driver.answer(driver.requests[0], after_s=0.05)
+            for number in range(4):
+                driver.ask(0, 1000, job=f"fast-{number}")
+                driver.read(position * 20 + turn, job=f"fast-{number}")
+        states = driver.core.states(driver.key(), plan.batch(0, position, 0).indices)
+        waited.append(int((states != SampleState.RESIDENT).sum()))
+        driver.read(position, job="slow")
+    assert waited[2:] == [0] * 10

@@ -16,7 +16,7 @@ def taught(*, invocation_s: float, sample_s: float) -> LatencyModel:
     return model
 
 
-@pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (100, 3), (1000, 1)])
+@pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
 def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
     assert request_size(LatencyModel(), wanted=256, idle=idle, slack_s=5.0, most=64) == size
 
@@ -45,6 +45,8 @@ def test_a_near_deadline_makes_requests_small():
     assert model.expected_s(sizes[2]) <= 0.25
 
 
-def test_what_is_late_is_spread():
-    model = taught(invocation_s=0.05, sample_s=0.005)
-    assert request_size(model, wanted=256, idle=64, slack_s=-1.0, most=4096) == 4
+@pytest.mark.parametrize(("invocation_s", "size"), [(0.001, 4), (0.05, 10), (5.0, 16)])
+def test_what_is_late_is_spread_but_not_into_requests_that_are_mere_overhead(invocation_s, size):
+    model = taught(invocation_s=invocation_s, sample_s=0.005)
+    assert request_size(model, wanted=256, idle=64, slack_s=-1.0, most=4096) == size
+    assert request_size(model, wanted=256, idle=2, slack_s=-1.0, most=64) == 64
