@@ -51,10 +51,14 @@ def dispatch(state: State, now: float) -> None:
         refuse_demands(state, now)
         return
     race_stragglers(state, now)
-    if not _meet_demands(state, now) or state.spending is not Spending.FREELY:
+    if not _meet_demands(state, now):
         return
     _wake_crowded(state, now)
-    while _places(state, now) > 0 and (lane_key := state.hungry.pop()) is not None:
+    while (
+        watch_spending(state, now) is Spending.FREELY
+        and _places(state, now) > 0
+        and (lane_key := state.hungry.pop()) is not None
+    ):
         job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
         ahead = find_absent(state, job, lane, now)
         if ahead is not None:
@@ -116,7 +120,11 @@ def _release_due(state: State, now: float) -> None:
 
 def _meet_demands(state: State, now: float) -> bool:
     """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
-    while (places := _places(state, now)) > 0 and (demand := state.demands.take_due()) is not None:
+    while (
+        watch_spending(state, now) is not Spending.STOPPED
+        and (places := _places(state, now)) > 0
+        and (demand := state.demands.take_due()) is not None
+    ):
         wanted = _wanted(state, demand)
         if not wanted.size:
             continue

@@ -30,6 +30,7 @@ _SAVED_S = 300.0
 _SOFT_SHARE = 0.9
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
+_MOMENT_S = 1e-3
 
 
 class Spending(enum.StrEnum):
@@ -182,24 +183,26 @@ class Ledger:
         self._expire(now)
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
-    def spending(self, samples_in_flight: int) -> Spending:
-        """How freely money may be spent, what is in flight counted as spent."""
-        expected_usd = self.total_usd + samples_in_flight * self._sample_usd
-        if expected_usd >= self._max_usd:
+    def spending(self, *, requests: int, samples: int) -> Spending:
+        """How freely money may be spent, while so many are in flight, which count as paid for."""
+        committed_usd = self._committed_usd(requests, samples)
+        expected_usd = self.total_usd + committed_usd
+        next_usd = max(self._prices.invocation, self._sample_usd)
+        if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
             return Spending.STOPPED
-        if (
-            expected_usd >= _SOFT_SHARE * self._max_usd
-            or self._saved_usd <= samples_in_flight * self._sample_usd
-        ):
+        if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
             return Spending.SLOWED
         return Spending.FREELY
 
-    def freely_at_s(self, samples_in_flight: int, now: float) -> float | None:
+    def freely_at_s(self, now: float, *, requests: int, samples: int) -> float | None:
         """When the cap by the hour alone will let money be spent freely again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
-        missing_usd = samples_in_flight * self._sample_usd - self._saved_usd
-        return now + missing_usd / self._per_s + 1e-3 if missing_usd >= 0 else None
+        missing_usd = self._committed_usd(requests, samples) - self._saved_usd
+        return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
+
+    def _committed_usd(self, requests: int, samples: int) -> float:
+        return max(requests * self._prices.invocation, samples * self._sample_usd)
 
     def _count(self, usd: float, now: float) -> None:
         self.total_usd += usd

@@ -27,7 +27,10 @@ def watch_spending(state: State, now: float) -> Spending:
     settings = state.settings
     if settings.max_usd == settings.max_usd_per_hour == math.inf:
         return Spending.FREELY
-    before, state.spending = state.spending, state.ledger.spending(state.samples_in_flight)
+    before, state.spending = (
+        state.spending,
+        state.ledger.spending(requests=len(state.requests), samples=state.samples_in_flight),
+    )
     if state.spending is before or state.spending is Spending.FREELY:
         return state.spending
     if state.spending is Spending.SLOWED and now < state.warn_again_s:

@@ -37,4 +37,4 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
     if (waiting or len(state.hungry)) and state.concurrency.places(len(state.requests), now) <= 0:
         yield state.concurrency.more_at_s(now)
     if state.spending is not Spending.FREELY:
-        yield state.ledger.freely_at_s(state.samples_in_flight, now)
+        yield state.ledger.freely_at_s(now, requests=len(state.requests), samples=state.samples_in_flight)

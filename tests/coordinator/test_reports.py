@@ -35,7 +35,7 @@ async def reading(valkey):
     cache = Cache(valkey.unix_url, owner="")
     events = []
     try:
-        yield ReportReader(cache, events.append), events
+        yield ReportReader(cache, events.extend), events
     finally:
         await cache.close()
 

@@ -89,24 +89,24 @@ def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     book = ledger(max_usd=10.0)
     for _ in range(8):
         book.produced(b"a", "one", 10, invoke(book))
-    assert book.spending(0) is Spending.FREELY
-    assert book.spending(10) is Spending.SLOWED, "what is in flight counts as spent"
-    assert book.spending(20) is Spending.STOPPED
+    assert book.spending(requests=0, samples=0) is Spending.FREELY
+    assert book.spending(requests=1, samples=10) is Spending.SLOWED, "what is in flight counts as spent"
+    assert book.spending(requests=2, samples=20) is Spending.STOPPED
     invoke(book)
     invoke(book)
-    assert book.spending(0) is Spending.STOPPED
+    assert book.spending(requests=0, samples=0) is Spending.STOPPED
 
 
 def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
     book = ledger(max_usd_per_hour=3600.0)
     for _ in range(310):
         invoke(book)
-    assert book.spending(0) is Spending.SLOWED
-    freely_s = book.freely_at_s(0, 0.0)
+    assert book.spending(requests=0, samples=0) is Spending.SLOWED
+    freely_s = book.freely_at_s(0.0, requests=0, samples=0)
     assert freely_s == pytest.approx(10.0, abs=0.1)
     book.settle(freely_s)
-    assert book.spending(0) is Spending.FREELY
-    assert book.freely_at_s(0, freely_s) is None
+    assert book.spending(requests=0, samples=0) is Spending.FREELY
+    assert book.freely_at_s(freely_s, requests=0, samples=0) is None
 
 
 @given(

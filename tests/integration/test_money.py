@@ -1,0 +1,102 @@
+"""Money, whole: what a run costs is told, and a cap ends production with an error that names it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import SpendingCapError
+from tests.fixtures.images import SIDE
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+SUPERDL = Path(sys.executable).with_name("superdl")
+
+
+@pytest.fixture
+def billed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A stack whose functions cost one dollar an invocation, with the given options."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[local]\ninvocation = 1.0\n")
+    running = Stack(arguments=("--workers", "2", "--prices", str(prices), *request.param))
+    running.start()
+    yield running
+    running.close()
+
+
+def stats(stack: Stack, *words: str) -> dict[str, list[dict[str, object]]]:
+    done = subprocess.run(  # our own command
+        [str(SUPERDL), "stats", "--coordinator", stack.address, "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    answer: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("billed", [()], indirect=True)
+def test_jobs_that_share_split_the_bill(billed: Stack, images: Path) -> None:
+    samplers = []
+    for seed in (1, 2):
+        dataset = SuperDataset(images.as_uri(), RECIPE)
+        sampler = SuperSampler(dataset, batch_size=10, seed=seed, coordinator=billed.address)
+        samplers.append(sampler)
+        collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+    wanted = [sampler.job_stats() for sampler in samplers]
+    calls = sum(one.invocations for one in wanted)
+    assert calls == sum(one.usd for one in wanted) == wanted[0].total_usd
+    assert sum(one.samples_produced for one in wanted) == 150, "once for both"
+    assert wanted[1].usd == pytest.approx(calls / 2, rel=0.2), "both have read all of it"
+    assert all(one.gb_s > 0 for one in wanted if one.invocations)
+    for sampler in samplers:
+        sampler.close()
+
+
+@pytest.mark.parametrize("billed", [("--max-usd", "3")], indirect=True)
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_at_the_hard_cap_a_batch_fails_with_the_cap_s_name(billed: Stack, images: Path, policy: str) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE, on_bad_sample=policy)
+    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        with pytest.raises(SpendingCapError, match="max_usd is 3"):
+            collect(loader)
+        told = sampler.job_stats()
+        assert told.total_usd <= 3
+        assert told.spending == "stopped"
+        # What is paid for can be read all the while: the job's first batch is in the cache.
+        sampler.set_epoch(0)
+        assert next(iter(loader))[1].shape == (10,)
+
+
+@pytest.mark.parametrize("billed", [()], indirect=True)
+def test_the_story_of_a_batch_is_told(billed: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
+        refs = list(sampler)
+        for ref in refs:
+            dataset[ref]
+        sampler.job_stats()
+        (batch,) = stats(billed, "--batch", refs[3].batch_id.hex())["statuses"]
+        events = batch["events"]
+        assert isinstance(events, list)
+        assert {event["occurrence"]["position"] for event in events} == {3}
+        told = [event["what"] for event in events]
+        assert any(what.startswith("request") and "cached" in what for what in told)
+        assert any(what.startswith("looked ahead") for what in told)
+        assert [event["seconds_ago"] for event in events] == sorted(
+            (event["seconds_ago"] for event in events), reverse=True
+        )
