@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dispatch", "expire_tombstones"]
 
+_HOPELESS = 8.0
+
 
 def expire_tombstones(state: State, now: float) -> None:
     """What failed for a time may be tried again."""
@@ -101,12 +103,15 @@ def _places(state: State, now: float) -> int:
 
 
 def _request_samples(state: State, job: Job, lane: Lane, now: float) -> int:
-    """The next batch is late by definition: a reader may ask for it at once."""
+    """The next batch is late by definition: a reader may ask for it at once. Where readers wait again and
+    again, functions are too few, and nothing is gained by small requests.
+    """
+    slack_s = lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0
     return request_size(
         state.latency,
         wanted=min(lane.pending[0].indices.size, job.plan.batch_size),
         idle=state.concurrency.idle(len(state.requests), now),
-        slack_s=lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0,
+        slack_s=math.inf if lane.caution > _HOPELESS else slack_s,
         most=state.settings.request_samples,
     )
 

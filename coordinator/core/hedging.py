@@ -8,6 +8,7 @@ share of all requests.
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +16,17 @@ import numpy as np
 from coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from numpy.typing import NDArray
 
+    from coordinator.core.samples import SetKey
     from coordinator.core.state import RequestInFlight, State
 
 __all__ = ["Stragglers", "stragglers_to_race"]
+
+_LOOKED_AT = 64
+_LOOK_EVERY_S = 0.05
 
 
 class Stragglers:
@@ -31,6 +36,8 @@ class Stragglers:
         self._later: list[tuple[float, int]] = []
         self._late: dict[int, None] = {}
         self.landings = 0
+        self.look_again_s = 0.0
+        """Until then nobody looks which stragglers readers wait for, which takes a while."""
         self.hedges = 0
 
     def __len__(self) -> int:
@@ -60,8 +67,8 @@ class Stragglers:
 
     @property
     def late(self) -> list[int]:
-        """The stragglers that have no rival, the earliest first."""
-        return list(self._late)
+        """The stragglers that have no rival, the earliest first, as many as are worth looking at."""
+        return list(itertools.islice(self._late, _LOOKED_AT))
 
     def next_late_s(self) -> float | None:
         """When the next request becomes a straggler, if it has not been answered by then."""
@@ -79,21 +86,18 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
     allowed = min(allowed, state.concurrency.places(len(state.requests), now))
     if allowed <= 0:
         return []
-    awaited = state.awaited.by_set(now)
-    idle = state.concurrency.idle(len(state.requests), now)
-    chosen: list[int] = []
-    for number in watched.late:
-        if len(chosen) >= allowed:
-            break
-        request = state.requests[number]
-        if not state.wants(request.samples.dataset):
-            continue
-        waiting = awaited.get(request.samples)
-        if idle > len(chosen) or (waiting is not None and _any_of(state, request, waiting)):
-            chosen.append(number)
-    return chosen
+    idle = min(allowed, state.concurrency.idle(len(state.requests), now))
+    wanted = [number for number in watched.late if state.wants(state.requests[number].samples.dataset)]
+    chosen = wanted[:idle]
+    if len(chosen) < allowed and len(state.awaited) and now >= watched.look_again_s:
+        watched.look_again_s = now + _LOOK_EVERY_S
+        awaited = state.awaited.by_set(now)
+        chosen += [number for number in wanted[idle:] if _is_awaited(state, state.requests[number], awaited)]
+    return chosen[:allowed]
 
 
-def _any_of(state: State, request: RequestInFlight, waiting: NDArray[np.int64]) -> bool:
-    in_flight = state.set_of(request.samples).among(waiting, SampleState.IN_FLIGHT)
+def _is_awaited(state: State, request: RequestInFlight, awaited: Mapping[SetKey, NDArray[np.int64]]) -> bool:
+    if request.samples not in awaited:
+        return False
+    in_flight = state.set_of(request.samples).among(awaited[request.samples], SampleState.IN_FLIGHT)
     return bool(np.isin(in_flight, request.indices).any())

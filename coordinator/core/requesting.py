@@ -31,6 +31,7 @@ _LATE_LEAST_S = 0.05
 
 def request(state: State, key: SetKey, indices: NDArray[np.int64], job: str, now: float) -> None:
     """Have absent samples produced, on account of a job."""
+    indices = indices.copy()  # a view would keep alive all that it was cut from
     samples = state.set_of(key)
     again = samples.dropped[indices]
     if state.thrash.note(indices.size, int(np.count_nonzero(again)), now):

@@ -20,7 +20,7 @@ _OVERHEAD_SHARE = 0.05
 _SLACK_SHARE = 0.5
 _SAMPLE_LEAST_S = 1e-6
 _LEAST = 4
-_LEAST_MOST = 16
+_LEAST_KNOWN = 16
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
@@ -30,16 +30,17 @@ def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: floa
         latency: what is known of requests so far.
         wanted: samples of a batch.
         idle: functions that have nothing to do.
-        slack_s: time until the first of the samples is wanted; not above 0 for what is late.
+        slack_s: time until the first of the samples is wanted; not above 0 for what is late,
+            infinite for what cannot be in time whatever is done.
         most: samples that a request may carry.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST
-    if latency.answers:  # no invocation costs more than twice what it is for
-        least = min(_LEAST_MOST, max(1, math.ceil(invocation_s / sample_s)))
+    if latency.answers:  # no invocation costs more than what it is for
+        least = max(_LEAST_KNOWN, math.ceil(invocation_s / sample_s))
     spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
     if not latency.answers or slack_s <= 0:
         return spread
     paying = math.ceil(invocation_s * (1 - _OVERHEAD_SHARE) / (_OVERHEAD_SHARE * sample_s))
-    in_time = int((slack_s * _SLACK_SHARE - invocation_s) / sample_s)
+    in_time = int(min(float(most), (slack_s * _SLACK_SHARE - invocation_s) / sample_s))
     return max(1, min(most, max(min(paying, in_time), min(paying, spread))))

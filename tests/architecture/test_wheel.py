@@ -23,7 +23,7 @@ PACKAGES = {
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DIST_INFO = f"superdl-{PROJECT['version']}.dist-info"
-SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".yaml", ".typed"}
+SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".toml", ".yaml", ".typed"}
 
 
 @pytest.fixture(scope="module")
