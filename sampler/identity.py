@@ -73,15 +73,17 @@ def job_id(
     seed: int,
     shuffle: bool,
     drop_last: bool,
+    rank: int = 0,
 ) -> str:
     """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
     ``run`` is the run id, or what the user gave as ``job``. The second identical sampler of a process gets
-    another id than the first, and the ranks, which make their samplers in the same order, agree on that too.
+    another id than the first, and the ranks, which make their samplers in the same order, agree on that too,
+    even where one process is several ranks.
     """
     numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
     fields = (run.encode(), fingerprint, recipe_json.encode(), numbers.encode())
-    count = _PROCESS.count(digest128(*fields))
+    count = _PROCESS.count(digest128(*fields), rank)
     return digest128(*fields, *([str(count).encode()] if count else [])).hex()
 
 
@@ -91,7 +93,7 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._run_ids: dict[int, str] = {}
-        self._samplers: Counter[tuple[int, bytes]] = Counter()
+        self._samplers: Counter[tuple[int, bytes, int]] = Counter()
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -101,11 +103,11 @@ class _Process:
         with self._lock:
             return self._run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
 
-    def count(self, identity: bytes) -> int:
-        """How many samplers of this identity the process has made before."""
+    def count(self, identity: bytes, rank: int) -> int:
+        """How many samplers of this identity the process has made before for a rank."""
         with self._lock:
-            self._samplers[os.getpid(), identity] += 1
-            return self._samplers[os.getpid(), identity] - 1
+            self._samplers[os.getpid(), identity, rank] += 1
+            return self._samplers[os.getpid(), identity, rank] - 1
 
 
 _PROCESS = _Process()

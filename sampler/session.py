@@ -97,6 +97,7 @@ class Session:
                 seed=spec.seed,
                 shuffle=spec.shuffle,
                 drop_last=spec.drop_last,
+                rank=spec.rank,
             )
             self._open(facts, FIRST_CONTACT, (0, 0))
 

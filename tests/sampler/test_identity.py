@@ -109,3 +109,9 @@ def test_ranks_of_a_run_agree_also_on_their_second_identical_sampler():
     ranks = [in_a_child(lambda: [job_id("run", b"f", "{}", **SPEC) for _ in range(3)]) for _ in range(2)]
     assert ranks[0] == ranks[1]
     assert len(set(ranks[0])) == 3
+
+
+def test_ranks_in_one_process_agree_too():
+    ids = [[job_id("one", b"f", "{}", **SPEC, rank=rank) for _ in range(2)] for rank in range(2)]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == 2

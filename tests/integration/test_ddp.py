@@ -1,0 +1,129 @@
+"""Ranks started by torchrun partition every epoch, and another number of them can go on in its middle."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coordinator.core.plan import Plan
+from tests.integration.delivery import collect
+from tests.integration.resuming import run_of
+from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.stack import Stack
+
+GLOBAL_BATCH = 16
+PASSES: list[dict[str, Any]] = [{}, {"drop_last": True}, {"stop": 4, "epochs": 2}]
+RANKS = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+def plan(ranks: int, *, drop_last: bool = False) -> Plan:
+    return Plan(
+        size=150,
+        batch_size=GLOBAL_BATCH // ranks,
+        replicas=ranks,
+        seed=1,
+        shuffle=True,
+        drop_last=drop_last,
+    )
+
+
+@pytest.fixture(scope="module")
+def temporary() -> Iterator[Path]:
+    """A short temporary directory: paths of unix sockets have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="super-d-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def run_with(temporary: Path, images: Path) -> Callable[[int], list[dict[str, Any]]]:
+    """What the ranks of a run with so many of them wrote; each number is launched once."""
+    known: dict[int, list[dict[str, Any]]] = {}
+
+    def run(ranks: int) -> list[dict[str, Any]]:
+        if ranks not in known:
+            out = temporary / f"{ranks}"
+            how = {"batch_size": GLOBAL_BATCH // ranks, "passes": PASSES}
+            assert launch(ranks, temporary, images, out, **how) == ""
+            assert_none_is_left(temporary)
+            known[ranks] = written(out, ranks)
+        return known[ranks]
+
+    return run
+
+
+def of_pass(found: list[dict[str, Any]], number: int) -> list[list[dict[str, Any]]]:
+    return [rank["passes"][number] for rank in found]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_get_one_epoch_in_the_same_order_whatever_their_number(
+    run_with: Callable[[int], list[dict[str, Any]]], images: Path, ranks: int
+) -> None:
+    got = of_pass(run_with(ranks), 0)
+    assert in_order(got) == planned(images, plan(1), 0), "the order depends on the global batch alone"
+    padding = sum(sum(batch["padding"]) for batches in got for batch in batches)
+    assert padding == -150 % ranks
+    assert all(not any(batch["padding"]) for batches in got for batch in batches[:-1]), "only the tail"
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_drop_last_leaves_out_the_short_global_batch(
+    run_with: Callable[[int], list[dict[str, Any]]], images: Path, ranks: int
+) -> None:
+    got = of_pass(run_with(ranks), 1)
+    assert in_order(got) == planned(images, plan(1), 0, 0, 9)
+    assert {len(batch["keys"]) for batches in got for batch in batches} == {GLOBAL_BATCH // ranks}
+    assert not any(any(batch["padding"]) for batches in got for batch in batches)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_share_a_job_a_plan_and_a_listing(
+    run_with: Callable[[int], list[dict[str, Any]]], ranks: int
+) -> None:
+    agreed = [rank["agreed"] for rank in run_with(ranks)]
+    assert all(one == agreed[0] for one in agreed), "gradients too: all ranks have trained in step"
+    jobs = [facts[0] for facts in agreed[0][: len(PASSES)]]
+    assert len(set(jobs)) == len(jobs), "each sampler has a job of its own"
+    assert [facts[1:3] for facts in agreed[0][: len(PASSES)]] == [[10, 150], [9, 150], [10, 150]]
+
+
+def test_one_process_goes_on_where_two_ranks_stopped(
+    run_with: Callable[[int], list[dict[str, Any]]], temporary: Path, images: Path, stack: Stack
+) -> None:
+    before = in_order(of_pass(run_with(2), 2))
+    assert before == planned(images, plan(2), 0) + planned(images, plan(2), 1, 0, 4)
+    state = json.loads((temporary / "2" / "state.json").read_text())
+    with run_of(stack, images, state, batch_size=GLOBAL_BATCH) as run:
+        refs = list(run.sampler)
+        after = [(ref.epoch, ref.position, key) for ref in refs for key in ref.keys]
+    assert after == planned(images, plan(1), 1, 4)
+    with run_of(stack, images, state, batch_size=GLOBAL_BATCH) as run:
+        assert len(collect(run.loader)) == 150 - 4 * GLOBAL_BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_ranks_go_on_where_four_stopped(temporary: Path, images: Path, workers: int) -> None:
+    first, second = temporary / f"first{workers}", temporary / f"second{workers}"
+    how = {"batch_size": 4, "passes": [{"stop": 4}], "workers": workers}
+    assert launch(4, temporary, images, first, **how) == ""
+    how = {"batch_size": 8, "passes": [{"load": str(first / "state.json"), "epochs": 2}], "workers": workers}
+    assert launch(2, temporary, images, second, **how) == ""
+    before, after = in_order(of_pass(written(first, 4), 0)), in_order(of_pass(written(second, 2), 0))
+    assert before + after == planned(images, plan(1), 0) + planned(images, plan(1), 1)
+    assert_none_is_left(temporary)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_run_and_leaves_nothing(temporary: Path, images: Path) -> None:
+    how = {"batch_size": 8, "passes": [{}], "failing": 1}
+    assert "as scripted" in launch(2, temporary, images, temporary / "failing", **how)
+    assert_none_is_left(temporary)

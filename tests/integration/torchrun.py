@@ -1,0 +1,88 @@
+"""Starts ranks as users do, by torchrun, through the embedded default, and reads what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from coordinator.core.plan import Plan
+
+RANK = Path(__file__).with_name("ddp_rank.py")
+ROOT = RANK.parents[2]
+LAUNCH_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 30.0
+
+
+def launch(ranks: int, temporary: Path, images: Path, out: Path, **settings: Any) -> str:
+    """Run ``ranks`` ranks to their end, as one run on this host; their stderr if it failed, else "".
+
+    Ranks that hang are killed, and fail the test.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    out.mkdir(exist_ok=True)
+    arguments = {"source": images.as_uri(), "out": str(out)} | settings
+    process = subprocess.Popen(  # our own program
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+            *("--nproc-per-node", str(ranks), "--max-restarts", "0", str(RANK), json.dumps(arguments)),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        _, errors = process.communicate(timeout=LAUNCH_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                member.kill()
+            process.communicate(timeout=END_TIMEOUT_S)
+    return errors if process.returncode else ""
+
+
+def written(out: Path, ranks: int) -> list[dict[str, Any]]:
+    """What each rank wrote."""
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def in_order(of_ranks: list[list[dict[str, Any]]]) -> list[tuple[int, int, str]]:
+    """What the ranks got in a pass, as (epoch, position, key) in the global order, without padding.
+
+    All ranks have got batches of the same places, of equal lengths.
+    """
+    together = []
+    for batches in zip(*of_ranks, strict=True):
+        (place,) = {(batch["epoch"], batch["position"]) for batch in batches}
+        assert len({len(batch["keys"]) for batch in batches}) == 1
+        assert [batch["rank"] for batch in batches] == list(range(len(batches)))
+        for batch in batches:
+            pairs = zip(batch["keys"], batch["padding"], strict=True)
+            together += [(*place, key) for key, padding in pairs if not padding]
+    return together
+
+
+def planned(images: Path, plan: Plan, epoch: int, start: int = 0, stop: int | None = None) -> list[Any]:
+    """What a plan says that all ranks get, in order, from position ``start`` to before ``stop``."""
+    keys = sorted(str(path.relative_to(images)).encode() for path in images.glob("*/*.jpg"))
+    stop = plan.batches_per_epoch if stop is None else stop
+    indices = plan.global_span(epoch, start, stop)
+    places = (start + number // plan.global_batch_size for number in range(len(indices)))
+    return [(epoch, place, keys[index].decode()) for place, index in zip(places, indices, strict=True)]
+
+
+def assert_none_is_left(temporary: Path) -> None:
+    """The embedded default has gone with its ranks, and taken its sockets along; waits for that, bounded."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while left := [path for path in temporary.rglob("*") if path.is_socket()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
