@@ -102,7 +102,7 @@ class Pager:
             prepared, self._prepared = self._prepared, None
             if prepared is not None and prepared[0] == place:
                 feed = prepared[1]
-                feed.not_before_s = 0.0
+                feed.not_before_s, feed.error = 0.0, None  # an error of then is no news: ask again now
             else:
                 feed = Feed(place, self._session.batches_per_epoch, reorder=self._reorder)
             self._given = feed.given

@@ -156,7 +156,8 @@ class SuperSampler(Sampler[BatchRef]):
         Args:
             batches_consumed: so many batches the training loop has got from its loader in the latest
                 iteration, counted from that iteration's first one (also where it was resumed in mid-epoch).
-                A plain DataLoader with workers has asked this sampler for more, so the loop has to say.
+                A plain DataLoader with workers has asked this sampler for more, so the loop has to say. (The
+                DataLoader's own ``in_order`` stays True, or nobody knows which batches those were.)
                 After the last batch of an epoch the state names the epoch's end: an iteration that begins
                 there ends at once, and the one after it is the next epoch. ``None``: between iterations, or
                 for a loader that asks the iterator's state too (torchdata's StatefulDataLoader); the state

@@ -32,7 +32,16 @@ class Run:
     A run that goes on with another has none of its objects, only its state, which went through JSON.
     """
 
-    def __init__(self, stack: Stack, images: Path, *, workers: int, stateful: bool, **arguments: Any) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        images: Path,
+        *,
+        workers: int,
+        stateful: bool,
+        options: dict[str, Any],
+        **arguments: Any,
+    ) -> None:
         self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
         arguments = {"batch_size": BATCH_SIZE, "seed": 1, "coordinator": stack.address} | arguments
         self.sampler = SuperSampler(self.dataset, **arguments)
@@ -43,6 +52,7 @@ class Run:
             batch_size=None,
             num_workers=workers,
             timeout=60 if workers else 0,
+            **options,
         )
 
 
@@ -54,10 +64,14 @@ def run_of(
     *,
     workers: int = 0,
     stateful: bool = False,
+    options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Run]:
-    """A run, from ``state`` on if there is one: the loader's if ``stateful``, else the sampler's."""
-    run = Run(stack, images, workers=workers, stateful=stateful, **arguments)
+    """A run, from ``state`` on if there is one: the loader's if ``stateful``, else the sampler's.
+
+    ``options`` are more arguments of the loader, ``arguments`` of the sampler.
+    """
+    run = Run(stack, images, workers=workers, stateful=stateful, options=options or {}, **arguments)
     try:
         if state is not None:
             (run.loader if stateful else run.sampler).load_state_dict(json.loads(json.dumps(state)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -102,6 +102,22 @@ def test_resumed_twice_in_a_row(shared: Stack, images: Path, epochs: list[Delive
         with run_of(shared, images, state, workers=workers, stateful=True) as run:
             assert delivered + collect(run.loader) == epochs[0]
             assert collect(run.loader) == epochs[1]
+
+
+@pytest.mark.parametrize("options", [{"snapshot_every_n_steps": 3}, {"persistent_workers": True}])
+@pytest.mark.parametrize("taken", [4, None])
+def test_other_ways_of_a_stateful_loader(
+    shared: Stack, images: Path, epochs: list[Delivered], options: dict[str, Any], taken: int | None
+) -> None:
+    how: dict[str, Any] = {"workers": 2, "stateful": True, "options": options}
+    with run_of(shared, images, **how) as run:
+        collect(run.loader)
+        before = collect(islice(iter(run.loader), taken))
+        state = run.loader.state_dict()
+    with run_of(shared, images, state, **how) as run:
+        if taken is not None:
+            assert before + collect(run.loader) == epochs[1]
+        assert collect(run.loader) == epochs[2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

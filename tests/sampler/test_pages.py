@@ -93,6 +93,27 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
     assert positions(pager, feed, 2) == [0, 1]
 
 
+def test_what_failed_while_nobody_waited_is_asked_for_again(coordinator, make_pager):
+    coordinator.script.failures["NextBatches"] = [SourceForbiddenError("not then")]
+    pager = make_pager()
+    pager.prepare(Place(6, 31))
+    _, prepared = pager._prepared
+    with pager._wake:
+        assert pager._wake.wait_for(lambda: prepared.error is not None, 20)
+    feed = pager.begin(Place(6, 31))
+    assert feed is prepared
+    assert positions(pager, feed, 19) == list(range(31, 50))
+
+
+def test_an_iteration_elsewhere_drops_what_was_prepared(coordinator, make_pager):
+    pager = make_pager()
+    pager.prepare(Place(6, 31))
+    coordinator.wait_for(lambda: coordinator.count("NextBatches"))
+    feed = pager.begin(Place(2, 48))
+    assert positions(pager, feed, 2) == [48, 49]
+    assert pager._prepared is None
+
+
 def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
