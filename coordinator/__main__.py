@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", help="host:port or unix:/path (127.0.0.1:50051)")
     parser.add_argument("--cache", help="redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)")
     parser.add_argument("--executor", help="how functions run: local")
+    parser.add_argument(
+        "--function", help="module:attribute that local workers run (lambda_prefetch.handler:handler)"
+    )
     parser.add_argument("--workers", type=int, help="processes of the local executor (1)")
     parser.add_argument(
         "--cache-bytes", help="budget for records, such as 4gb (the server's maxmemory less headroom)"

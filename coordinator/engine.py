@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 
 _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
 _ANSWER_GRACE_S = 10.0
+_ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answering
 _RETRY_S = 0.5
 _NUMBER_MAX = 2**40
 _TICK_LEAST_S = 0.001
@@ -220,7 +221,8 @@ class Engine:
         )
         began_s = time.monotonic()
         try:
-            result = await self._executor.invoke(request, timeout_s=action.expires_in_s + _ANSWER_GRACE_S)
+            grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
+            result = await self._executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, is_remote=not catalog.bucket.startswith("file://"))
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))

@@ -102,7 +102,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     cache = Cache(settings.cache, owner=settings.owner)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
-    executor = LocalExecutor(workers=settings.workers)
+    executor = LocalExecutor(workers=settings.workers, function=settings.function)
     stack.push_async_callback(executor.close)
     info = await _warm_and_take_over(executor, cache)
     await agree_on_golden(cache, executor.golden)

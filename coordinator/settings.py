@@ -57,12 +57,14 @@ class Settings:
     ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
     ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]`` or
     ``unix:///path``; ``cache_bytes`` of 0 means what the server's maxmemory leaves after headroom; ``owner``
-    lets a restarted coordinator take over its predecessor's lock at once.
+    lets a restarted coordinator take over its predecessor's lock at once; ``function`` is what local workers
+    import and run, ``module:attribute``.
     """
 
     listen: str = "127.0.0.1:50051"
     cache: str = "redis://127.0.0.1:6379"
     executor: str = "local"
+    function: str = "lambda_prefetch.handler:handler"
     workers: int = 1
     cache_bytes: int = 0
     lookahead_batches: int = 64

@@ -45,6 +45,7 @@ def test_every_setting_can_be_given_as_a_variable():
         "listen": ("unix:/run/a.sock", "unix:/run/a.sock"),
         "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         "executor": ("local", "local"),
+        "function": ("mine:handler", "mine:handler"),
         "workers": ("7", 7),
         "cache_bytes": ("1.5gb", 3 * 2**29),
         "lookahead_batches": ("9", 9),

@@ -1,0 +1,130 @@
+"""Functions that hang, raise, die, answer twice or are too few, in mid-epoch; each at a given call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import BadSampleError
+from tests.fixtures.faulty_function import FUNCTION, Script
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+# Small requests shortly ahead of their use: 150 samples are at least 38 calls, made all through the epoch.
+SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--function", FUNCTION)
+TIMEOUT_S = 0.25  # to begin a sample; a function is ended after 2.5 s more
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+@pytest.fixture
+def start(script: Script) -> Iterator[Callable[[int], Stack]]:
+    """Starts a stack with so many functions, which keep to the script."""
+    started: list[Stack] = []
+
+    def start(workers: int) -> Stack:
+        arguments = ("--workers", str(workers), "--request-timeout-s", str(TIMEOUT_S), *SMALL_STEPS)
+        started.append(Stack(arguments=arguments, environment=script.environment))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for stack in started:
+        stack.close()
+
+
+def assert_the_epoch_is_whole(stack: Stack, images: Path, workers: int) -> None:
+    """Train through a cold epoch: it is whole, and equal to the same epoch when all is cached."""
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        disturbed = collect(loader)
+        sampler.set_epoch(0)
+        undisturbed = collect(loader)
+    assert_exactly_once(disturbed, expected_pixels(images, resize=SIDE, crop=SIDE))
+    assert disturbed == undisturbed
+
+
+FAULTS = [
+    pytest.param("hang", (12,), "the function did not answer in time", id="hang"),
+    pytest.param("raise", (5, 20), "the function raised RuntimeError: as the script says", id="raise"),
+    pytest.param("die", (5, 20), "killed by SIGKILL", id="die"),
+    pytest.param("answer twice", (5, 20), "more than once", id="twice"),
+    pytest.param("answer for another", (5, 20), "answered for 'another'", id="another"),
+]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("does", "calls", "logged"), FAULTS)
+def test_the_epoch_goes_on(
+    start: Callable[[int], Stack],
+    script: Script,
+    images: Path,
+    does: str,
+    calls: tuple[int, ...],
+    logged: str,
+    workers: int,
+) -> None:
+    for number in calls:
+        script.at_call(number, does)
+    stack = start(2)
+    assert_the_epoch_is_whole(stack, images, workers)
+    done = script.done()
+    assert set(done) == set(calls), "or this test shows nothing"
+    assert logged in stack.log.read_text()
+    if does in ("hang", "die"):
+        assert not any(psutil.pid_exists(pid) for pid in done.values()), "it was ended"
+
+
+@pytest.mark.slow
+def test_throttling_delays_and_loses_nothing(
+    start: Callable[[int], Stack], script: Script, images: Path
+) -> None:
+    """One function, which hangs twice: what waits for it longer than a request may is refused a place."""
+    for number in (1, 2):
+        script.at_call(number, "hang")
+    stack = start(1)
+    assert_the_epoch_is_whole(stack, images, 0)
+    assert "the executor takes no more requests now" in stack.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("raise", "the function raised"),
+        pytest.param("hang", "the function did not answer in time", marks=pytest.mark.slow),
+        ("die", "the function's process ended"),
+    ],
+)
+def test_a_sample_that_ends_every_function_is_named(
+    start: Callable[[int], Stack], script: Script, images: Path, does: str, reason: str
+) -> None:
+    """Three attempts, of which a hang takes 2.5 seconds each, then an error; all other samples come."""
+    script.at_sample("00007.jpg", does)
+    stack = start(2)
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=4, shuffle=False, coordinator=stack.address) as sampler:
+        errors = []
+        for ref in sampler:
+            try:
+                assert len(dataset[ref][0]) == len(ref)
+            except BadSampleError as error:
+                errors.append(str(error))
+    assert len(errors) == 1
+    assert "00007.jpg" in errors[0]
+    assert reason in errors[0]
+    assert len(script.done()) >= 3
