@@ -150,6 +150,8 @@ class Client:
                 if failure.code not in _PASSING:
                     raise self._refusal(failure, method) from failure
                 last = failure
+                if failure.code == "DEADLINE_EXCEEDED":  # the way may be dead without a word: take a new one
+                    self.cut()
                 explained = self._explain()
                 if explained is not None:
                     raise explained from failure
