@@ -39,12 +39,7 @@ def restart_coordinator(stack: Stack) -> None:
 
 
 def kill_a_function(stack: Stack) -> None:
-    functions(stack)[0].kill()
-
-
-def functions(stack: Stack) -> list[psutil.Process]:
-    assert stack.process is not None
-    return psutil.Process(stack.process.pid).children()
+    stack.functions()[0].kill()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -81,7 +76,7 @@ def test_without_a_coordinator_the_wait_is_bounded_and_explained(stack: Stack, i
 
 
 def test_functions_end_with_their_coordinator(stack: Stack) -> None:
-    family = functions(stack)
+    family = stack.functions()
     assert family
     stack.kill_coordinator()
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
@@ -91,7 +86,7 @@ def test_functions_end_with_their_coordinator(stack: Stack) -> None:
 
 def test_the_end_of_stdin_ends_the_coordinator(stack: Stack) -> None:
     assert stack.process is not None
-    family = functions(stack)
+    family = stack.functions()
     stack.process.communicate(timeout=END_TIMEOUT_S)
     assert stack.process.returncode == 0
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
