@@ -246,12 +246,23 @@ class Cache:
         answer: Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]] = found or []
         return answer
 
-    async def last_entry(self, stream: bytes) -> bytes:
-        """Id of a stream's newest entry; ``0-0`` if it has none."""
+    async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
+        """Make a stream, or empty it, and let it expire; the id after which its entries come."""
         with self.errors():
-            entries: Any = await self._redis.xrevrange(stream, count=1)
-        newest: bytes = entries[0][0] if entries else b"0-0"
-        return newest
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.xadd(stream, {b"x": b""}, maxlen=0, approximate=False)
+            pipeline.pexpire(stream, int(expires_in_s * 1000))
+            last: bytes = (await pipeline.execute())[0]
+        return last
+
+    async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> None:
+        """Let streams expire later; what is not there is no error."""
+        for at in range(0, len(streams), _PIPELINE_KEYS):
+            with self.errors():
+                pipeline = self._redis.pipeline(transaction=False)
+                for stream in streams[at : at + _PIPELINE_KEYS]:
+                    pipeline.pexpire(stream, int(expires_in_s * 1000))
+                await pipeline.execute()
 
     async def ring(self, stream: bytes) -> None:
         """Append an empty entry to a stream, so that whoever waits on it looks up."""

@@ -2,6 +2,7 @@
 
 One XREAD waits on all streams at once; a stream of our own among them is rung when a job is added, so that
 nobody waits for a timeout. Entries come from the network: one that cannot be read is counted and skipped.
+Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _BELL = REPORT_PREFIX + b"%bell"
 _BLOCK_MS = 1000
 _COUNT = 512
+_KEEP_S = 3600.0
+_KEEP_EVERY_S = 60.0
 _NUMBER_MAX = 2**48
 
 
@@ -42,20 +45,31 @@ class ReportReader:
         self._cache = cache
         self._emit = emit
         self._positions: dict[bytes, bytes] = {_BELL: b"0-0"}
+        self._kept_s = -_KEEP_EVERY_S
         self.unreadable = 0
 
     async def follow(self, job: str) -> None:
         """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
         stream = report_stream(job)
         if stream not in self._positions:
-            newest = await self._cache.last_entry(stream)
-            self._positions.setdefault(stream, newest)  # another rank may have come first
+            last = await self._cache.empty_stream(stream, _KEEP_S)
+            self._positions.setdefault(stream, last)  # another rank may have come first
             await self._cache.ring(_BELL)
 
     async def leave(self, job: str) -> None:
         """Stop reading a job's stream and delete it."""
         if self._positions.pop(report_stream(job), None) is not None:
             await self._cache.delete(report_stream(job))
+
+    async def keep(self, now_s: float) -> None:
+        """Keep the streams from expiring for an hour; does something once in a minute.
+
+        Args:
+            now_s: on any monotonic clock.
+        """
+        if now_s >= self._kept_s + _KEEP_EVERY_S:
+            await self._cache.keep_streams(list(self._positions), _KEEP_S)
+            self._kept_s = now_s
 
     def rewind(self) -> None:
         """The cache was emptied: whatever the streams hold now is new, even if its clock was set back."""

@@ -1,4 +1,4 @@
-"""The upkeep of the cache while a coordinator serves: its lock, its identity, its memory.
+"""The upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams.
 
 Taking the cache over at the start stands here too. What follows from a cache that was emptied or has grown is
 decided in :mod:`coordinator.core`.
@@ -108,6 +108,7 @@ class Upkeep:
             was_taken = await self._cache.hold_lock()
             is_new = await agree_on_golden(self._cache, self._golden)
             info = await self._cache.info()
+            await self._reports.keep(asyncio.get_running_loop().time())
         except LockHeldError:
             raise
         except CacheError as error:

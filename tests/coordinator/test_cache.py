@@ -288,7 +288,8 @@ def test_every_command_names_an_unreachable_cache(valkey):
         lambda cache: cache.drop(an_id(0)),
         lambda cache: cache.bury(an_id(0), [a_tombstone()], 1.0),
         lambda cache: cache.read_streams({b"s": b"0-0"}, block_ms=1, count=1),
-        lambda cache: cache.last_entry(b"s"),
+        lambda cache: cache.empty_stream(b"s", 1.0),
+        lambda cache: cache.keep_streams([b"s"], 1.0),
         lambda cache: cache.ring(b"s"),
         lambda cache: cache.delete(b"s"),
     ]

@@ -99,6 +99,38 @@ def test_what_was_reported_to_an_earlier_coordinator_is_past(valkey):
     assert [event.position for event in asyncio.run(work())] == [2]
 
 
+def test_a_stream_that_nobody_keeps_expires(valkey):
+    """Also where readers made it anew, after the cache was emptied."""
+
+    async def work():
+        async with reading(valkey) as (reader, _):
+            await reader.follow("job")
+            lives_s = [client.ttl(report_stream("job"))]
+            send(valkey)
+            await reader.keep(0.0)
+            lives_s.append(client.ttl(report_stream("job")))
+            client.flushall()
+            send(valkey)
+            await reader.keep(59.0)
+            assert client.ttl(report_stream("job")) == -1, "once in a minute"
+            await reader.keep(60.0)
+            return [*lives_s, client.ttl(report_stream("job"))]
+
+    with valkey.client() as client:
+        assert all(3500 < life_s <= 3600 for life_s in asyncio.run(work()))
+
+
+def test_following_empties_a_stream_that_an_earlier_coordinator_has_left(valkey):
+    async def work():
+        async with reading(valkey) as (reader, _):
+            await reader.follow("job")
+
+    send(valkey)
+    asyncio.run(work())
+    with valkey.client() as client:
+        assert client.xlen(report_stream("job")) == 0
+
+
 def test_a_new_job_is_heard_while_others_are_waited_for(valkey):
     async def work():
         async with reading(valkey) as (reader, events):
@@ -200,5 +232,5 @@ def test_the_bell_is_no_jobs_stream(valkey):
 
     assert asyncio.run(work()) == ([], 0)
     with valkey.client() as client:
-        (bell,) = client.keys(REPORT_PREFIX + b"*")
+        (bell,) = {*client.keys(REPORT_PREFIX + b"*")} - {report_stream("job")}
     assert not bell.removeprefix(REPORT_PREFIX).isalnum()
