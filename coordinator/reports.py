@@ -1,13 +1,17 @@
 """Reading the jobs' report streams: each entry becomes an event of the core.
 
 One XREAD waits on all streams at once; a stream of our own among them is rung when a job is added, so that
-nobody waits for a timeout. Entries come from the network: one that cannot be read is counted and skipped.
-Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave nothing.
+nobody waits for a timeout. A read costs as much for one entry as for many, and more with every stream, so a
+pause follows each, in which entries gather. Entries come from the network: one that cannot be read is counted
+and skipped. Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave
+nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +34,8 @@ _BLOCK_MS = 1000
 _COUNT = 512
 _KEEP_S = 3600.0
 _KEEP_EVERY_S = 60.0
+_PAUSE_S = 0.005
+_PAUSE_PER_STREAM_S = 1e-5
 _NUMBER_MAX = 2**48
 
 
@@ -46,6 +52,7 @@ class ReportReader:
         self._emit = emit
         self._positions: dict[bytes, bytes] = {_BELL: b"0-0"}
         self._kept_s = -_KEEP_EVERY_S
+        self._pause_until_s = 0.0
         self.unreadable = 0
 
     async def follow(self, job: str) -> None:
@@ -76,9 +83,11 @@ class ReportReader:
         self._positions = dict.fromkeys(self._positions, b"0-0")
 
     async def read_once(self) -> None:
-        """Wait for entries, up to a second, and emit them."""
+        """Wait for entries, up to a second, and emit them; soon after the last time, wait a little before."""
         events: list[BatchRead] = []
+        await asyncio.sleep(self._pause_until_s - time.monotonic())
         found = await self._cache.read_streams(dict(self._positions), block_ms=_BLOCK_MS, count=_COUNT)
+        self._pause_until_s = time.monotonic() + _PAUSE_S + _PAUSE_PER_STREAM_S * len(self._positions)
         for stream, entries in found:
             if not entries or stream not in self._positions:
                 continue

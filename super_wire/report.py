@@ -23,18 +23,20 @@ REPORT_STREAM_MAXLEN = 4096
 
 _MAX_NUMBER = 2**63
 
-_NUMBERS = {
-    b"r": "rank",
-    b"e": "epoch",
-    b"p": "position",
-    b"n": "samples",
-    b"h": "hits",
-    b"w": "wait_us",
-    b"f": "read_us",
-    b"b": "size_bytes",
-    b"a": "attempt",
-    b"d": "done",
-}
+_NUMBERS = (
+    "rank",
+    "epoch",
+    "position",
+    "samples",
+    "hits",
+    "wait_us",
+    "read_us",
+    "size_bytes",
+    "attempt",
+    "done",
+)
+_NUMBERS_FIELD = b"r"
+"""All numbers in one field, since taking an entry apart costs the coordinator by the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class ReadReport:
 
     def to_fields(self) -> dict[bytes, bytes]:
         """As the fields of a stream entry."""
-        entry = {short: b"%d" % getattr(self, name) for short, name in _NUMBERS.items()}
+        entry = {_NUMBERS_FIELD: b" ".join([b"%d" % getattr(self, name) for name in _NUMBERS])}
         for short, offsets in ((b"m", self.missed), (b"c", self.corrupt)):
             if offsets:
                 entry[short] = np.asarray(offsets, dtype="<u4").tobytes()
@@ -70,15 +72,17 @@ class ReadReport:
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
         """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
-        try:
-            numbers = {name: int(entry[short]) for short, name in _NUMBERS.items()}
-        except KeyError as error:
-            msg = f"a read report lacks the field {error}"
-            raise ValueError(msg) from error
-        if not all(0 <= number < _MAX_NUMBER for number in numbers.values()):
+        if _NUMBERS_FIELD not in entry:
+            msg = f"a read report lacks the field {_NUMBERS_FIELD!r}"
+            raise ValueError(msg)
+        numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
+        if len(numbers) != len(_NUMBERS):
+            msg = f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}"
+            raise ValueError(msg)
+        if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
             msg = f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}"
             raise ValueError(msg)
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )
-        return cls(**numbers, missed=missed, corrupt=corrupt)
+        return cls(**dict(zip(_NUMBERS, numbers, strict=True)), missed=missed, corrupt=corrupt)
