@@ -7,6 +7,9 @@ It decides what is asked of a coordinator and makes figures of it. The coordinat
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import operator
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -32,34 +35,36 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "measure"]
 
-PRODUCED = "first epoch"
+FIRST = "first epoch"
 CACHED = "cached"
+FLAT_OUT = "cached, flat out"
 RANDOM = "random recipe"
+MANY = "many catalogs"
 
 _METHOD = (
     (
         "One coordinator process: its real service, core, catalogs, report reader and upkeep, on a unix "
         "socket, with a real cache server for reports and lock. Its CPU is user and system time of all its "
-        "threads, from the first page of a measurement until the last read report was taken in. Jobs are "
-        f"asked for by another process: pages of {PAGE_BATCHES} batches with ids, labels and keys, as the "
-        "sampler asks, and one read report for each batch, as readers leave them."
+        "threads while jobs go on, until the last read report was taken in. The jobs are played by another "
+        f"process: pages of {PAGE_BATCHES} batches with ids, labels and keys, asked for as the sampler asks, "
+        "and one read report for each batch, as readers leave them."
     ),
     (
-        "No function runs: the executor says of every request at once that all of it is cached, and nothing "
-        "is fetched, decoded, stored or read. What functions and their invocation cost is not in these "
-        "figures, and the cache's budget is never short."
+        "No function runs: an executor with 3,000 places waits 20 ms and 2 ms for each sample and says that "
+        "all is cached; nothing is fetched, decoded, stored or read. What functions and their invocation "
+        "cost is not in these figures, and the cache's budget is never short."
     ),
     (
-        f"'{PRODUCED}': one job, and every sample is asked of functions. '{CACHED}': a dataset that has been "
-        f"produced, every job with a seed of its own. '{RANDOM}': every sample id is derived anew for each "
-        "page, and what no job has asked for before is asked of functions. 'batches/s of a core' is batches "
-        "over the coordinator's CPU seconds, 'batches/s' over the wall clock, in which asking and answering "
-        "share this machine. Of several rounds, the one with the least CPU counts: others used the machine."
+        f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
+        "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
+        f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
+        "and answering share this machine."
     ),
     (
-        "'KB/job' is the growth of the coordinator's resident memory from before the jobs were opened to the "
-        "end of the measurement, 'MB' the resident memory then; 'open ms' the median time of OpenJob on a "
-        "listed dataset, as the client sees it."
+        "'batches/s of a core' is batches over the coordinator's CPU seconds. Of several rounds the one with "
+        "the least CPU counts, since others use the machine. 'KB/job' is the growth of the coordinator's "
+        "resident memory from before the jobs were opened to the end of the measurement, 'MB' the resident "
+        "memory then; 'open ms' the median time of OpenJob on a listed dataset, as the client sees it."
     ),
 )
 
@@ -73,15 +78,28 @@ _COLUMNS = (
     Column("batches_per_s", "batches\n/s", ",.0f"),
     Column("cache_cpu_ms_per_batch", "beside:\ncache", ".3f"),
     Column("produced_per_batch", "samples\nproduced", ".0f"),
+    Column("requests_per_batch", "re-\nquests", ".1f"),
     Column("open_ms", "open\nms", ".1f"),
     Column("kb_per_job", "KB\n/job", ",.0f"),
     Column("rss_mb", "MB", ",.0f"),
 )
 
 _TEN = 10
+_WARM_UP_BATCHES = 4
+_FILL_BATCH = 4096
+_FILL_RATE = 25.0
 _KB, _MB = 1e3, 1e6
 _FEWEST_FOR_MEMORY = 100
-_QUICK = {"samples": 20_000, "jobs": [1, 4], "rounds": 1, "batches": 128, "catalogs": 2, "memory_jobs": 8}
+_RATE_OF_A_JOB = 100.0
+_QUICK = {
+    "samples": 20_000,
+    "jobs": [1, 10],
+    "rounds": 1,
+    "seconds": 0.5,
+    "catalogs": 2,
+    "memory_jobs": 8,
+    "rate": 300,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=positive, default=IMAGENET_SAMPLES, help="of a catalog (1280000)")
     parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument(
-        "--batches", type=positive, default=6400, help="at least so many in each measurement (6400)"
+        "--rate", type=positive, default=1500, help="batches a second that all jobs together read (1500)"
     )
+    parser.add_argument("--seconds", type=positive, default=8, help="of each measurement, about (8)")
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
     parser.add_argument("--catalogs", type=positive, default=10, help="in the measurement of memory (10)")
     parser.add_argument("--memory-jobs", type=positive, default=1000, help="likewise (1000)")
@@ -119,7 +138,16 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         wall_s=time.perf_counter() - began_s,
         settings={
             name: getattr(arguments, name)
-            for name in ("samples", "batch_size", "batches", "jobs", "rounds", "catalogs", "memory_jobs")
+            for name in (
+                "samples",
+                "batch_size",
+                "jobs",
+                "rate",
+                "seconds",
+                "rounds",
+                "catalogs",
+                "memory_jobs",
+            )
         },
         method=_METHOD,
         group_by=("catalogs",),
@@ -161,33 +189,32 @@ class _Coordinator:
         self._catalogs = catalogs
         self._opened = 0
 
-    def run(
-        self, way: str, datasets: Sequence[bytes], *, jobs: int, pages: int, number: int, epoch: int = 0
-    ) -> _Run:
-        """Open so many jobs over all datasets, let each ask for a page, then measure ``pages`` of each."""
+    def run(self, way: str, datasets: Sequence[bytes], cell: _Cell) -> _Run:
+        """Open so many jobs over all datasets, have each ask for its first page, then measure."""
         rss_before = self._rss()
         opened = []
-        for place in range(jobs):
+        for place in range(cell.jobs):
             self._opened += 1
-            dataset = datasets[place % len(datasets)]
-            name = f"{way.replace(' ', '-')}-{self._opened}"
+            dataset, name = datasets[place % len(datasets)], f"job-{self._opened}"
             opened.append(
-                self.clients.open(dataset, name, batch_size=self._batch_size, seed=self._opened, epoch=epoch)
+                self.clients.open(
+                    dataset, name, batch_size=self._batch_size, seed=self._opened, epoch=cell.epoch
+                )
             )
-        if way != PRODUCED:
-            self.clients.go_on(opened, 1)
-        batches, start = sum(job.batches for job in opened), self._clocks()
-        self.clients.go_on(opened, pages)
+        self.clients.start(opened)
+        self.clients.go_on(opened, cell.jobs * _WARM_UP_BATCHES, cell.rate)
+        start, before = self._clocks(), self.clients.produced(opened)
+        self.clients.go_on(opened, cell.batches, cell.rate)
         wall_s, cpu_s, cache_cpu_s = (end - begin for end, begin in zip(self._clocks(), start, strict=True))
-        produced, invocations = self.clients.produced(opened)
+        produced, invocations = map(operator.sub, self.clients.produced(opened), before)
         rss = self._rss()
         self.clients.close_jobs(opened)
         return _Run(
             catalogs=self._catalogs,
-            round=number,
+            round=cell.round,
             way=way,
-            jobs=jobs,
-            batches=sum(job.batches for job in opened) - batches,
+            jobs=cell.jobs,
+            batches=cell.batches,
             wall_s=wall_s,
             cpu_s=cpu_s,
             cache_cpu_s=cache_cpu_s,
@@ -199,6 +226,13 @@ class _Coordinator:
             rss=rss,
         )
 
+    def fill(self, dataset: bytes, samples: int) -> None:
+        """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
+        job = self.clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
+        self.clients.start([job])
+        self.clients.go_on([job], -(-samples // _FILL_BATCH), _FILL_RATE)
+        self.clients.close_jobs([job])
+
     def _clocks(self) -> tuple[float, float, float]:
         return time.perf_counter(), process_cpu_s(self._pid), process_cpu_s(self._cache_pid)
 
@@ -207,21 +241,20 @@ class _Coordinator:
 
 
 def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
-    epoch_pages = -(-arguments.samples // (arguments.batch_size * PAGE_BATCHES))
     with _Running(arguments, catalogs=1) as coordinator:
         source, clients = "s3://bench-0/train", coordinator.clients
-        say("listing and a first epoch")
+        say("listing, and a first epoch")
+        first = clients.register(source, Recipe.image(resize=160, crop=160))
         cached = clients.register(source, Recipe.image(resize=256, crop=224))
-        yield coordinator.run(PRODUCED, [cached], jobs=1, pages=epoch_pages, number=0)
         random = clients.register(source, Recipe([{"op": "random_resized_crop", "size": 224}]))
-        epoch = 0
-        for number in range(arguments.rounds):
-            for way, dataset in ((CACHED, cached), (RANDOM, random)):
-                for jobs in arguments.jobs:
-                    say(f"round {number + 1} of {arguments.rounds}: {way}, {jobs} jobs")
-                    epoch += 1
-                    pages = max(1, arguments.batches // (jobs * PAGE_BATCHES))
-                    yield coordinator.run(way, [dataset], jobs=jobs, pages=pages, number=number, epoch=epoch)
+        coordinator.fill(cached, arguments.samples)
+        ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
+        cells = _cells(arguments)
+        yield coordinator.run(FIRST, [first], next(cells))
+        for number, (way, dataset) in itertools.product(range(arguments.rounds), ways.items()):
+            for cell in _cells(arguments, number, math.inf if way == FLAT_OUT else arguments.rate):
+                say(f"round {number + 1} of {arguments.rounds}: {way}, {cell.jobs} jobs")
+                yield coordinator.run(way, [dataset], cell)
 
 
 def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
@@ -232,7 +265,30 @@ def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) ->
             source, recipe = f"s3://bench-{number}/train", Recipe.image(resize=256, crop=224)
             datasets.append(coordinator.clients.register(source, recipe))
         say(f"{arguments.memory_jobs} jobs on {arguments.catalogs} catalogs")
-        yield coordinator.run("many catalogs", datasets, jobs=arguments.memory_jobs, pages=1, number=0)
+        cell = _Cell(0, arguments.memory_jobs, arguments.rate, int(arguments.rate * arguments.seconds), 0)
+        yield coordinator.run(MANY, datasets, cell)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """How one measurement is made: ``rate`` and ``batches`` are of all jobs together."""
+
+    round: int
+    jobs: int
+    rate: float
+    batches: int
+    epoch: int
+
+
+_EPOCHS = itertools.count()
+
+
+def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) -> Iterator[_Cell]:
+    """Each begins in an epoch of its own, so that a random recipe's ids are fresh."""
+    for jobs in arguments.jobs:
+        offered = min(rate or arguments.rate, jobs * _RATE_OF_A_JOB) if rate < math.inf else math.inf
+        batches = int(min(offered, arguments.rate) * arguments.seconds)
+        yield _Cell(number, jobs, offered, batches, next(_EPOCHS))
 
 
 class _Running:
@@ -278,6 +334,7 @@ def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
             "batches_per_s": run.batches / run.wall_s,
             "cache_cpu_ms_per_batch": 1e3 * run.cache_cpu_s / run.batches,
             "produced_per_batch": run.produced / run.batches,
+            "requests_per_batch": run.invocations / run.batches,
             "open_ms": run.open_ms,
             "open_max_ms": run.open_max_ms,
             "kb_per_job": (run.rss - run.rss_before) / jobs / _KB if jobs >= _FEWEST_FOR_MEMORY else None,

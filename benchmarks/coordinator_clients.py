@@ -6,6 +6,8 @@ What it costs the coordinator is measured by :mod:`benchmarks.coordinator`.
 
 from __future__ import annotations
 
+import itertools
+import math
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,21 +38,24 @@ PAGE_BATCHES = 32
 _TIMEOUT_S = 120.0
 _THREADS = 4
 _POLL_S = 0.1
-_REPLY_LINES = 2
+_REPLY_BYTES = 4096
 
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """One job with one rank, and where it stands: all before ``asked`` is known, all before ``read`` read."""
+    """One job with one rank, and where it stands: all before ``asked`` is known, all before ``read`` read.
+
+    ``batches`` is how many were read in all.
+    """
 
     name: str
     batches_per_epoch: int
     epoch: int
     open_s: float
+    samples: int = 0
     asked: int = 0
     read: int = 0
     batches: int = 0
-    reported: int = 0
 
 
 class Clients:
@@ -108,16 +113,25 @@ class Clients:
         job = self._coordinator.OpenJob(request, timeout=_TIMEOUT_S)
         return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
 
-    def go_on(self, jobs: Sequence[SimulatedJob], pages: int) -> None:
-        """Each job asks for so many pages and reads as many batches; waits until all is reported."""
-        shares = [jobs[number::_THREADS] for number in range(_THREADS)]
+    def start(self, jobs: Sequence[SimulatedJob]) -> None:
+        """Each job asks for its first page; jobs stand at different places of a page from then on."""
+        for number, job in enumerate(jobs):
+            self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
+
+    def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
+        """The jobs read so many batches in all, in turn, so many a second; waits until it is all taken in."""
+        threads = min(_THREADS, len(jobs))
+        began_s = time.perf_counter()
 
         def work(number: int) -> None:
-            for _ in range(pages):
-                for job in shares[number]:
-                    self._turn(job, self._connections[number])
+            turns = itertools.cycle(jobs[number::threads])
+            for count in range(number, batches, threads):
+                ahead_s = began_s + count / rate - time.perf_counter()
+                if ahead_s > 0:
+                    time.sleep(ahead_s)
+                self._read_one(next(turns), self._connections[number])
 
-        list(self._pool.map(work, range(_THREADS)))
+        list(self._pool.map(work, range(threads)))
         self._wait_until_read(jobs)
 
     def close_jobs(self, jobs: Sequence[SimulatedJob]) -> None:
@@ -130,60 +144,49 @@ class Clients:
         found = self._stats(jobs)
         return sum(stats.samples_produced for stats in found), sum(stats.invocations for stats in found)
 
-    def _turn(self, job: SimulatedJob, connection: socket.socket) -> None:
-        """One page, asked for when one is left; and reports of what was read meanwhile."""
+    def _read_one(self, job: SimulatedJob, connection: socket.socket) -> None:
+        """One batch: its report, and the next page if there is room for one."""
+        report = ReadReport(
+            rank=0,
+            epoch=job.epoch,
+            position=job.read,
+            samples=job.samples,
+            hits=job.samples,
+            wait_us=0,
+            read_us=9000,
+            size_bytes=job.samples * 150_592,
+            attempt=1,
+            done=1,
+        )
+        connection.sendall(encode_report(job.name, report))
+        answer = connection.recv(_REPLY_BYTES)
+        if not answer.startswith(b"$"):
+            raise BenchmarkError(f"the cache refused a report: {answer!r}")
+        job.read += 1
+        job.batches += 1
+        if job.read == job.batches_per_epoch:
+            job.epoch, job.asked, job.read = job.epoch + 1, 0, 0
+        if job.asked < job.batches_per_epoch and job.asked - job.read <= PAGE_BATCHES:
+            self._ask(job, PAGE_BATCHES)
+
+    def _ask(self, job: SimulatedJob, count: int) -> None:
         request = pb.NextBatchesRequest(
             job=job.name,
             rank=0,
             epoch=job.epoch,
             position=job.asked,
-            count=PAGE_BATCHES,
+            count=count,
             yielded=job.read,
             with_keys=True,
         )
         page = self._coordinator.NextBatches(request, timeout=_TIMEOUT_S)
-        count = len(page.batches)
-        if not count or page.batches[0].position != job.asked:
-            raise BenchmarkError(f"job {job.name} got a page of {count} batches at {job.asked}")
-        samples = len(page.batches[0].sample_ids) // ID_BYTES
-        job.asked += count
-        job.batches += count
-        ended = job.asked == job.batches_per_epoch
-        until = job.asked if ended else max(job.read, job.asked - PAGE_BATCHES)
-        self._report(job, until, samples, connection)
-        if ended:
-            job.epoch, job.asked, job.read = job.epoch + 1, 0, 0
-
-    def _report(self, job: SimulatedJob, until: int, samples: int, connection: socket.socket) -> None:
-        reports = [
-            ReadReport(
-                rank=0,
-                epoch=job.epoch,
-                position=position,
-                samples=samples,
-                hits=samples,
-                wait_us=0,
-                read_us=9000,
-                size_bytes=samples * 150_592,
-                attempt=1,
-                done=1,
-            )
-            for position in range(job.read, until)
-        ]
-        if not reports:
-            return
-        connection.sendall(b"".join(encode_report(job.name, report) for report in reports))
-        lines = 0
-        while lines < _REPLY_LINES * len(reports):
-            answer = connection.recv(65_536)
-            if not answer or b"-ERR" in answer:
-                raise BenchmarkError(f"the cache refused a report: {answer[:200]!r}")
-            lines += answer.count(b"\n")
-        job.read = until
-        job.reported += len(reports)
+        if not page.batches or page.batches[0].position != job.asked:
+            raise BenchmarkError(f"job {job.name} got {len(page.batches)} batches at {job.asked}")
+        job.samples = len(page.batches[0].sample_ids) // ID_BYTES
+        job.asked += len(page.batches)
 
     def _wait_until_read(self, jobs: Sequence[SimulatedJob]) -> None:
-        expected = sum(job.reported for job in jobs)
+        expected = sum(job.batches for job in jobs)
         until_s = time.monotonic() + _TIMEOUT_S
         while True:
             stats = self._stats(jobs)

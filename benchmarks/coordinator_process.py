@@ -42,7 +42,9 @@ __all__ = ["RECORD_BYTES", "CoordinatorSpec", "coordinator_process"]
 RECORD_BYTES = 64 + 224 * 224 * 3
 _ROOT = Path(__file__).resolve().parents[1]
 _LISTENS = "listens"
-_FUNCTIONS = 512
+_FUNCTIONS = 3000
+_INVOCATION_S = 0.02
+_SAMPLE_S = 0.002
 _BUDGET_BYTES = 2**50
 """More than all catalogs together: nothing is dropped."""
 _UPKEEP_S = 1.0
@@ -85,8 +87,11 @@ def coordinator_process(spec: CoordinatorSpec) -> Iterator[int]:
             process.wait()
 
 
-class AnswersAtOnce:
-    """An executor without functions: every sample is said to be cached, nothing is fetched or written."""
+class AnswersAlone:
+    """An executor without functions: it waits as long as they might take, and says that all is cached.
+
+    Nothing is fetched, decoded or written.
+    """
 
     name = "none"
     golden = "00" * 16
@@ -95,9 +100,11 @@ class AnswersAtOnce:
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:  # noqa: ARG002  # an executor is given it by name
-        """All of it is cached."""
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """All of it is cached, after a while."""
         count = len(request.keys)
+        duration_s = _INVOCATION_S + count * _SAMPLE_S
+        await asyncio.sleep(min(duration_s, timeout_s))
         return PrefetchResult(
             request_id=request.request_id,
             function_version="bench",
@@ -109,7 +116,7 @@ class AnswersAtOnce:
             source_bytes=(110_000,) * count,
             record_bytes=(RECORD_BYTES,) * count,
             messages={},
-            duration_us=100_000,
+            duration_us=int(1e6 * duration_s),
         )
 
     async def close(self) -> None:
@@ -131,7 +138,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cache = Cache(spec.cache, owner="bench")
         stack.push_async_callback(cache.close)
-        info, executor = await take_over(cache), AnswersAtOnce()
+        info, executor = await take_over(cache), AnswersAlone()
         await agree_on_golden(cache, executor.golden)
         engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, executor)
         stack.push_async_callback(engine.close)
