@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coordinator.catalog import Catalog, ListingCancelledError, list_source
+from coordinator.recent_ids import RecentIds
 from super_wire.errors import SourceError, SuperError
 from super_wire.ids import ID_BYTES, digest128
 from super_wire.record import HEADER_BYTES
@@ -68,6 +69,7 @@ class Dataset:
     listing: Listing
     all_ids: NDArray[np.uint8] | None = None
     """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
+    _recent: RecentIds = field(default_factory=RecentIds)
 
     @property
     def ready(self) -> bool:
@@ -103,8 +105,10 @@ class Dataset:
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
         """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
         if self.recipe.random:
-            randomness = (self.recipe.augment_seed, epoch)
-            return self.catalog.sample_ids(self.recipe.digest, randomness, indices)
+            seed, catalog, digest = self.recipe.augment_seed, self.catalog, self.recipe.digest
+            return self._recent.ids(
+                indices, epoch, lambda missing: catalog.sample_ids(digest, (seed, epoch), missing)
+            )
         if self.all_ids is None:
             msg = f"{self.listing.source}: ids are asked for before they are known"
             raise RuntimeError(msg)
