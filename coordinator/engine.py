@@ -115,6 +115,11 @@ class Engine:
         """Remember whose samples a set key's dataset digest speaks of."""
         self._contents.setdefault(dataset.content, dataset)
 
+    def forget_unused(self) -> None:
+        """Let go of catalogs that the core has forgotten."""
+        for content in [content for content in self._contents if not self.core.knows(content)]:
+            del self._contents[content]
+
     def dataset_of(self, content: bytes) -> Dataset:
         """The dataset of a content digest."""
         return self._contents[content]

@@ -307,6 +307,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         for name in list(self._jobs):
             if self._engine.core.job(name) is None and self._jobs.pop(name, None) is not None:
                 await self._reports.leave(name)
+        self._engine.forget_unused()
 
     def _describe(self, dataset: Dataset) -> pb.Dataset:
         answer = pb.Dataset(

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.events import Audited, CacheGrew, CacheReset
+    from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset
     from coordinator.core.samples import SetKey
     from coordinator.core.state import State
 
-__all__ = ["audit", "audited", "cache_grew", "cache_reset"]
+__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset"]
 
 
 def audit(state: State, key: SetKey, indices: NDArray[np.int64], asker: BatchPlace | LaneSpan) -> None:
@@ -74,6 +74,16 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
     state.foreign_bytes = 0
     state.emptied = True
     state.crowding.forget()
+    for job in state.jobs.values():
+        for lane in job.lanes.values():
+            lane.look_again()
+            state.wake(job, lane)
+
+
+def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
+    """Ask again about what is believed resident, as each lane comes to it."""
+    for samples in state.sets.values():
+        samples.doubt()
     for job in state.jobs.values():
         for lane in job.lanes.values():
             lane.look_again()

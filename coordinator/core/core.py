@@ -43,6 +43,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.Audited: auditing.audited,
     events.BatchRead: reading.batch_read,
     events.BatchesAsked: reading.batches_asked,
+    events.CacheEvicted: auditing.cache_evicted,
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.DatasetAdded: reading.dataset_added,
@@ -103,6 +104,10 @@ class Core:
     def jobs(self) -> list[Job]:
         """All open jobs."""
         return list(self._state.jobs.values())
+
+    def knows(self, dataset: bytes) -> bool:
+        """Whether a dataset is read by an open job, or has anything in the cache."""
+        return dataset in self._state.datasets
 
     def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The :class:`SampleState` of each of ``indices``, as uint8 of the same shape."""

@@ -21,6 +21,7 @@ __all__ = [
     "Audited",
     "BatchRead",
     "BatchesAsked",
+    "CacheEvicted",
     "CacheGrew",
     "CacheReset",
     "DatasetAdded",
@@ -159,6 +160,11 @@ class CacheReset:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheEvicted:
+    """The server has dropped records of its own accord, nobody knows which."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheGrew:
     """The server's memory exceeds what the core accounts for, by ``excess_bytes`` over the budget."""
 
@@ -187,6 +193,7 @@ Event: TypeAlias = (
     Audited
     | BatchRead
     | BatchesAsked
+    | CacheEvicted
     | CacheGrew
     | CacheReset
     | DatasetAdded

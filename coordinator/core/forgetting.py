@@ -30,7 +30,9 @@ def forget_silent_lanes(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget sample sets that hold nothing and that nobody is at; one that is asked for is made anew."""
+    """Forget sample sets that hold nothing and that nobody is at, and datasets of which none is left; what
+    is asked for again is made anew.
+    """
     in_use: dict[bytes, tuple[int, int]] = {}
     for job in state.jobs.values():
         for lane in job.lanes.values():
@@ -47,3 +49,6 @@ def forget_empty_sets(state: State, now: float) -> None:
                 continue
         if samples.idle:
             del state.sets[key]
+    kept = {key.dataset for key in state.sets}
+    for dataset in [name for name in state.datasets if name not in kept and not state.wants(name)]:
+        del state.datasets[dataset]

@@ -92,4 +92,4 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
         lane.pending.append(Ahead(start, lane.frontier, key, absent))
         lane.notes.append(LaneNote(now, Kind.LOOKED, start, lane.frontier, absent.size))
         asker = LaneSpan(job.name, lane.rank, start, lane.frontier)
-        audit(state, key, indices[states == SampleState.UNKNOWN], asker)
+        audit(state, key, samples.to_check(indices), asker)

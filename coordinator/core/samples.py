@@ -100,6 +100,7 @@ class SampleSet:
     __slots__ = (
         "_account",
         "_stored_count",
+        "_doubted",
         "attempts",
         "dropped",
         "key",
@@ -119,6 +120,7 @@ class SampleSet:
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self._doubted: NDArray[np.bool_] | None = None
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
@@ -134,6 +136,18 @@ class SampleSet:
     def having(self, state: SampleState) -> NDArray[np.int64]:
         """All samples in ``state``, ascending."""
         return np.flatnonzero(self.state == state)
+
+    def doubt(self) -> None:
+        """The server has dropped records of its own accord: of what is resident, some may be gone."""
+        self._doubted = self.state == SampleState.RESIDENT
+
+    def to_check(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of ``indices`` of which the cache should be asked whether it holds them."""
+        states = self.state[indices]
+        unsure: NDArray[np.bool_] = states == SampleState.UNKNOWN
+        if self._doubted is not None:
+            unsure |= self._doubted[indices] & (states == SampleState.RESIDENT)
+        return indices[unsure]
 
     def move(self, indices: NDArray[np.int64], to: SampleState) -> None:
         """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
@@ -161,6 +175,8 @@ class SampleSet:
         taken = footprint(record_bytes)
         self.stored_bytes[indices] = taken
         self.attempts[indices] = 0
+        if self._doubted is not None:
+            self._doubted[indices] = False
         total = int(taken.sum())
         self._take(total)
         self._stored_count += indices.size
