@@ -28,6 +28,7 @@ from coordinator.engine import Engine
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
+from coordinator.sweeping import Sweep, known_ids
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.request import Outcome, PrefetchResult
 
@@ -149,7 +150,8 @@ async def _serve(spec: CoordinatorSpec) -> None:
         service = CoordinatorService(engine, datasets, reports, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
-        upkeep = Upkeep(cache, engine, reports, info=info, golden=executor.golden)
+        sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
+        upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),
             asyncio.create_task(_forever(reports.read_once, pause_s=0.0)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from redis.backoff import NoBackoff
 
 from super_wire.errors import CacheError, CacheUnreachableError
 from super_wire.ids import ID_BYTES
-from super_wire.keys import GOLDEN_KEY, LOCK_KEY, cache_keys
+from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
 from super_wire.record import (
     HEADER_BYTES,
     HEADER_DTYPE,
@@ -42,6 +43,7 @@ __all__ = ["LOCK_TTL_S", "Cache", "CacheInfo", "LockHeldError"]
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
+_RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _TIMEOUT_S = 10.0
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
@@ -220,6 +222,14 @@ class Cache:
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
         return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
+
+    async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
+        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it."""
+        with self.errors():
+            reply: Any = await self._redis.scan(cursor, match=RECORD_PREFIX + b"*", count=count)
+        following, keys = reply
+        digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
+        return int(following), bytes.fromhex(b"".join(digits).decode())
 
     async def drop(self, ids: bytes) -> None:
         """Delete records; what is not there is no error."""

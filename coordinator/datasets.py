@@ -152,6 +152,11 @@ class DatasetRegistry:
         self._forget_some()
         return dataset
 
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All that are registered, those too that are still being listed."""
+        return list(self._datasets.values())
+
     def get(self, dataset_id: bytes) -> Dataset | None:
         """The dataset of that id, if it is registered."""
         dataset = self._datasets.get(dataset_id)

@@ -120,6 +120,11 @@ class Engine:
         for content in [content for content in self._contents if not self.core.knows(content)]:
             del self._contents[content]
 
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All whose samples the core accounts for."""
+        return list(self._contents.values())
+
     def dataset_of(self, content: bytes) -> Dataset:
         """The dataset of a content digest."""
         return self._contents[content]

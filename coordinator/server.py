@@ -26,6 +26,7 @@ from coordinator.listening import listen
 from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
+from coordinator.sweeping import Sweep, known_ids
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.errors import CacheError, ConfigError
 
@@ -118,7 +119,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     server, health = await listen(settings.listen, service)
     stack.push_async_callback(server.stop, _DRAIN_S)
     stack.push_async_callback(health.enter_graceful_shutdown)
-    upkeep = Upkeep(cache, engine, reports, info=info, golden=executor.golden)
+    sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
+    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
     return _Running(engine, upkeep, reports)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.cache import Cache, CacheInfo
     from coordinator.engine import Engine
     from coordinator.reports import ReportReader
+    from coordinator.sweeping import Sweep
 
 __all__ = ["Upkeep", "agree_on_golden", "take_over"]
 
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 _REACH_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_SETTLED_S = 60.0
+_CROWDED_SHARE = 0.9
+_FOREIGN_SHARE = 0.125
 _RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
 
 
@@ -83,16 +87,27 @@ class Upkeep:
         cache: the server.
         engine: whose core is told.
         reports: rewound when the cache was emptied.
+        sweep: of what an earlier coordinator left, once the cache is nearly full.
         info: what the server said when it was taken over.
         golden: digest that records in it have to agree with.
     """
 
     def __init__(
-        self, cache: Cache, engine: Engine, reports: ReportReader, *, info: CacheInfo, golden: str
+        self,
+        cache: Cache,
+        engine: Engine,
+        reports: ReportReader,
+        sweep: Sweep,
+        *,
+        info: CacheInfo,
+        golden: str,
     ) -> None:
         self._cache = cache
         self._engine = engine
         self._reports = reports
+        self._sweep = sweep
+        self._clock = asyncio.get_running_loop().time
+        self._settled_at_s = self._clock() + _SETTLED_S
         self._run_id = info.run_id
         self._golden = golden
         self._answers = True
@@ -108,7 +123,7 @@ class Upkeep:
             was_taken = await self._cache.hold_lock()
             is_new = await agree_on_golden(self._cache, self._golden)
             info = await self._cache.info()
-            await self._reports.keep(asyncio.get_running_loop().time())
+            await self._reports.keep(self._clock())
         except LockHeldError:
             raise
         except CacheError as error:
@@ -124,10 +139,19 @@ class Upkeep:
             self._engine.post(CacheReset())
         elif was_taken:
             _log.warning("the lock on the cache had expired and was taken again: this process stood still")
-        self._watch_memory(info)
+        await self._watch_memory(info)
 
-    def _watch_memory(self, info: CacheInfo) -> None:
-        if info.maxmemory:
-            core = self._engine.core
-            headroom_bytes = info.maxmemory - core.budget_bytes
-            self._engine.post(CacheGrew(info.used_memory - core.resident_bytes - headroom_bytes))
+    async def _watch_memory(self, info: CacheInfo) -> None:
+        if not info.maxmemory:
+            return
+        core = self._engine.core
+        used_bytes = info.used_memory - (info.maxmemory - core.budget_bytes)
+        foreign_bytes = used_bytes - core.resident_bytes
+        self._engine.post(CacheGrew(foreign_bytes))
+        # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
+        if (
+            used_bytes > _CROWDED_SHARE * core.budget_bytes
+            and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
+            and self._clock() >= self._settled_at_s
+        ):
+            await self._sweep.step(self._clock())

@@ -99,8 +99,8 @@ class SampleSet:
 
     __slots__ = (
         "_account",
-        "_stored_count",
         "_doubted",
+        "_stored_count",
         "attempts",
         "dropped",
         "key",

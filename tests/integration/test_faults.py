@@ -110,6 +110,7 @@ def test_one_coordinator_owns_a_cache(stack: Stack) -> None:
     assert stack.valkey.unix_url in second.stderr
 
 
+@pytest.mark.slow  # it is waited for, ten seconds
 def test_a_coordinator_without_a_cache_ends_and_names_it() -> None:
     address = f"redis://127.0.0.1:{free_port()}"
     alone = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", address)
