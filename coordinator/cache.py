@@ -86,6 +86,8 @@ class CacheInfo:
     policy: str
     system_memory: int
     keys: int
+    evicted_keys: int = 0
+    """Keys that it has dropped of its own accord since it started."""
 
     def budget(self, wanted: int) -> int:
         """Memory for records: what was asked for, else what maxmemory leaves after headroom for client
@@ -154,6 +156,7 @@ class Cache:
             policy=str(info["maxmemory_policy"]),
             system_memory=int(info.get("total_system_memory", 0)),
             keys=int(keys),
+            evicted_keys=int(info.get("evicted_keys", 0)),
         )
 
     async def hold_lock(self) -> bool:

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from coordinator.cache import LOCK_TTL_S, LockHeldError
-from coordinator.core.events import CacheGrew, CacheReset
+from coordinator.core.events import CacheEvicted, CacheGrew, CacheReset
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from super_wire.ids import ID_BYTES
 
@@ -109,6 +109,7 @@ class Upkeep:
         self._clock = asyncio.get_running_loop().time
         self._settled_at_s = self._clock() + _SETTLED_S
         self._run_id = info.run_id
+        self._evicted_keys = info.evicted_keys
         self._golden = golden
         self._answers = True
 
@@ -137,8 +138,17 @@ class Upkeep:
             self._run_id = info.run_id
             self._reports.rewind()
             self._engine.post(CacheReset())
+        elif info.evicted_keys > self._evicted_keys:
+            _log.warning(
+                "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
+                "small for the budget; its policy is %s, where noeviction would be better",
+                info.evicted_keys - self._evicted_keys,
+                info.policy,
+            )
+            self._engine.post(CacheEvicted())
         elif was_taken:
             _log.warning("the lock on the cache had expired and was taken again: this process stood still")
+        self._evicted_keys = info.evicted_keys
         await self._watch_memory(info)
 
     async def _watch_memory(self, info: CacheInfo) -> None:

@@ -50,5 +50,6 @@ def forget_empty_sets(state: State, now: float) -> None:
         if samples.idle:
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
+    kept.update(request.samples.dataset for request in state.requests.values())
     for dataset in [name for name in state.datasets if name not in kept and not state.wants(name)]:
         del state.datasets[dataset]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core import SampleState
-from coordinator.core.events import Audited, CacheGrew, CacheReset, JobClosed
+from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, JobClosed
 from coordinator.core.samples import footprint
 from super_wire.request import Outcome
-from tests.coordinator.core.driver import Driver
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 S = SampleState
 TAKEN = int(footprint(1000))
@@ -126,3 +126,26 @@ def test_no_excess_leaves_the_budget_whole(excess):
     driver = Driver(budget_bytes=1000)
     driver.step(CacheGrew(excess))
     assert driver.state.free_bytes == 1000
+
+
+def test_once_the_server_evicts_what_is_resident_is_asked_about_as_lanes_come_to_it():
+    driver = Driver(size=64, capacity=64, request_samples=8, lookahead_batches=2)
+    plan = driver.open()
+    driver.ask(0, 8)
+    for position in range(7):
+        driver.answer_all()
+        driver.read(position)
+    driver.answer_all()
+    assert driver.core.samples_in(S.RESIDENT) == 64
+    driver.step(CacheEvicted())
+    asked = [index for audit in driver.audits for index in audit.indices.tolist()]
+    wanted = plan.span(0, 7, 8, 0).indices.tolist() + plan.span(1, 0, 1, 0).indices.tolist()
+    assert sorted(asked) == sorted(set(wanted))
+    lost = asked[:3]
+    for audit in list(driver.audits):
+        driver.tell(audit, [0 if index in lost else RECORD_BYTES for index in audit.indices.tolist()])
+    assert driver.requested() == lost
+    driver.answer_all()
+    driver.read(7)
+    for found in driver.audits:
+        assert not set(found.indices.tolist()).intersection(lost), "what was produced since is not in doubt"

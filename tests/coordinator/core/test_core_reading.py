@@ -8,7 +8,7 @@ import pytest
 from coordinator.core import Plan, SampleState
 from coordinator.core.events import BatchRead, JobClosed
 from super_wire.request import Outcome
-from tests.coordinator.core.driver import Driver
+from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState
 
@@ -237,8 +237,10 @@ def test_after_the_last_job_nothing_is_requested_whatever_is_due():
     for request in list(driver.requests):
         driver.answer(request, Outcome.SOURCE_ERROR)
     assert driver.requests == []
-    assert driver.wait(100.0) == []
+    assert driver.wait(20.0) == []
     assert driver.in_state(S.WAITING) == []
+    assert driver.wait(100.0) == []
+    assert not driver.core.knows(DATASET), "of which nobody has anything any more"
 
 
 def test_a_job_that_closes_and_opens_again_keeps_its_accounts_apart():
