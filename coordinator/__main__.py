@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--catalog-max-age-s", type=float, help="a new run lists a source again after this (300)"
     )
+    parser.add_argument(
+        "--lease-s", type=float, help="a rank that is silent for so long is not looked ahead for (15)"
+    )
     parser.add_argument("--function-memory-mb", type=int, help="memory of a function, to account for (1769)")
     parser.add_argument("--prices", metavar="FILE", help="TOML price table, in place of the built-in one")
     parser.add_argument(

@@ -145,6 +145,7 @@ def _core_settings(settings: Settings, info: CacheInfo) -> CoreSettings:
         lookahead_batches=settings.lookahead_batches,
         request_samples=settings.request_samples,
         request_ttl_s=settings.request_timeout_s,
+        lease_s=settings.lease_s,
         prices=load_prices(settings.prices).of(settings.executor),
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,

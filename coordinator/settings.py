@@ -71,6 +71,7 @@ class Settings:
     request_samples: int = 64
     request_timeout_s: float = 60.0
     catalog_max_age_s: float = 300.0
+    lease_s: float = 15.0
     function_memory_mb: int = 1769
     prices: str = ""
     max_usd: float = 0.0
@@ -92,7 +93,7 @@ class Settings:
             if not low <= getattr(self, name) <= high:
                 msg = f"{name} is from {low} to {high}; not {getattr(self, name)}"
                 raise ConfigError(msg)
-        for name in ("request_timeout_s", "catalog_max_age_s"):
+        for name in ("request_timeout_s", "catalog_max_age_s", "lease_s"):
             if not 0 < getattr(self, name) < math.inf:
                 msg = f"{name} is above 0 and finite; not {getattr(self, name)}"
                 raise ConfigError(msg)
