@@ -16,6 +16,7 @@ BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
     "read": "the trainer's CPU per image, beside a DataLoader with Pillow on the same files",
     "status": "the status of a batch, by pages and one by one",
+    "steady": "the share of a training loop's time that goes by waiting for data",
 }
 
 

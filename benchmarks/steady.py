@@ -1,0 +1,203 @@
+"""``superdl bench steady``: how much of a training loop's time goes by waiting for data.
+
+A loop that computes for a fixed time per batch reads through the embedded default: once while functions still
+produce what it reads, then with everything cached. What reading costs in CPU is :mod:`benchmarks.read`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contenders import Loading, open_super
+from benchmarks.errors import BenchmarkError
+from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
+from benchmarks.options import not_negative, positive
+from benchmarks.report import BenchmarkReport, Column, describe_machine
+from benchmarks.services import Services
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.contenders import Contender
+
+__all__ = ["add_arguments", "measure"]
+
+FIRST = "first epoch"
+LATER = "later epochs"
+ASLEEP = "asleep"
+BUSY = "busy"
+
+_METHOD = (
+    (
+        "One training process with a DataLoader, and the embedded default on the same machine: coordinator, "
+        "cache and functions. The loop takes a batch and computes for a fixed time; the time in which it "
+        "asks for a batch and has none is waiting. The share is of the wall clock of whole epochs, the start "
+        f"of each epoch's iterator included. '{BUSY}' keeps a processor of this machine busy meanwhile; "
+        f"'{ASLEEP}' waits, as a process does while an accelerator computes."
+    ),
+    (
+        f"'{FIRST}' begins with an empty cache, and functions decode on the trainer's own cores. In '{LATER}' "
+        "all is cached; figures are medians over these epochs, 'worst' the epoch with the largest share."
+    ),
+)
+
+_COLUMNS = (
+    Column("compute", "trainer"),
+    Column("epochs", "epochs"),
+    Column("count", "count", "d"),
+    Column("batches", "batches\n/epoch", ",d"),
+    Column("wait_percent", "% of wall\nwaiting", ".2f"),
+    Column("worst_wait_percent", "\nworst", ".2f"),
+    Column("wait_ms_per_batch", "wait ms\n/batch", ".2f"),
+    Column("longest_wait_ms", "longest\nms", ".1f"),
+    Column("wall_s", "wall s\n/epoch", ".2f"),
+    Column("images_per_s", "\nimages/s", ",.0f"),
+    Column("produced", "samples\nproduced", ",d"),
+)
+
+_QUICK = {"images": "digits", "batch_size": 256, "compute_ms": 5, "epochs": 1, "workers": 1, "photos": 1}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's options."""
+    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
+    parser.add_argument("--photos", type=positive, default=6400, help="images of the set photos (6400)")
+    parser.add_argument("--batch-size", type=positive, default=64, help="(64)")
+    parser.add_argument("--compute-ms", type=positive, default=50, help="computing for each batch (50)")
+    parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoader (2)")
+    parser.add_argument("--epochs", type=positive, default=6, help="measured after the first (6)")
+    parser.add_argument(
+        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
+    )
+    parser.add_argument("--quick", action="store_true", help="very small, to see that it works")
+
+
+def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
+    """Train; ``say`` is told what happens.
+
+    Raises:
+        SuperError: images or services cannot be had, or not all images came.
+
+    """
+    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    environment = describe_machine()
+    if arguments.quick:
+        vars(arguments).update(_QUICK)
+    say("preparing images")
+    images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
+    with Services.start("steady") as services:
+        epochs: list[_Epoch] = []
+        for compute in (ASLEEP, BUSY):
+            loader = open_super(
+                Loading(
+                    directory=images.directory,
+                    resize=images.resize,
+                    crop=images.crop,
+                    batch_size=arguments.batch_size,
+                    num_workers=arguments.workers,
+                    coordinator=services.coordinator,
+                )
+            )
+            compute_s = arguments.compute_ms / 1e3
+            count = arguments.epochs + (not epochs)  # the second loop finds everything cached
+            try:
+                epochs += _train(loader, images, count, compute, compute_s, say)
+            finally:
+                loader.close()
+    return BenchmarkReport(
+        benchmark="steady",
+        started_at=started_at,
+        wall_s=time.perf_counter() - began_s,
+        settings={
+            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            **{name: getattr(arguments, name) for name in ("batch_size", "compute_ms", "workers", "epochs")},
+        },
+        method=_METHOD,
+        group_by=("images", "batch_size", "compute_ms", "workers"),
+        columns=_COLUMNS,
+        rows=tuple({**_conditions(arguments), **row} for row in _rows(epochs)),
+        rounds=tuple(asdict(epoch) for epoch in epochs),
+        environment=environment,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One epoch: its wall clock, and of it the time without a batch, in seconds."""
+
+    compute: str
+    number: int
+    batches: int
+    images: int
+    wall_s: float
+    wait_s: float
+    longest_wait_s: float
+    produced: int
+
+    @property
+    def wait_percent(self) -> float:
+        return 100 * self.wait_s / self.wall_s
+
+
+def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("images", "batch_size", "compute_ms", "workers")}
+
+
+def _train(
+    loader: Contender,
+    images: ImageSet,
+    epochs: int,
+    compute: str,
+    compute_s: float,
+    say: Callable[[str], None],
+) -> Iterator[_Epoch]:
+    produced = loader.produced()
+    for number in range(epochs):
+        waits, taken, began_s = [], 0, time.perf_counter()
+        asked_s = began_s
+        for _, labels in loader:
+            now_s = time.perf_counter()
+            waits.append(now_s - asked_s)
+            taken += len(labels)
+            _compute(compute, now_s + compute_s)
+            asked_s = time.perf_counter()
+        waits.append(time.perf_counter() - asked_s)  # to learn that the epoch has ended
+        wall_s = time.perf_counter() - began_s
+        if taken != images.images:
+            raise BenchmarkError(f"{taken} images came in epoch {number} instead of {images.images}")
+        before, produced = produced, loader.produced()
+        epoch = _Epoch(
+            compute, number, len(waits) - 1, taken, wall_s, sum(waits), max(waits), produced - before
+        )
+        say(f"{compute}, epoch {number}: {epoch.wait_percent:.2f}% of {wall_s:.2f} s waiting")
+        yield epoch
+
+
+def _compute(how: str, until_s: float) -> None:
+    if how == ASLEEP:
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+    while time.perf_counter() < until_s:
+        pass
+
+
+def _rows(epochs: Sequence[_Epoch]) -> Iterator[dict[str, Any]]:
+    later = [(LATER, [epoch for epoch in epochs[1:] if epoch.compute == how]) for how in (ASLEEP, BUSY)]
+    for name, some in [(FIRST, epochs[:1]), *later]:
+        yield {
+            "compute": some[0].compute,
+            "epochs": name,
+            "count": len(some),
+            "batches": some[0].batches,
+            "wait_percent": median(epoch.wait_percent for epoch in some),
+            "worst_wait_percent": max(epoch.wait_percent for epoch in some),
+            "wait_ms_per_batch": 1e3 * median(epoch.wait_s / epoch.batches for epoch in some),
+            "longest_wait_ms": 1e3 * max(epoch.longest_wait_s for epoch in some),
+            "wall_s": median(epoch.wall_s for epoch in some),
+            "images_per_s": median(epoch.images / epoch.wall_s for epoch in some),
+            "produced": sum(epoch.produced for epoch in some),
+        }
