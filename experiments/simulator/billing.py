@@ -14,6 +14,7 @@ class Usage:
     invocations: int = 0
     gb_s: float = 0.0
     source_requests: int = 0
+    samples_produced: int = 0
     cold_starts: int = 0
     throttled: int = 0
     in_use: int = 0

@@ -11,9 +11,11 @@ import numpy as np
 
 from coordinator.core import SampleState, SetKey
 from coordinator.core.events import Audited, BatchRead, CacheReset, FailureKind, RequestDone, RequestFailed
+from coordinator.core.ledger import Spending
 from coordinator.core.results import OUTCOME_ORDER
 from coordinator.core.samples import footprint
 from experiments.simulator.money_check import MoneyCheck
+from super_wire.record import SPENDING_CAP
 from super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -93,13 +95,20 @@ class Checks:
             self.audited_bytes += int(footprint(found).sum())
             told[audit.indices] = present
             attempts[audit.indices] = 0
-        elif isinstance(event, BatchRead) and event.corrupt.size:
+        elif isinstance(event, BatchRead) and event.done and self._knows(event):
+            self._money.read(event)
+        elif isinstance(event, BatchRead) and event.corrupt.size and self._knows(event):
             script = self._world.script(event.job)
             epoch = event.epoch if self._world.is_random(script.dataset) else -1
             indices = script.plan.batch(event.epoch, event.position, event.rank).indices
             self._rows(SetKey(script.dataset, epoch))[0][indices[event.corrupt]] = False
         elif isinstance(event, CacheReset):
             self._told.clear()
+
+    def _knows(self, event: BatchRead) -> bool:
+        """Whether the report is of a rank that has opened its job since the coordinator was restarted."""
+        job = self._world.core.job(event.job)
+        return job is not None and event.rank in job.lanes
 
     def _answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
         self._money.answered(event)
@@ -172,7 +181,10 @@ class Checks:
         told[action.indices] = False
 
     def buried(self, action: WriteTombstones) -> None:
-        """Retries were spent."""
+        """Retries were spent, or money."""
+        if action.reason == SPENDING_CAP:
+            self.demand(self._world.core.spending is Spending.STOPPED, "a cap was named that is not reached")
+            return
         attempts = self._rows(action.samples)[1]
         spent = attempts[action.indices] == self._world.scenario.settings.attempts
         self.demand(spent.all(), "a tombstone was written before the attempts were spent")

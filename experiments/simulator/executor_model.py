@@ -220,5 +220,6 @@ class ExecutorModel:
         corrupt: list[int] = []
         if faults.corrupt:
             corrupt = good[world.dice.random(good.size) < faults.corrupt].tolist()
+        self.usage.samples_produced += good.size
         world.push(key, good, data.record_bytes[good], corrupt=corrupt)
         return outcomes

@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator.core.events import RequestDone
+from coordinator.core.results import OUTCOME_ORDER
+from super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from coordinator.core.actions import Prefetch
-    from coordinator.core.events import RequestFailed
+    from coordinator.core.events import BatchRead, RequestFailed
     from coordinator.core.jobs import Job
+    from coordinator.core.prices import Prices
     from experiments.simulator.world import World
 
 __all__ = ["MoneyCheck"]
 
 
+_CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+_GB = 2**30
+_HOUR_S = 3600.0
+
+
 @dataclass
 class _Bill:
-    """What answered requests have cost, in units."""
+    """What the core was told, in the units that prices are for. It charges an invocation for each answer."""
 
     answered: int = 0
     gb_s: float = 0.0
     source_requests: int = 0
     source_bytes: int = 0
+    record_bytes: int = 0
+
+    def usd(self, prices: Prices, hours: float) -> float:
+        """What that costs."""
+        return (
+            self.answered * prices.invocation
+            + self.gb_s * prices.gb_s
+            + self.source_requests * prices.source_request
+            + self.source_bytes / _GB * prices.source_gb
+            + self.record_bytes / _GB * prices.record_gb
+            + hours * prices.hour
+        )
 
 
 class MoneyCheck:
-    """The bills of one life of the coordinator."""
+    """The bills of one life of the coordinator, which begins now."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._bill = _Bill()
+        self._began_s = world.now_s
         self._known: dict[str, Job] = {}
         self._asked: Counter[str] = Counter()
+        self._beyond = False
 
     def requested(self, request: Prefetch) -> None:
         """A request was made, for a job that may have been opened anew."""
+        self._beyond = self._beyond or self._billed_usd() >= self._world.scenario.settings.max_usd
         job = self._world.core.job(request.job)
         if job is None:
             return
@@ -55,6 +79,11 @@ class MoneyCheck:
         if isinstance(event, RequestDone):
             self._bill.source_requests += event.source_requests
             self._bill.source_bytes += event.source_bytes
+            self._bill.record_bytes += int(event.record_bytes[event.outcomes == _CACHED].sum())
+
+    def read(self, event: BatchRead) -> None:
+        """A report came of a batch that was read, by a rank that the core knows."""
+        self._bill.record_bytes += event.size_bytes
 
     def problems(self) -> Iterator[str]:
         """Where the two accounts differ."""
@@ -68,5 +97,17 @@ class MoneyCheck:
                 yield f"{name} was charged {known.counters.invocations} invocations of {self._asked[name]}"
 
     def _money(self) -> Iterator[str]:
-        """Dollars: to be compared with what the core says as soon as it has an account of its own."""
-        yield from ()
+        """The dollars of the two accounts agree, all of them are borne by somebody, and the cap holds."""
+        ledger = self._world.core.ledger
+        billed_usd = self._billed_usd()
+        if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
+            yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
+        borne_usd = sum(map(ledger.job_usd, sorted(ledger.jobs())))
+        if not math.isclose(borne_usd, billed_usd, rel_tol=1e-6, abs_tol=1e-9):
+            yield f"{billed_usd} USD were billed, jobs bear {borne_usd}"
+        if self._beyond:
+            yield "a request was made beyond the cap on money"
+
+    def _billed_usd(self) -> float:
+        hours = (self._world.now_s - self._began_s) / _HOUR_S
+        return self._bill.usd(self._world.scenario.settings.prices, hours)

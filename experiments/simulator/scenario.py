@@ -102,6 +102,8 @@ class JobScript:
     pause_s: float = 0.0
     """A pause in the middle of each pass."""
     read_s: float = 0.0
+    handover_s: float = 0.0
+    """What it takes the trainer to take over a batch that is ready; counted as waiting."""
     follows: str | None = None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from coordinator.core import CoreSettings, Plan
+from coordinator.core.prices import Prices
 from coordinator.core.samples import footprint
 from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 
@@ -25,6 +28,10 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
     whole = sum(int(footprint(datasets[name].record_bytes).sum()) for name in sorted(read))
     largest = max(int(footprint(datasets[name].record_bytes).max()) for name in sorted(read))
     batch = max(job.plan.batch_size for job in jobs)
+    money = _draw_money(rng)
+    faults = _draw_faults(rng)
+    if "max_usd" in money:  # the tombstone that names the cap is not written over a spoilt record
+        faults = replace(faults, corrupt=0.0)
     share = rng.choice((0.3, 0.6, 1.2, 3.0) if small else (0.02, 0.1, 0.25, 0.6, 1.2, 3.0))
     return Scenario(
         seed=seed,
@@ -37,13 +44,37 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
             backoff_max_s=1.0,
             tombstone_ttl_s=rng.choice((2.0, 20.0)),
             forget_s=60.0,
+            hedge_share=rng.choice((0.0, 0.05, 0.5)),
+            hedge_quantile=rng.choice((0.5, 0.95)),
+            lease_s=rng.choice((2.0, 15.0)),
+            **money,
         ),
         functions=_draw_functions(rng, small=small),
         datasets=datasets,
         jobs=jobs,
-        faults=_draw_faults(rng),
+        faults=faults,
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
     )
+
+
+def _draw_money(rng: random.Random) -> dict[str, Any]:
+    """Prices at which a run costs some dollars, and now and then a cap on what may be spent."""
+    if rng.random() < 0.5:
+        return {}
+    prices = Prices(
+        invocation=rng.choice((0.0, 0.01)),
+        gb_s=rng.choice((0.0, 0.1)),
+        source_request=rng.choice((0.0, 0.001)),
+        source_gb=rng.choice((0.0, 10.0)),
+        record_gb=rng.choice((0.0, 10.0)),
+        hour=rng.choice((0.0, 5.0)),
+    )
+    money: dict[str, Any] = {"prices": prices}
+    if rng.random() < 0.2:
+        money["max_usd"] = rng.choice((0.05, 0.5))
+    if rng.random() < 0.2:
+        money["max_usd_per_hour"] = rng.choice((1.0, 100.0))
+    return money
 
 
 def _draw_functions(rng: random.Random, *, small: bool) -> FunctionsModel:
@@ -78,6 +109,7 @@ def _draw_dataset(rng: random.Random, name: bytes, *, small: bool) -> DatasetMod
         name=name,
         random=rng.random() < 0.3,
         record_bytes=record_bytes,
+        source_bytes=1000,
         undecodable=frozenset(rng.sample(range(size), max(1, size // 20))) if bad else frozenset(),
         poisonous=frozenset({rng.randrange(size)}) if rng.random() < 0.1 else frozenset(),
     )

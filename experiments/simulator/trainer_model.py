@@ -104,6 +104,12 @@ class Trainer:
         self._then = then
         self._begin_pass()
 
+    @property
+    def waits_s(self) -> float:
+        """For how long the trainer has been waiting for the batch that is next."""
+        under_way = self.passes and not self.passes[-1].ended_s and not self._busy
+        return self.world.now_s - self._idle_since_s if under_way else 0.0
+
     def _begin_pass(self) -> None:
         self._number += 1
         if self._number == len(self.script.passes):
@@ -280,8 +286,8 @@ class Trainer:
         figures, waited_s = self.passes[-1], self.world.now_s - self._idle_since_s
         if not figures.batches:
             figures.first_wait_s = waited_s
-        figures.wait_s += waited_s
-        step_s = self.script.step_s
+        figures.wait_s += waited_s + self.script.handover_s
+        step_s = self.script.step_s + self.script.handover_s
         if self.script.pause_s:
             middle = (self.script.passes[self._number][1] + self._stop) // 2
             step_s += self.script.pause_s if self._consumed == middle else 0.0

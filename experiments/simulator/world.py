@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coordinator.core import EVERY_EPOCH, Core, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
+from coordinator.core.actions import Audit, Drop, Prefetch, Warn, WriteTombstones
 from coordinator.core.events import (
     Audited,
     CacheGrew,
@@ -70,6 +71,7 @@ class World:
         self.rng = random.Random(scenario.seed + 1)
         self.dice = np.random.default_rng(scenario.seed % 2**63 + 1)
         self.now_s = 0.0
+        self.ended_s = 0.0
         self.cache = CacheModel(lambda key: scenario.datasets[key.dataset].size)
         self.coordinator_up = True
         self.cache_was_empty = True
@@ -77,6 +79,8 @@ class World:
         self.events = 0
         self.requests = 0
         self.requested_samples = 0
+        self.asked: Counter[str] = Counter()
+        """Requests by the job that they were made for."""
         self.keeps_deliveries = checked
         self.log: list[str] | None = [] if log else None
         self._make_core = make_core or (lambda scenario: Core(scenario.settings))
@@ -120,9 +124,10 @@ class World:
             self._step()
         if self._under_way:
             self.now_s = scenario.until_s
-        elif self.keeps_deliveries:
-            self._see_it_end()
+        self.ended_s = self.now_s
         self.executor.usage.change(0, self.now_s)
+        if not self._under_way and self.keeps_deliveries:
+            self._see_it_end()
         return self
 
     def after(self, delay_s: float, happens: Callable[[], None]) -> None:
@@ -207,13 +212,14 @@ class World:
         self._wake_at_s = np.inf
         self.post(Tick())
         if self.coordinator_up and self.keeps_deliveries:
-            again = self.core.handle(Tick(), self.now_s)
+            again = [it for it in self.core.handle(Tick(), self.now_s) if not isinstance(it, Warn)]
             self.checks.demand(not again, f"a second tick at the same time has the core act again: {again}")
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Prefetch):
             self.requests += 1
             self.requested_samples += action.indices.size
+            self.asked[action.job] += 1
             if self.log is not None:
                 self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
             self.checks.requested(action)

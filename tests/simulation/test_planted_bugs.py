@@ -13,6 +13,8 @@ from coordinator.core.actions import Prefetch
 from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import DemandQueue
 from coordinator.core.events import BatchRead, Tick
+from coordinator.core.hedging import Stragglers
+from coordinator.core.ledger import Ledger, Spending
 from coordinator.core.plan import Span
 from coordinator.core.samples import SampleSet, SampleState
 from experiments.simulator.checks import InvariantError
@@ -25,9 +27,9 @@ SEEDS = range(30)
 add = DeadlineQueue.add
 
 
-def caught(pattern: str, make_core=None) -> bool:
+def caught(pattern: str, make_core=None, seeds=SEEDS) -> bool:
     """Whether the world finds, with one of the seeds, what the pattern says."""
-    for seed in SEEDS:
+    for seed in seeds:
         try:
             World(replace(draw_scenario(seed, small=True), patience_s=60.0), make_core).run()
         except InvariantError as error:
@@ -147,6 +149,31 @@ def test_a_core_that_forgets_who_ordered_is_caught(monkeypatch):
 
     monkeypatch.setattr(Core, "handle", generous)
     assert caught("was charged")
+
+
+def test_a_core_that_forgets_what_a_crash_costs_is_caught(monkeypatch):
+    invoked = Ledger.invoked
+
+    def forgetful(self, dataset, *, source_requests, **units):
+        if not source_requests:
+            return 0.0
+        return invoked(self, dataset, source_requests=source_requests, **units)
+
+    monkeypatch.setattr(Ledger, "invoked", forgetful)
+    assert caught("were billed, the core knows of")
+
+
+def test_a_core_that_spends_beyond_the_cap_is_caught(monkeypatch):
+    watch = dispatching.watch_spending
+    monkeypatch.setattr(
+        dispatching, "watch_spending", lambda state, now: watch(state, now) and Spending.FREELY
+    )
+    assert caught("beyond the cap", seeds=range(200))
+
+
+def test_a_core_that_races_all_is_caught(monkeypatch):
+    monkeypatch.setattr(Stragglers, "affordable", lambda self, share: 1000)
+    assert caught("requests are hedges", seeds=range(200))
 
 
 def test_a_core_that_starves_a_job_is_caught(monkeypatch):
