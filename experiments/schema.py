@@ -17,7 +17,18 @@ from super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["build", "choice", "number", "optional_text", "section", "text", "whole"]
+__all__ = [
+    "build",
+    "choice",
+    "number",
+    "optional_number",
+    "optional_text",
+    "section",
+    "sections",
+    "text",
+    "truth",
+    "whole",
+]
 
 Made = TypeVar("Made", bound="DataclassInstance")
 Check = Callable[[object, str], object]
@@ -48,6 +59,29 @@ def number(default: float, *, above: float | None = None, at_least: float | None
         ):
             raise ConfigError(f"{key} must be a number{bound}, not {value!r}")
         return parsed
+
+    return field(default=default, metadata={"check": check})
+
+
+def optional_number(*, above: float) -> float | None:
+    """Declare a field that holds a finite number above a bound, or null, null if left out."""
+
+    def check(value: object, key: str) -> float | None:
+        parsed = None if value is None else _to_float(value)
+        if parsed is not None and not (math.isfinite(parsed) and parsed > above):
+            raise ConfigError(f"{key} must be a number above {above:g} or null, not {value!r}")
+        return parsed
+
+    return field(default=None, metadata={"check": check})
+
+
+def truth(*, default: bool) -> bool:
+    """Declare a field that is true or false."""
+
+    def check(value: object, key: str) -> bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false, not {value!r}")
+        return value
 
     return field(default=default, metadata={"check": check})
 
@@ -91,6 +125,17 @@ def section(cls: type[Made]) -> dict[str, Check]:
 
     def check(value: object, key: str) -> Made:
         return build(cls, {} if value is None else value, key)
+
+    return {"check": check}
+
+
+def sections(cls: type[Made]) -> dict[str, Check]:
+    """Return the metadata of a field that holds a list of mappings, at least one."""
+
+    def check(value: object, key: str) -> tuple[Made, ...]:
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{key} must be a list of mappings, at least one, not {value!r}")
+        return tuple(build(cls, entry, f"{key}[{number}]") for number, entry in enumerate(value))
 
     return {"check": check}
 

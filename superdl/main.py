@@ -20,6 +20,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "run": "train from a spec and report",
     "coordinator": "run a coordinator",
+    "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
     "bench": "measure SUPER beside other loaders (needs a checkout)",
 }

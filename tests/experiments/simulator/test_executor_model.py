@@ -1,0 +1,131 @@
+"""Functions of the simulated world: cold starts, the ramp, refusals, queues, bills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.core import CoreSettings, SetKey
+from coordinator.core.actions import Prefetch
+from coordinator.core.events import FailureKind, RequestDone, RequestFailed
+from experiments.simulator.scenario import DatasetModel, FunctionsModel, Scenario
+from experiments.simulator.world import World
+
+DATA = DatasetModel(b"a", random=False, record_bytes=np.full(1000, 5000), source_bytes=700)
+LAMBDA = FunctionsModel(
+    capacity=10,
+    queues=False,
+    burst=4,
+    per_s=1.0,
+    cold_start_s=2.0,
+    warm_s=60.0,
+    overhead_s=0.5,
+    decode_s=0.1,
+    spread=0.0,
+    memory_gb=2.0,
+)
+
+
+class Bench:
+    """A world without jobs, whose functions are asked directly."""
+
+    def __init__(self, functions: FunctionsModel) -> None:
+        self.world = World(Scenario(1, CoreSettings(10**9), functions, {b"a": DATA}, ()), checked=False)
+        self.answers: list[tuple[float, RequestDone | RequestFailed]] = []
+        self.world.answer = lambda event, life: self.answers.append((self.world.now_s, event))
+        self._number = 0
+
+    def ask(self, samples: int, *, at_s: float = 0.0) -> None:
+        self._number += 1
+        request = Prefetch(self._number, "job", SetKey(b"a", -1), np.arange(samples), 60.0)
+        self.world.after(at_s - self.world.now_s, lambda: self.world.executor.submit(request))
+
+    def run(self) -> list[RequestDone | RequestFailed]:
+        while self.world._heap:
+            self.world._step()
+        return [event for _, event in self.answers]
+
+    def throttled(self) -> int:
+        failed = [event for _, event in self.answers if isinstance(event, RequestFailed)]
+        assert all(event.kind is FailureKind.THROTTLED and event.gb_s == 0 for event in failed)
+        return len(failed)
+
+
+def test_a_first_request_starts_cold_and_a_second_one_finds_it_warm():
+    bench = Bench(LAMBDA)
+    bench.ask(5)
+    bench.ask(5, at_s=20.0)
+    first, second = bench.run()
+    assert (first.cold_start, second.cold_start) == (True, False)
+    assert bench.world.executor.usage.cold_starts == 1
+    assert second.duration_us == first.duration_us == 1_000_000
+    assert first.gb_s > second.gb_s == pytest.approx(2.0)
+    assert (second.source_requests, second.source_bytes) == (5, 3500)
+
+
+def test_what_was_idle_for_long_is_gone():
+    bench = Bench(LAMBDA)
+    bench.ask(1)
+    bench.ask(1, at_s=100.0)
+    assert [event.cold_start for event in bench.run()] == [True, True]
+
+
+def test_the_ramp_is_a_burst_and_then_a_rate():
+    bench = Bench(LAMBDA)
+    for _ in range(6):
+        bench.ask(50)
+    bench.ask(50, at_s=2.5)
+    bench.ask(50, at_s=2.5)
+    bench.ask(50, at_s=2.5)
+    bench.run()
+    assert bench.throttled() == 2 + 1
+    assert bench.world.executor.usage.peak == 6
+
+
+def test_no_more_run_than_the_limit_allows():
+    bench = Bench(replace(LAMBDA, burst=100, per_s=float("inf")))
+    for _ in range(13):
+        bench.ask(5)
+    bench.run()
+    assert bench.throttled() == 3
+    assert bench.world.executor.usage.peak == 10
+
+
+def test_a_pool_queues_and_is_warm():
+    bench = Bench(FunctionsModel(2, overhead_s=1.0, spread=0.0))
+    for _ in range(5):
+        bench.ask(3)
+    events = bench.run()
+    assert not bench.throttled()
+    assert not any(event.cold_start for event in events)
+    assert [round(at_s) for at_s, _ in bench.answers] == [1, 1, 2, 2, 3]
+    assert bench.world.executor.usage.function_s == pytest.approx(5.0)
+
+
+def test_what_waits_too_long_in_line_has_expired():
+    bench = Bench(FunctionsModel(1, overhead_s=61.0, spread=0.0))
+    bench.ask(3)
+    bench.ask(3)
+    bench.ask(3)
+    events = bench.run()
+    assert isinstance(events[0], RequestFailed), "longer than it may take"
+    assert events[-1].source_requests == 0
+
+
+def test_stragglers_are_slow_and_few():
+    bench = Bench(FunctionsModel(1000, overhead_s=1.0, spread=0.0, stragglers=0.1))
+    for _ in range(1000):
+        bench.ask(1)
+    events = bench.run()
+    slow = sum(isinstance(event, RequestFailed) or event.duration_us > 2_900_000 for event in events)
+    assert 60 < slow < 140
+
+
+def test_functions_that_time_out_are_billed():
+    bench = Bench(replace(LAMBDA, timeout_s=0.8))
+    bench.ask(50)
+    (event,) = bench.run()
+    assert event.kind is FailureKind.TIMED_OUT
+    assert event.gb_s > 1.6

@@ -1,0 +1,126 @@
+"""Predictions: they repeat, they keep the promises, and more of something does not buy less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.simulator.predict import Prediction, predict
+from experiments.simulator.spec import (
+    CacheSpec,
+    DatasetSpec,
+    FunctionsSpec,
+    JobSpec,
+    PricesSpec,
+    SimulationSpec,
+)
+
+SPEC = SimulationSpec(
+    datasets=(DatasetSpec(samples=2000, image=64),),
+    jobs=(JobSpec(batch_size=50, step_s=0.1, epochs=3, workers=2),),
+    functions=FunctionsSpec(
+        concurrency=8, cold_start_s=1.0, overhead_s=0.01, fetch_s=0.01, decode_s=0.005, spread=0.2
+    ),
+    cache=CacheSpec(budget_gb=0.1),
+    prices=PricesSpec(
+        invocation=2e-7, gb_s=1.67e-5, source_request=4e-7, trainer_hour=0.5, cache_gb_hour=0.01
+    ),
+)
+
+
+def timeless(prediction: Prediction) -> Prediction:
+    return replace(prediction, simulated_in_s=0.0, memory_mib=0)
+
+
+def test_the_same_spec_gives_the_same_prediction():
+    assert timeless(predict(SPEC)) == timeless(predict(SPEC))
+    assert timeless(predict(replace(SPEC, seed=1))) != timeless(predict(SPEC))
+
+
+def test_a_prediction_with_checks_is_the_same():
+    checked, unchecked = predict(SPEC, checked=True), predict(SPEC)
+    assert checked.samples_produced == unchecked.samples_produced
+    assert checked.jobs == unchecked.jobs
+
+
+def test_a_dataset_that_fits_is_decoded_once():
+    prediction = predict(SPEC)
+    assert prediction.samples_produced == prediction.source_requests == 2000
+    assert prediction.samples_read == 6000
+    assert prediction.epochs == pytest.approx(3.0)
+    assert prediction.cold_starts > 0
+    assert 0 < prediction.functions_mean <= prediction.functions_peak <= 8
+    first, second, third = prediction.jobs[0].passes
+    assert first.first_batch_s > 1.0, "functions start cold"
+    assert second.hits == third.hits == 2000
+    assert first.wall_s > second.wall_s
+    assert prediction.simulated
+    assert prediction.to_mapping()["simulated"] is True
+
+
+def test_all_dollars_are_in_the_sum():
+    prediction = predict(SPEC)
+    parts = (
+        prediction.usd_functions,
+        prediction.usd_source,
+        prediction.usd_trainers,
+        prediction.usd_cache,
+    )
+    assert all(part > 0 for part in parts)
+    assert prediction.usd == pytest.approx(sum(parts))
+    assert sum(job.usd for job in prediction.jobs) == pytest.approx(prediction.usd)
+    assert prediction.usd_source == pytest.approx(2000 * 4e-7)
+    assert prediction.usd_trainers == pytest.approx(0.5 * prediction.virtual_s / 3600)
+
+
+def test_more_cache_does_not_give_fewer_hits():
+    rows = [predict(replace(SPEC, cache=CacheSpec(budget_gb=gb))) for gb in (0.004, 0.012, 0.1)]
+    produced = [row.samples_produced for row in rows]
+    assert produced == sorted(produced, reverse=True)
+    assert produced[0] > produced[-1]
+    rates = [row.hit_rate for row in rows]
+    assert rates[0] <= rates[-1] + 0.02
+
+
+def test_more_functions_do_not_give_less_throughput():
+    slow, quick = (
+        predict(replace(SPEC, functions=replace(SPEC.functions, concurrency=count))) for count in (1, 8)
+    )
+    assert slow.images_per_s < quick.images_per_s
+    assert slow.stall_share > quick.stall_share
+
+
+def test_a_run_ends_when_its_minutes_are_over():
+    prediction = predict(replace(SPEC, minutes=0.05))
+    assert prediction.virtual_s == 3.0
+    assert 0 < prediction.samples_read < 6000
+    assert prediction.jobs[0].passes[-1].wall_s <= 3.0
+
+
+def test_a_group_of_jobs_shares_what_is_decoded():
+    group = JobSpec(count=4, batch_size=50, step_s=0.1, start_every_s=0.5, workers=2)
+    prediction = predict(replace(SPEC, jobs=(group,)))
+    assert [job.name for job in prediction.jobs] == ["train-0", "train-1", "train-2", "train-3"]
+    assert prediction.samples_produced == 2000
+    assert prediction.samples_read == 8000
+
+
+def test_validation_follows_training():
+    jobs = (
+        JobSpec(batch_size=50, step_s=0.1, epochs=2, workers=2),
+        JobSpec(name="val", dataset="val", batch_size=50, step_s=0.05, epochs=2, follows="train"),
+    )
+    datasets = (*SPEC.datasets, DatasetSpec(name="val", samples=200, image=64))
+    prediction = predict(replace(SPEC, jobs=jobs, datasets=datasets), checked=True)
+    train, val = prediction.jobs
+    assert [one.epoch for one in val.passes] == [0, 1]
+    together_s = sum(one.wall_s for one in (*train.passes, *val.passes))
+    assert together_s == pytest.approx(prediction.virtual_s, abs=0.05)
+
+
+def test_ranks_read_disjoint_parts():
+    ranks = JobSpec(replicas=2, batch_size=25, step_s=0.1, workers=2)
+    prediction = predict(replace(SPEC, jobs=(ranks,)), checked=True)
+    assert prediction.samples_read == 2000
+    assert prediction.jobs[0].epochs == 1.0
