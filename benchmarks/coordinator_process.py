@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
+from coordinator.executors import Scaling
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
@@ -96,7 +98,7 @@ class AnswersAlone:
 
     name = "none"
     golden = "00" * 16
-    capacity = _FUNCTIONS
+    scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -143,7 +145,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         await agree_on_golden(cache, executor.golden)
         engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, executor)
         stack.push_async_callback(engine.close)
-        engine.post(ExecutorResized(executor.capacity))
+        engine.post(ExecutorResized(**asdict(executor.scaling)))
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import signal
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.cache import Cache, LockHeldError
@@ -110,7 +111,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     core_settings = _core_settings(settings, info)
     engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
-    engine.post(ExecutorResized(executor.capacity))
+    engine.post(ExecutorResized(**asdict(executor.scaling)))
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s)
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)

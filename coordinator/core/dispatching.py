@@ -49,10 +49,12 @@ def dispatch(state: State, now: float) -> None:
     relieve(state, now)
     _release_due(state, now)
     state.stragglers.become_late(now, state.requests)
-    if watch_spending(state, now) is Spending.STOPPED:
+    spending = watch_spending(state, now)
+    if spending is Spending.STOPPED:
         refuse_demands(state, now)
         return
-    race_stragglers(state, now)
+    if spending is Spending.FREELY:
+        race_stragglers(state, now)
     if not _meet_demands(state, now):
         return
     _wake_crowded(state, now)

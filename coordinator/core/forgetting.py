@@ -30,8 +30,8 @@ def forget_silent_lanes(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget sample sets that hold nothing and that nobody is at, and datasets of which none is left; what
-    is asked for again is made anew.
+    """Forget sample sets that hold nothing and that nobody is at, and datasets that had none at the last
+    look either; what is asked for again is made anew.
     """
     in_use: dict[bytes, tuple[int, int]] = {}
     for job in state.jobs.values():
@@ -51,5 +51,7 @@ def forget_empty_sets(state: State, now: float) -> None:
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
     kept.update(request.samples.dataset for request in state.requests.values())
-    for dataset in [name for name in state.datasets if name not in kept and not state.wants(name)]:
+    unused = {name for name in state.datasets if name not in kept and not state.wants(name)}
+    for dataset in unused & state.unused_datasets:
         del state.datasets[dataset]
+    state.unused_datasets = unused

@@ -99,8 +99,6 @@ class Lane:
     caution: float = 1.0
     lapsed: bool = False
     """It has shown no sign of life lately."""
-    watched: bool = False
-    """Whether the end of its lease is waited for."""
     wanted_bytes: int = 0
     notes: deque[LaneNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_LANE))
     read_ahead: set[int] = field(default_factory=set)

@@ -23,10 +23,13 @@ class LeaseQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, LaneKey]] = []
+        self._watched: set[LaneKey] = set()
 
-    def add(self, lane: LaneKey, ends_s: float) -> None:
-        """Watch a lane that is not watched."""
-        heapq.heappush(self._heap, (ends_s, lane))
+    def watch(self, lane: LaneKey, ends_s: float) -> None:
+        """Watch a lane; nothing, if it is watched."""
+        if lane not in self._watched:
+            self._watched.add(lane)
+            heapq.heappush(self._heap, (ends_s, lane))
 
     def next_end_s(self) -> float | None:
         """When the next lease may end; ``None`` if none is watched."""
@@ -37,15 +40,14 @@ class LeaseQueue:
         ended = []
         while self._heap and self._heap[0][0] <= now:
             ended.append(heapq.heappop(self._heap)[1])
+            self._watched.remove(ended[-1])
         return ended
 
 
 def renew(state: State, job: Job, lane: Lane, now: float) -> None:
     """A rank shows a sign of life."""
     lane.last_seen_s = now
-    if not lane.watched:
-        lane.watched = True
-        state.leases.add((job.name, lane.rank), now + state.settings.lease_s)
+    state.leases.watch((job.name, lane.rank), now + state.settings.lease_s)
     if lane.lapsed:
         lane.lapsed = False
         job.lapsed_changed()
@@ -56,14 +58,14 @@ def lapse(state: State, now: float) -> None:
     """See whose lease has ended."""
     for name, rank in state.leases.take_ended(now):
         found = state.lane(name, rank)
-        if found is None or not found[1].watched:
+        if found is None:
             continue
         job, lane = found
         ends_s = lane.last_seen_s + state.settings.lease_s
         if ends_s > now:
-            state.leases.add((name, rank), ends_s)
+            state.leases.watch((name, rank), ends_s)
             continue
-        lane.lapsed, lane.watched = True, False
+        lane.lapsed = True
         job.lapsed_changed()
         state.hungry.discard((name, rank))
         state.crowding.lanes.pop((name, rank), None)

@@ -38,6 +38,7 @@ _EPOCHS_MAX = 2**40
 def dataset_added(state: State, event: DatasetAdded, now: float) -> None:
     """Remember a dataset; again is no change."""
     state.datasets.setdefault(event.dataset, event)
+    state.unused_datasets.discard(event.dataset)
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
@@ -66,7 +67,6 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
         return
     job, lane = found
     del job.lanes[lane.rank]
-    lane.watched = False
     state.want(lane, 0)
     state.lanes -= 1
     state.lanes_of[job.dataset] -= 1

@@ -74,6 +74,8 @@ class State:
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetAdded] = field(default_factory=dict)
+    unused_datasets: set[bytes] = field(default_factory=set)
+    """Those that nobody had anything of when that was looked at last."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     requests: dict[int, RequestInFlight] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from coordinator.executors.base import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
+    Scaling,
     ThrottledError,
 )
 
@@ -27,6 +28,7 @@ __all__ = [
     "FunctionRaisedError",
     "FunctionTimedOutError",
     "LocalExecutor",
+    "Scaling",
     "ThrottledError",
 ]
 

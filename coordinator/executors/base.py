@@ -12,6 +12,7 @@ no errors here; the result tells them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from super_wire.errors import SuperError
@@ -25,6 +26,7 @@ __all__ = [
     "FunctionCrashedError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
+    "Scaling",
     "ThrottledError",
 ]
 
@@ -49,6 +51,20 @@ class ThrottledError(ExecutorError):
     """No function was free in time; the request was not begun."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How many requests an executor takes at once.
+
+    ``capacity`` at most, ``burst`` of them right away and ``per_s`` more each second, as AWS Lambda adds
+    environments; ``backlog`` more may wait for a free function.
+    """
+
+    capacity: int
+    burst: int
+    per_s: float
+    backlog: int
+
+
 class Executor(Protocol):
     """A way to run functions, used from one event loop."""
 
@@ -57,8 +73,8 @@ class Executor(Protocol):
         """What people call it: ``local``, ``lambda``, ``ray``."""
 
     @property
-    def capacity(self) -> int:
-        """How many requests it takes at once now; more than that wait."""
+    def scaling(self) -> Scaling:
+        """How many requests it takes at once."""
 
     @property
     def golden(self) -> str:

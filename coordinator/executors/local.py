@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 from typing import TYPE_CHECKING
 
-from coordinator.executors.base import ExecutorError, FunctionRaisedError, ThrottledError
+from coordinator.executors.base import ExecutorError, FunctionRaisedError, Scaling, ThrottledError
 from coordinator.executors.local_worker import WARM_TIMEOUT_S, LocalWorker
 from super_wire.errors import ConfigError
 from super_wire.request import PrefetchResult
@@ -63,7 +64,8 @@ class LocalExecutor:
         if not module or not attribute:
             msg = f"a function is named module:attribute; not {function!r}"
             raise ConfigError(msg)
-        self.capacity = workers
+        # One request more for each worker may wait, so that none idles between two.
+        self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function = function
         self._environment = dict(environment or {})
         self._golden = ""
@@ -92,7 +94,9 @@ class LocalExecutor:
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
                 error.
         """
-        self._keepers = [asyncio.create_task(self._keep(), name=f"worker-{n}") for n in range(self.capacity)]
+        self._keepers = [
+            asyncio.create_task(self._keep(), name=f"worker-{n}") for n in range(self.scaling.capacity)
+        ]
         try:
             async with asyncio.timeout(WARM_TIMEOUT_S):
                 await self._ready.wait()
@@ -157,7 +161,7 @@ class LocalExecutor:
                         return worker
         except TimeoutError:
             failure = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
-            msg = f"none of the {self.capacity} local workers was free within {timeout_s} s{failure}"
+            msg = f"none of the {self.scaling.capacity} local workers was free within {timeout_s} s{failure}"
             raise ThrottledError(msg) from None
 
     async def _keep(self) -> None:
@@ -207,5 +211,5 @@ class LocalExecutor:
         self._last_failure = reason
         self._failures += 1
         _log.warning("a local worker failed and is replaced: %s", reason)
-        if self._failures >= self.capacity:
+        if self._failures >= self.scaling.capacity:
             self._ready.set()  # start() need not wait any longer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,6 +18,7 @@ from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
+from coordinator.executors import Scaling
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
@@ -70,7 +72,7 @@ class ScriptedExecutor:
     golden = "5c" * 16
 
     def __init__(self, cache: str, capacity: int = 2) -> None:
-        self.capacity = capacity
+        self.scaling = Scaling(capacity, burst=capacity, per_s=math.inf, backlog=capacity)
         self.requests: list[PrefetchRequest] = []
         self.outcomes: dict[str, Outcome] = {}
         self.before: Callable[[PrefetchRequest], Awaitable[None]] | None = None
@@ -213,7 +215,7 @@ async def running(
         stack.push_async_callback(executor.close)
         engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, executor)
         stack.push_async_callback(engine.close)
-        engine.post(ExecutorResized(executor.capacity))
+        engine.post(ExecutorResized(**asdict(executor.scaling)))
         datasets = DatasetRegistry(max_age_s=300.0)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)

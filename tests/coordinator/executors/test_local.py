@@ -106,7 +106,7 @@ def test_workers_work_at_the_same_time_and_the_rest_wait_their_turn(misbehaving,
             assert done == []
             gate.touch()
             await asyncio.gather(*blocked, *waiting)
-            assert executor.capacity == 2
+            assert executor.scaling.capacity == executor.scaling.backlog == 2
             return [name for name in done if name.startswith("plain")]
 
     assert sorted(asyncio.run(main())) == [f"plain:{n}" for n in range(4)]
