@@ -19,6 +19,7 @@ from coordinator.core import EVERY_EPOCH, Core, SetKey
 from coordinator.core.actions import Audit, Drop, Prefetch, Warn, WriteTombstones
 from coordinator.core.events import (
     Audited,
+    CacheEvicted,
     CacheGrew,
     CacheReset,
     ExecutorResized,
@@ -90,6 +91,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._wake_at_s = np.inf
+        self._evicted = False
         self.trainers = {
             script.name: [Trainer(self, script, rank) for rank in range(script.plan.replicas)]
             for script in scenario.jobs
@@ -158,6 +160,7 @@ class World:
         """A function writes records; over maxmemory the server evicts at random."""
         self.cache.store(key, indices, sizes, corrupt=corrupt)
         while self.cache.used_bytes > self.scenario.settings.budget_bytes * _HEADROOM:
+            self._evicted = True
             if not self.cache.evict(self.dice, 0.5):
                 break
 
@@ -252,6 +255,9 @@ class World:
         if self._under_way:
             if self.coordinator_up and self.cache.up:
                 headroom = self.scenario.settings.budget_bytes * (_HEADROOM - 1)
+                if self._evicted:
+                    self._evicted = False
+                    self.post(CacheEvicted())
                 self.post(CacheGrew(int(self.cache.used_bytes - self.core.resident_bytes - headroom)))
             self.after(_UPKEEP_S, self._upkeep)
 
@@ -291,6 +297,7 @@ class World:
 
     def _evict(self) -> None:
         self.cache.evict(self.dice, 0.3)
+        self._evicted = True
 
     def _kill_coordinator(self) -> None:
         if self.coordinator_up:
