@@ -229,3 +229,20 @@ def test_failures_name_their_seed():
     world = World(draw_scenario(3))
     with pytest.raises(InvariantError, match=r"seed 3 at 0\.000 s: nothing"):
         world.checks.demand(np.bool_(0), "nothing")
+
+
+def test_a_failing_seed_replays_exactly(monkeypatch):
+    monkeypatch.setattr(room, "_fitting", lambda free_bytes, size_bytes, count: count)
+
+    def failure() -> tuple[str, list[str]]:
+        for seed in SEEDS:
+            world = World(draw_scenario(seed, small=True))
+            try:
+                world.run()
+            except InvariantError as error:
+                return str(error), world.log
+        raise AssertionError("no seed fails")
+
+    first, second = failure(), failure()
+    assert first == second
+    assert first[0].startswith("seed ")
