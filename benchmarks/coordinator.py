@@ -69,7 +69,6 @@ _METHOD = (
 )
 
 _COLUMNS = (
-    Column("way", "way"),
     Column("jobs", "jobs", ",d"),
     Column("batches", "batches", ",d"),
     Column("batches_per_cpu_s", "batches/s\nof a core", ",.0f"),
@@ -151,7 +150,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             )
         },
         method=_METHOD,
-        group_by=("catalogs",),
+        group_by=("catalogs", "way"),
         columns=_COLUMNS,
         rows=tuple(_rows(runs)),
         rounds=tuple(asdict(run) for run in runs),

@@ -41,9 +41,8 @@ _METHOD = (
         f"'{ASLEEP}' waits, as a process does while an accelerator computes."
     ),
     (
-        f"'{FIRST}' begins with an empty cache, and functions decode on the trainer's own cores. In "
-        f"'{LATER}' all is cached; figures are medians over these epochs, 'worst' the epoch with the "
-        "largest share."
+        f"'{FIRST}' begins with an empty cache; functions decode on the trainer's own cores. In '{LATER}' "
+        "all is cached; figures are medians over these epochs, 'worst' the epoch with the largest share."
     ),
 )
 

@@ -68,6 +68,40 @@ def test_status_tells_of_every_batch_in_every_way(capsys, tmp_path):
     assert all(row["wall_ms_per_batch"] > 0 and row["cpu_ms_per_batch"] > 0 for row in report["rows"])
 
 
+@pytest.mark.slow
+def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
+    report = run_json(capsys, "coordinator", "--quick")
+
+    check_envelope(report, "coordinator")
+    rows = {(row["way"], row["jobs"]): row for row in report["rows"]}
+    assert {way for way, _ in rows} == {
+        "first epoch", "cached", "cached, flat out", "random recipe", "many catalogs",
+    }  # fmt: skip
+    for (way, _), row in rows.items():
+        assert row["batches"] > 0
+        assert row["cpu_ms_per_batch"] * row["batches_per_cpu_s"] == pytest.approx(1e3)
+        assert row["open_ms"] > 0
+        assert row["rss_mb"] > 0
+        if way == "cached":
+            assert row["produced_per_batch"] == 0
+    assert rows["first epoch", 1]["produced_per_batch"] > 0
+    assert rows["cached", 10]["times_ten_jobs"] == 1
+
+
+@pytest.mark.slow
+def test_steady_tells_what_share_of_the_time_is_waiting(capsys, tmp_path):
+    report = run_json(capsys, "steady", "--quick", "--data", str(tmp_path))
+
+    check_envelope(report, "steady")
+    first, asleep, busy = report["rows"]
+    assert (first["epochs"], asleep["compute"], busy["compute"]) == ("first epoch", "asleep", "busy")
+    assert first["produced"] > 0
+    assert asleep["produced"] == busy["produced"] == 0
+    for row in report["rows"]:
+        assert 0 < row["wait_percent"] <= row["worst_wait_percent"] < 100
+        assert row["batches"] == 6
+
+
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])
 def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
