@@ -81,8 +81,8 @@ def coordinator_process(spec: CoordinatorSpec) -> Iterator[int]:
             raise BenchmarkError(f"the coordinator ended with exit code {process.wait(_END_TIMEOUT_S)}")
         yield process.pid
     finally:
-        if process.stdin is not None:
-            process.stdin.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
         try:
             process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -6,13 +6,17 @@ produce what it reads, then with everything cached. What reading costs in CPU is
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contenders import Loading, open_super
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.contenders import SUPER, Loading, open_super
 from benchmarks.errors import BenchmarkError
 from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
 from benchmarks.options import not_negative, positive
@@ -21,7 +25,9 @@ from benchmarks.services import Services
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
 
     from benchmarks.contenders import Contender
 
@@ -29,6 +35,7 @@ __all__ = ["add_arguments", "measure"]
 
 FIRST = "first epoch"
 LATER = "later epochs"
+BARE = "bare DataLoader"
 ASLEEP = "asleep"
 BUSY = "busy"
 
@@ -38,26 +45,26 @@ _METHOD = (
         "cache and functions. The loop takes a batch and computes for a fixed time; the time in which it "
         "asks for a batch and has none is waiting. The share is of the wall clock of whole epochs, the start "
         f"of each epoch's iterator included. '{BUSY}' keeps a processor of this machine busy meanwhile; "
-        f"'{ASLEEP}' waits, as a process does while an accelerator computes."
+        f"'{ASLEEP}' waits, as a process does while an accelerator computes. '{BARE}' is the same loop over "
+        "zeros of the same shape, which workers make: what torch takes to hand a batch over, and no data."
     ),
     (
         f"'{FIRST}' begins with an empty cache; functions decode on the trainer's own cores. In '{LATER}' "
-        "all is cached; figures are medians over these epochs, 'worst' the epoch with the largest share."
+        "all is cached; figures are medians over these epochs, 'worst' the epoch with the largest share. The "
+        "first epoch of each further loop, which starts worker processes, is left out."
     ),
 )
 
 _COLUMNS = (
+    Column("loader", "loader"),
     Column("compute", "trainer"),
     Column("epochs", "epochs"),
-    Column("count", "count", "d"),
     Column("batches", "batches\n/epoch", ",d"),
     Column("wait_percent", "% of wall\nwaiting", ".2f"),
     Column("worst_wait_percent", "\nworst", ".2f"),
     Column("wait_ms_per_batch", "wait ms\n/batch", ".2f"),
     Column("longest_wait_ms", "longest\nms", ".1f"),
-    Column("wall_s", "wall s\n/epoch", ".2f"),
     Column("images_per_s", "\nimages/s", ",.0f"),
-    Column("produced", "samples\nproduced", ",d"),
 )
 
 _QUICK = {"images": "digits", "batch_size": 256, "compute_ms": 5, "epochs": 1, "workers": 1, "photos": 1}
@@ -92,21 +99,19 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
     with Services.start("steady") as services:
         epochs: list[_Epoch] = []
-        for compute in (ASLEEP, BUSY):
-            loader = open_super(
-                Loading(
-                    directory=images.directory,
-                    resize=images.resize,
-                    crop=images.crop,
-                    batch_size=arguments.batch_size,
-                    num_workers=arguments.workers,
-                    coordinator=services.coordinator,
-                )
-            )
-            compute_s = arguments.compute_ms / 1e3
-            count = arguments.epochs + (not epochs)  # the second loop finds everything cached
+        loading = Loading(
+            directory=images.directory,
+            resize=images.resize,
+            crop=images.crop,
+            batch_size=arguments.batch_size,
+            num_workers=arguments.workers,
+            coordinator=services.coordinator,
+        )
+        for compute, name in itertools.product((ASLEEP, BUSY), (SUPER, BARE)):
+            loader = open_super(loading) if name == SUPER else _Bare(loading, images.images)
+            loop = _Loop(name, compute, arguments.compute_ms / 1e3)
             try:
-                epochs += _train(loader, images, count, compute, compute_s, say)
+                epochs += _train(loader, images, arguments.epochs + 1, loop, say)
             finally:
                 loader.close()
     return BenchmarkReport(
@@ -126,10 +131,58 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
+class _Bare:
+    """A DataLoader whose workers make zeros of the same shapes, one item for each batch."""
+
+    def __init__(self, loading: Loading, images: int) -> None:
+        sizes = [loading.batch_size] * (images // loading.batch_size)
+        if images % loading.batch_size:
+            sizes.append(images % loading.batch_size)
+        self._batches: DataLoader[Any] | None = DataLoader(
+            _Zeros(sizes, loading.crop),
+            batch_size=None,
+            num_workers=loading.num_workers,
+            persistent_workers=loading.num_workers > 0,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self._batches or ())
+
+    def produced(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._batches = None  # the last reference: persistent workers end with it
+
+
+class _Zeros(Dataset[tuple["Tensor", "Tensor"]]):
+    def __init__(self, sizes: list[int], side: int) -> None:
+        self._sizes = sizes
+        self._side = side
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        size = self._sizes[index]
+        pixels = torch.zeros((size, self._side, self._side, 3), dtype=torch.uint8)
+        return pixels.permute(0, 3, 1, 2), torch.zeros(size, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Over which loader, and what computing is."""
+
+    loader: str
+    compute: str
+    compute_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Epoch:
     """One epoch: its wall clock, and of it the time without a batch, in seconds."""
 
+    loader: str
     compute: str
     number: int
     batches: int
@@ -149,12 +202,7 @@ def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(
-    loader: Contender,
-    images: ImageSet,
-    epochs: int,
-    compute: str,
-    compute_s: float,
-    say: Callable[[str], None],
+    loader: Contender, images: ImageSet, epochs: int, loop: _Loop, say: Callable[[str], None]
 ) -> Iterator[_Epoch]:
     produced = loader.produced()
     for number in range(epochs):
@@ -164,7 +212,7 @@ def _train(
             now_s = time.perf_counter()
             waits.append(now_s - asked_s)
             taken += len(labels)
-            _compute(compute, now_s + compute_s)
+            _compute(loop.compute, now_s + loop.compute_s)
             asked_s = time.perf_counter()
         waits.append(time.perf_counter() - asked_s)  # to learn that the epoch has ended
         wall_s = time.perf_counter() - began_s
@@ -172,9 +220,17 @@ def _train(
             raise BenchmarkError(f"{taken} images came in epoch {number} instead of {images.images}")
         before, produced = produced, loader.produced()
         epoch = _Epoch(
-            compute, number, len(waits) - 1, taken, wall_s, sum(waits), max(waits), produced - before
+            loop.loader,
+            loop.compute,
+            number,
+            len(waits) - 1,
+            taken,
+            wall_s,
+            sum(waits),
+            max(waits),
+            produced - before,
         )
-        say(f"{compute}, epoch {number}: {epoch.wait_percent:.2f}% of {wall_s:.2f} s waiting")
+        say(f"{loop.loader}, {loop.compute}, epoch {number}: {epoch.wait_percent:.2f}% of {wall_s:.2f} s")
         yield epoch
 
 
@@ -185,11 +241,15 @@ def _compute(how: str, until_s: float) -> None:
         pass
 
 
-def _rows(epochs: Sequence[_Epoch]) -> Iterator[dict[str, Any]]:
-    later = [(LATER, [epoch for epoch in epochs[1:] if epoch.compute == how]) for how in (ASLEEP, BUSY)]
-    for name, some in [(FIRST, epochs[:1]), *later]:
+def _rows(epochs: list[_Epoch]) -> Iterator[dict[str, Any]]:
+    parts = {(FIRST, epochs[0].loader, epochs[0].compute): epochs[:1]}
+    for epoch in epochs:
+        if epoch.number > 0:
+            parts.setdefault((LATER, epoch.loader, epoch.compute), []).append(epoch)
+    for (name, loader, compute), some in parts.items():
         yield {
-            "compute": some[0].compute,
+            "loader": loader,
+            "compute": compute,
             "epochs": name,
             "count": len(some),
             "batches": some[0].batches,

@@ -93,10 +93,15 @@ def test_steady_tells_what_share_of_the_time_is_waiting(capsys, tmp_path):
     report = run_json(capsys, "steady", "--quick", "--data", str(tmp_path))
 
     check_envelope(report, "steady")
-    first, asleep, busy = report["rows"]
-    assert (first["epochs"], asleep["compute"], busy["compute"]) == ("first epoch", "asleep", "busy")
-    assert first["produced"] > 0
-    assert asleep["produced"] == busy["produced"] == 0
+    assert [(row["epochs"], row["loader"], row["compute"]) for row in report["rows"]] == [
+        ("first epoch", "SUPER", "asleep"),
+        *(
+            ("later epochs", loader, how)
+            for how in ("asleep", "busy")
+            for loader in ("SUPER", "bare DataLoader")
+        ),
+    ]
+    assert [row["produced"] > 0 for row in report["rows"]] == [True, False, False, False, False]
     for row in report["rows"]:
         assert 0 < row["wait_percent"] <= row["worst_wait_percent"] < 100
         assert row["batches"] == 6
