@@ -21,15 +21,23 @@ _TINY_S = 1e-6
 
 
 class LatencyModel:
-    """What is known of the time from a request to its answer, in seconds."""
+    """What is known of the time from a request to its answer, in seconds; zeros before the first answer.
+
+    Attributes:
+        answers: observed so far.
+        sample_s: time that one more sample takes a function.
+        invocation_s: time that an invocation takes whatever it carries: queues, which come and go, left out.
+    """
 
     def __init__(self) -> None:
+        self.sample_s = self.invocation_s = 0.0
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
         self._around_s = 0.0
         self._arounds: deque[float] = deque(maxlen=_AROUNDS)
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._sorted: list[float] = []
         self._since_sorted = 0
+        self._fixed_s = 0.0
         self.answers = 0
 
     def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
@@ -44,32 +52,23 @@ class LatencyModel:
         self._nn = self._nn * _FADING + samples * samples
         self._nt = self._nt * _FADING + samples * duration_s
         self.answers += 1
+        self._fit()
         self._since_sorted += 1
         self._ratios.append(latency_s / max(self.expected_s(samples), _TINY_S))
 
-    @property
-    def sample_s(self) -> float:
-        """Time that one more sample takes a function; 0 before the first answer."""
-        if not self.answers:
-            return 0.0
+    def _fit(self) -> None:
         mean_s = self._t / self._n
+        self.sample_s = mean_s
         spread = self._weight * self._nn - self._n * self._n
-        if spread < _SPREAD_LEAST * self._n * self._n:
-            return mean_s
-        slope_s = (self._weight * self._nt - self._n * self._t) / spread
-        return min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
-
-    @property
-    def invocation_s(self) -> float:
-        """Time that an invocation takes whatever it carries: queues, which come and go, left out."""
-        return self._fixed_s() + min(self._arounds) if self.answers else 0.0
-
-    def _fixed_s(self) -> float:
-        return (self._t - self.sample_s * self._n) / self._weight if self.answers else 0.0
+        if spread >= _SPREAD_LEAST * self._n * self._n:
+            slope_s = (self._weight * self._nt - self._n * self._t) / spread
+            self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
+        self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
+        self.invocation_s = self._fixed_s + min(self._arounds)
 
     def expected_s(self, samples: int) -> float:
         """Time from a request of so many samples to its answer, on average."""
-        return self._around_s + self._fixed_s() + self.sample_s * samples
+        return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
         """The time in which such a share of requests is answered; ``None`` before enough are known."""

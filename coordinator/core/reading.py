@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.core.actions import Drop
 from coordinator.core.auditing import audit
 from coordinator.core.demands import BatchPlace
 from coordinator.core.jobs import Job, Lane
@@ -31,6 +32,9 @@ _OVERTAKEN_BATCHES = 64
 
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
+
+_DROPPABLE = np.zeros(len(SampleState), dtype=np.bool_)
+_DROPPABLE[[SampleState.ABSENT, SampleState.RESIDENT]] = True
 
 _EPOCHS_MAX = 2**40
 
@@ -145,8 +149,11 @@ def _missed(state: State, job: Job, event: BatchRead, now: float) -> None:
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
     key = job.samples_of(event.epoch)
     samples = state.set_of(key)
-    spoilt = samples.among(state.unique(batch[corrupt]), SampleState.RESIDENT)
-    samples.move(spoilt, SampleState.ABSENT)
+    spoilt = state.unique(batch[corrupt])
+    spoilt = spoilt[_DROPPABLE[samples.state[spoilt]]]
+    if spoilt.size:  # also that a tombstone, which replaces nothing, may take its place
+        samples.move(samples.among(spoilt, SampleState.RESIDENT), SampleState.ABSENT)
+        state.actions.append(Drop(key, spoilt))
     wanted = state.unique(batch[missed])
     place = BatchPlace(job.name, event.rank, event.epoch, event.position)
     state.awaited.report(place, key, wanted, now)

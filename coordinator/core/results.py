@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import WriteTombstones
+from coordinator.core.actions import Warn, WriteTombstones
 from coordinator.core.events import FailureKind
 from coordinator.core.samples import SampleState
 from super_wire.request import Outcome
@@ -22,6 +22,7 @@ __all__ = ["OUTCOME_ORDER", "executor_resized", "request_done", "request_failed"
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
+_SETBACKS_TOLD = 8
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
@@ -38,6 +39,9 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
     state.concurrency.succeeded()
     usd = _charge(state, request, event.gb_s, now, answer=event)
+    if request.rival is None and (event.outcomes == _CACHED).all():
+        _all_cached(state, request, event, usd, now)
+        return
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
     cached, buried = open_ & (event.outcomes == _CACHED), open_ & (event.outcomes == _TOMBSTONE)
     samples.store(indices[cached], event.record_bytes[cached])
@@ -60,8 +64,24 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if request.rival in state.requests:
         return  # it may still bring the rest
     _settle(state, request, innocent | guilty)
-    _try_again(state, request, np.flatnonzero(innocent), {}, now, counts=False, alone=False)
+    why = {
+        int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
+        for offset in np.flatnonzero(innocent)
+    }
+    _try_again(state, request, np.flatnonzero(innocent), why, now, counts=False, alone=False)
     _try_again(state, request, np.flatnonzero(guilty), event.messages, now, counts=True, alone=False)
+
+
+def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd: float, now: float) -> None:
+    """What nearly every answer says, in fewer steps."""
+    count = request.indices.size
+    state.set_of(request.samples).store(request.indices, event.record_bytes)
+    request.counters.samples_produced += count
+    state.ledger.produced(request.samples.dataset, request.job, count, usd)
+    state.setbacks = 0
+    state.samples_in_flight -= count
+    state.reserved_bytes -= request.reserved_bytes
+    state.notes.ended(event.request_id, now, f"{count} cached")
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
@@ -69,7 +89,8 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    _charge(state, request, event.gb_s, now, answer=None)
+    if event.kind not in _INNOCENT_FAILURES:  # what was never run is not billed
+        _charge(state, request, event.gb_s, now, answer=None)
     if event.kind is FailureKind.THROTTLED:
         state.concurrency.throttled(len(state.requests), now)
     message = f"{event.kind.value}: {event.message}"
@@ -178,15 +199,20 @@ def _try_again(
     samples.move(again, SampleState.WAITING)
     request.counters.retries += again.size
     tried = samples.attempts[again]
-    setback_s = 0.0 if counts else _setback_s(state, now)
+    setback_s = 0.0 if counts else _setback_s(state, messages.get(int(offsets[0]), ""), now)
     for attempts in np.unique(tried).tolist():
         due_s = now + max(state.settings.backoff_after_s(attempts), setback_s)
         state.demands.add(due_s, request.samples, again[tried == attempts], request.job, alone=alone)
 
 
-def _setback_s(state: State, now: float) -> float:
+def _setback_s(state: State, reason: str, now: float) -> float:
     """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
     if now >= state.setback_until_s:
         state.setbacks += 1
+        if state.setbacks % _SETBACKS_TOLD == 0:
+            text = (
+                f"{state.setbacks} times in a row nothing could be produced, by no sample's fault: {reason}"
+            )
+            state.actions.append(Warn(text))
         state.setback_until_s = now + state.settings.backoff_after_s(state.setbacks)
     return state.settings.backoff_after_s(state.setbacks)

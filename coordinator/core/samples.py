@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["EVERY_EPOCH", "Account", "SampleSet", "SampleState", "SetKey", "foot
 EVERY_EPOCH = -1
 """``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
 
+_OBJECT_BYTES = 16
 _KEY_OVERHEAD_BYTES = 160
 """Key, dictionary entry and object header of one key, as seen with Valkey 9 and Redis 7."""
 
@@ -73,13 +75,15 @@ _FROM_STORED[_S.CHECKING] = False
 
 def footprint(record_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Memory that records take in Redis, in bytes: jemalloc's size class (four to a doubling) and the key."""
-    record_bytes = np.asarray(record_bytes, dtype=np.int64)
-    if record_bytes.size > 1 and (record_bytes == record_bytes[0]).all():
-        return np.full(record_bytes.size, footprint(record_bytes[:1])[0])
-    size = np.maximum(record_bytes + 16, 16)
+    size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: NDArray[np.int64] = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
     return taken
+
+
+@lru_cache(maxsize=1024)
+def _footprint_of_one(record_bytes: int) -> int:
+    return int(footprint(np.array([record_bytes]))[0])
 
 
 @dataclass(slots=True)
@@ -172,12 +176,17 @@ class SampleSet:
         if not indices.size:
             return
         self.move(indices, SampleState.RESIDENT)
-        taken = footprint(record_bytes)
-        self.stored_bytes[indices] = taken
+        first = int(record_bytes[0])
+        if (record_bytes == first).all():  # as images of one recipe are
+            total = _footprint_of_one(first) * indices.size
+            self.stored_bytes[indices] = _footprint_of_one(first)
+        else:
+            taken = footprint(record_bytes)
+            total = int(taken.sum())
+            self.stored_bytes[indices] = taken
         self.attempts[indices] = 0
         if self._doubted is not None:
             self._doubted[indices] = False
-        total = int(taken.sum())
         self._take(total)
         self._stored_count += indices.size
         share = indices.size / self._stored_count

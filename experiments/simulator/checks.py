@@ -66,6 +66,8 @@ class Checks:
         self._told: dict[SetKey, NDArray[np.bool_]] = {}
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
         self._attempts: dict[SetKey, NDArray[np.int64]] = {}
+        self._spoilt: set[tuple[SetKey, int]] = set()
+        """Samples of which a reader found a record that fails its check."""
         self._money = MoneyCheck(self._world)
 
     def broken(self, what: str) -> InvariantError:
@@ -101,7 +103,9 @@ class Checks:
             script = self._world.script(event.job)
             epoch = event.epoch if self._world.is_random(script.dataset) else -1
             indices = script.plan.batch(event.epoch, event.position, event.rank).indices
-            self._rows(SetKey(script.dataset, epoch))[0][indices[event.corrupt]] = False
+            key = SetKey(script.dataset, epoch)
+            self._rows(key)[0][indices[event.corrupt]] = False
+            self._spoilt.update((key, index) for index in indices[event.corrupt].tolist())
         elif isinstance(event, CacheReset):
             self._told.clear()
 
@@ -177,7 +181,9 @@ class Checks:
     def dropped(self, action: Drop) -> None:
         """Records were deleted."""
         told = self._rows(action.samples)[0]
-        self.demand(told[action.indices].all(), "a sample was dropped that was not resident")
+        for index in action.indices[~told[action.indices]].tolist():
+            spoilt = (action.samples, index) in self._spoilt
+            self.demand(spoilt, "a sample was dropped that was neither resident nor spoilt")
         told[action.indices] = False
 
     def buried(self, action: WriteTombstones) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.core.events import RequestDone
+from coordinator.core.events import FailureKind, RequestDone, RequestFailed
 from coordinator.core.results import OUTCOME_ORDER
 from super_wire.request import Outcome
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from coordinator.core.actions import Prefetch
-    from coordinator.core.events import BatchRead, RequestFailed
+    from coordinator.core.events import BatchRead
     from coordinator.core.jobs import Job
     from coordinator.core.prices import Prices
     from experiments.simulator.world import World
@@ -24,6 +24,7 @@ __all__ = ["MoneyCheck"]
 
 
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+_NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 _GB = 2**30
 _HOUR_S = 3600.0
 
@@ -74,6 +75,8 @@ class MoneyCheck:
 
     def answered(self, event: RequestDone | RequestFailed) -> None:
         """A request was answered for the first time."""
+        if isinstance(event, RequestFailed) and event.kind in _NEVER_RUN:
+            return
         self._bill.answered += 1
         self._bill.gb_s += event.gb_s
         if isinstance(event, RequestDone):

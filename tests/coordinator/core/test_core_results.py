@@ -196,3 +196,15 @@ def test_remembered_reasons_are_bounded():
     driver.answer_all(Outcome.TOMBSTONE)
     assert len(driver.state.failures) == FAILURES_MAX
     assert DATASET in driver.state.datasets
+
+
+def test_people_are_told_when_nothing_succeeds_and_why():
+    driver = one_batch(backoff_s=0.2, backoff_max_s=1.0)
+    for _ in range(60):
+        for request in list(driver.requests):
+            driver.answer(request, Outcome.EXPIRED, after_s=0.0)
+        while not driver.requests:
+            driver.wait(driver.core.wake_at_s - driver.now_s)
+    assert len(driver.warnings) >= 2
+    assert driver.warnings[0].message.startswith("8 times in a row")
+    assert "why 0" in driver.warnings[0].message
