@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
     parser.add_argument("--photos", type=positive, default=6400, help="images of the set photos (6400)")
-    parser.add_argument("--batch-size", type=positive, default=64, help="(64)")
-    parser.add_argument("--compute-ms", type=positive, default=50, help="computing for each batch (50)")
+    parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
+    parser.add_argument("--compute-ms", type=positive, default=250, help="computing for each batch (250)")
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoader (2)")
     parser.add_argument("--epochs", type=positive, default=6, help="measured after the first (6)")
     parser.add_argument(
