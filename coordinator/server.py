@@ -116,12 +116,13 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
     service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)
-    await cache.hold_lock()  # functions may have taken longer to start than a lock lasts
+    sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
+    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
+    # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
+    await upkeep.once()
     server, health = await listen(settings.listen, service)
     stack.push_async_callback(server.stop, _DRAIN_S)
     stack.push_async_callback(health.enter_graceful_shutdown)
-    sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
-    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
     return _Running(engine, upkeep, reports)
 
 

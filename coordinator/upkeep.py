@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _REACH_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
@@ -133,12 +134,7 @@ class Upkeep:
             self._answers = False
             return
         self._answers = True
-        if is_new or info.run_id != self._run_id:
-            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
-            self._run_id = info.run_id
-            self._reports.rewind()
-            self._engine.post(CacheReset())
-        elif info.evicted_keys > self._evicted_keys:
+        if info.run_id == self._run_id and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
             _log.warning(
                 "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
                 "small for the budget; its policy is %s, where noeviction would be better",
@@ -146,6 +142,11 @@ class Upkeep:
                 info.policy,
             )
             self._engine.post(CacheEvicted())
+        elif is_new or info.run_id != self._run_id:
+            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            self._run_id = info.run_id
+            self._reports.rewind()
+            self._engine.post(CacheReset())
         elif was_taken:
             _log.warning("the lock on the cache had expired and was taken again: this process stood still")
         self._evicted_keys = info.evicted_keys
@@ -155,7 +156,9 @@ class Upkeep:
         if not info.maxmemory:
             return
         core = self._engine.core
-        used_bytes = info.used_memory - (info.maxmemory - core.budget_bytes)
+        # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.
+        headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.budget_bytes))
+        used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.

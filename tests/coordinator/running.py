@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
-import redis.asyncio
+import redis
 
 from coordinator.cache import Cache
 from coordinator.cancelling import cancel_and_wait
@@ -100,8 +100,11 @@ class ScriptedExecutor:
                 tombstone = Tombstone(key, "undecodable", f"{key} is no image", permanent=True)
                 records[cache_key(bytes.fromhex(hex_id))] = pack_tombstone(tombstone)
         if records:
-            async with redis.asyncio.Redis.from_url(self._cache) as client:
-                await client.mset(records)
+            await asyncio.sleep(0)
+            with redis.Redis.from_url(
+                self._cache
+            ) as client:  # not asyncio's: cancelled, it leaks a connection
+                client.mset(records)
         count = len(request.keys)
         return self.edit(
             PrefetchResult(
