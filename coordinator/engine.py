@@ -29,6 +29,7 @@ from coordinator.executors import (
     ThrottledError,
 )
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.ids import ID_BYTES
 from super_wire.record import Tombstone
 from super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -61,9 +62,6 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ExecutorError, FailureKind.UNAVAILABLE),
     (ConfigError, FailureKind.RAISED),
 )
-
-
-_BILLED_KINDS = (FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED)
 
 
 class Engine:
@@ -182,7 +180,8 @@ class Engine:
         elif isinstance(action, Audit):
             self._start(self._audit(action))
         elif isinstance(action, Drop):
-            self._dropping = self._start(self._drop(action, self._dropping))
+            ids = self._ids(action.samples, action.indices)
+            self._dropping = self._start(self._drop(ids, self._dropping))
         elif isinstance(action, WriteTombstones):
             self._start(self._bury(action))
         elif isinstance(action, Warn):
@@ -229,7 +228,6 @@ class Engine:
             versions=tuple(map(bytes.decode, catalog.versions.take(action.indices))),
             ids=tuple(ids[at : at + 32] for at in range(0, len(ids), 32)),
         )
-        began_s = time.monotonic()
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
             result = await self._executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
@@ -237,8 +235,8 @@ class Engine:
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
             _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
-            took_s = time.monotonic() - began_s if kind in _BILLED_KINDS else 0.0
-            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=took_s * self._memory_gb))
+            ran_s = error.ran_s if isinstance(error, ExecutorError) else 0.0
+            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=ran_s * self._memory_gb))
         else:
             self.post(done)
 
@@ -293,17 +291,16 @@ class Engine:
                 self.post(Audited(action.audit_id, found))
                 return
 
-    async def _drop(self, action: Drop, dropping: asyncio.Task[None] | None) -> None:
+    async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # so that the last one ends last
-        ids = self._ids(action.samples, action.indices)
         while True:  # what is not deleted would take memory that the core believes to be free
             try:
                 await self._cache.drop(ids)
             except CacheUnreachableError:
                 await asyncio.sleep(_RETRY_S)
             except CacheError as error:
-                _log.warning("%d samples could not be dropped: %s", action.indices.size, error)
+                _log.warning("%d samples could not be dropped: %s", len(ids) // ID_BYTES, error)
                 return
             else:
                 return

@@ -44,6 +44,7 @@ __all__ = ["CoordinatorService"]
 _MAX_WAIT_S = 20.0
 _MAX_COUNT = 1024
 _MAX_BATCH_IDS = 4096
+_STORIES_MAX = 16
 _MAX_TEXT = 65_536
 _MAX_JOBS = 10_000
 _MAX_EPOCH = 2**40
@@ -242,8 +243,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             msg = f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(request.batch_ids)}"
             raise ConfigError(msg)
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
-        for batch in request.batch_ids:
-            status = batch_status(self._engine, self._planned.find(batch), self._jobs, batch, room_bytes)
+        for number, batch in enumerate(request.batch_ids):
+            status = batch_status(
+                self._engine,
+                self._planned.find(batch),
+                self._jobs,
+                batch,
+                room_bytes,
+                with_events=number < _STORIES_MAX,  # each takes some milliseconds
+            )
             room_bytes -= status.ByteSize()
             reply.statuses.append(status)
         return reply

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["batch_status", "cache_stats", "job_stats"]
 
 _DETAIL_BYTES = 64
+_TOLD_OCCURRENCES = 4
 _TIMES = ("fetch", "decode", "push", "read", "wait")
 
 
@@ -74,9 +75,11 @@ def batch_status(
     datasets: Mapping[str, Dataset],
     batch: bytes,
     room_bytes: int,
+    *,
+    with_events: bool,
 ) -> pb.BatchStatus:
-    """What is known of a batch: where it occurs, what happened there, and its samples, one by one as far as
-    that fits into ``room_bytes``.
+    """What is known of a batch: where it occurs, what happened there of late, and its samples, one by one as
+    far as that fits into ``room_bytes``.
     """
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     places = [place for place in occurrences if place.job in datasets and core.job(place.job)]
@@ -92,9 +95,11 @@ def batch_status(
     status.resident = int(counts[SampleState.RESIDENT])
     status.in_flight = int(counts[SampleState.IN_FLIGHT])
     status.failed = int(counts[SampleState.FAILED])
-    for one in places:
+    for number, one in enumerate(reversed(places)):
         message = pb.Occurrence(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
-        status.occurrences.append(message)
+        status.occurrences.insert(0, message)
+        if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
+            continue
         for at_s, what in core.history(one.job, one.rank, one.epoch, one.position):
             status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:

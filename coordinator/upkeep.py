@@ -111,6 +111,7 @@ class Upkeep:
         self._settled_at_s = self._clock() + _SETTLED_S
         self._run_id = info.run_id
         self._evicted_keys = info.evicted_keys
+        self._is_new = False
         self._golden = golden
         self._answers = True
 
@@ -123,7 +124,7 @@ class Upkeep:
         """
         try:
             was_taken = await self._cache.hold_lock()
-            is_new = await agree_on_golden(self._cache, self._golden)
+            self._is_new |= await agree_on_golden(self._cache, self._golden)
             info = await self._cache.info()
             await self._reports.keep(self._clock())
         except LockHeldError:
@@ -142,7 +143,7 @@ class Upkeep:
                 info.policy,
             )
             self._engine.post(CacheEvicted())
-        elif is_new or info.run_id != self._run_id:
+        elif self._is_new or info.run_id != self._run_id:
             _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
             self._run_id = info.run_id
             self._reports.rewind()
@@ -150,6 +151,7 @@ class Upkeep:
         elif was_taken:
             _log.warning("the lock on the cache had expired and was taken again: this process stood still")
         self._evicted_keys = info.evicted_keys
+        self._is_new = False
         await self._watch_memory(info)
 
     async def _watch_memory(self, info: CacheInfo) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.actions import Audit
 from coordinator.core.demands import BatchPlace
+from coordinator.core.eviction import next_use
 from coordinator.core.jobs import Ahead, LaneSpan
 from coordinator.core.samples import SampleState
 from coordinator.core.state import AuditInFlight
@@ -48,6 +49,11 @@ def audited(state: State, event: Audited, now: float) -> None:
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
         _see_to(state, asked, absent, now)
+        _tell_passers(state, asked, absent)
+    if asked.samples in state.passers and not any(
+        other.samples == asked.samples for other in state.audits.values()
+    ):
+        del state.passers[asked.samples]
 
 
 def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: float) -> None:
@@ -59,6 +65,20 @@ def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: 
     if found is not None and found[1].low < asker.stop <= found[1].frontier:
         found[1].put(Ahead(asker.start, asker.stop, asked.samples, absent))
         state.wake(*found)
+
+
+def _tell_passers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
+    """Let the other lanes that have passed over these samples look at them again."""
+    for name, rank in state.passers.get(asked.samples, {}):
+        found = state.lane(name, rank)
+        if found is None or (isinstance(asked.asker, LaneSpan) and asked.asker[:2] == (name, rank)):
+            continue
+        job, lane = found
+        places = job.low + next_use(asked.samples, absent, job)
+        ahead = places[places >= lane.low]
+        if ahead.size:
+            lane.look_back(int(ahead.min()))
+            state.wake(job, lane)
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
@@ -91,5 +111,8 @@ def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """The server holds more than we account for: leave that much less to ourselves."""
-    state.foreign_bytes = max(0, event.excess_bytes)
+    """The server holds more than we account for: leave that much less to ourselves.
+
+    Requests in flight have pushed a part of what is kept free for them; half, for all we know.
+    """
+    state.foreign_bytes = max(0, event.excess_bytes - state.reserved_bytes // 2)

@@ -76,7 +76,7 @@ class Concurrency:
     def throttled(self, in_flight: int, now: float) -> None:
         """An executor refused a request that came too soon."""
         if now - self._halved_s >= _HALVING_PAUSE_S:
-            self._limit = max(1.0, min(self._limit, float(in_flight + 1)) / 2)
+            self._limit = max(1.0, min(self._limit, float(self.capacity), float(in_flight + 1)) / 2)
             self._halved_s = now
 
     def succeeded(self) -> None:

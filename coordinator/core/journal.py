@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -77,14 +77,16 @@ class RequestNotes:
         if note is not None:
             note.ended_s, note.ending = now, ending
 
-    def of(self, samples: SetKey, indices: NDArray[np.int64]) -> Iterable[tuple[RequestNote, int]]:
+    def of(self, samples: SetKey, indices: NDArray[np.int64]) -> Iterator[tuple[RequestNote, int]]:
         """The requests that name some of these samples, oldest first, and how many they name."""
-        wanted = np.unique(indices)
-        for note in self._notes:
-            if note.samples == samples:
-                named = int(np.isin(note.indices, wanted).sum())
-                if named:
-                    yield note, named
+        notes = [note for note in self._notes if note.samples == samples]
+        if not notes:
+            return
+        named = np.isin(np.concatenate([note.indices for note in notes]), indices)
+        begins = np.cumsum([0, *(note.indices.size for note in notes[:-1])])
+        for note, count in zip(notes, np.add.reduceat(named.astype(np.int64), begins).tolist(), strict=True):
+            if count:
+                yield note, count
 
 
 def history(

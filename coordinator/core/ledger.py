@@ -31,6 +31,7 @@ _SOFT_SHARE = 0.9
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
+_UNPRICED_REQUESTS = 4
 
 
 class Spending(enum.StrEnum):
@@ -82,7 +83,8 @@ class Ledger:
         self._hours_usd = 0.0
         """What one job that was always there would have paid for hours."""
         self._settled_s: float | None = None
-        self._sample_usd = 0.0
+        self._sample_usd = self._request_usd = 0.0
+        self._bills = 0
         self._lately: deque[tuple[float, float]] = deque()
         self._lately_usd = 0.0
         self.total_usd = 0.0
@@ -138,6 +140,8 @@ class Ledger:
         if usd:
             self._pools.setdefault(dataset, _Pool()).usd += usd
             self._count(usd, now)
+            self._request_usd += (usd - self._request_usd) * (_SMOOTHING if self._bills else 1.0)
+            self._bills += 1
         return usd
 
     def produced(self, dataset: bytes, job: str, samples: int, usd: float) -> None:
@@ -187,9 +191,11 @@ class Ledger:
         """How freely money may be spent, while so many are in flight, which count as paid for."""
         committed_usd = self._committed_usd(requests, samples)
         expected_usd = self.total_usd + committed_usd
-        next_usd = max(self._prices.invocation, self._sample_usd)
+        next_usd = max(self._prices.invocation, self._request_usd)
         if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
             return Spending.STOPPED
+        if not self._bills and requests >= _UNPRICED_REQUESTS and self._prices.billed:
+            return Spending.STOPPED  # until it is known what they cost
         if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
             return Spending.SLOWED
         return Spending.FREELY
@@ -202,7 +208,8 @@ class Ledger:
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
     def _committed_usd(self, requests: int, samples: int) -> float:
-        return max(requests * self._prices.invocation, samples * self._sample_usd)
+        each_usd = max(self._prices.invocation, self._request_usd)
+        return max(requests * each_usd, samples * self._sample_usd)
 
     def _count(self, usd: float, now: float) -> None:
         self.total_usd += usd

@@ -73,7 +73,9 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
                 if absent.size:
                     return ahead._replace(indices=absent)
         end = window_end(state, job, lane)
-        if end - lane.frontier < _stride(lane, end):
+        room = end - lane.frontier
+        given_out = lane.frontier < lane.yielded + _LEAST_BATCHES  # readers may wait for it
+        if room <= 0 or (room < _stride(lane, end) and not given_out):
             return None
         epoch, position = job.epoch_and_position(lane.frontier)
         # The first batches one by one, since the deadlines of a span are that of its first batch.
@@ -92,4 +94,6 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
         lane.pending.append(Ahead(start, lane.frontier, key, absent))
         lane.notes.append(LaneNote(now, Kind.LOOKED, start, lane.frontier, absent.size))
         asker = LaneSpan(job.name, lane.rank, start, lane.frontier)
+        if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this lane too
+            state.passers.setdefault(key, {})[job.name, lane.rank] = None
         audit(state, key, samples.to_check(indices), asker)

@@ -28,8 +28,6 @@ __all__ = ["batch_read", "batches_asked", "dataset_added", "job_closed", "job_op
 _UNREPORTED_BATCHES = 256
 """So many batches given out may be unread at once; those before them were read, though no report says so."""
 
-_OVERTAKEN_BATCHES = 64
-
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
 
@@ -52,8 +50,10 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         random = state.datasets[event.dataset].random
         job = state.jobs[event.job] = Job(event.job, event.dataset, random, event.plan)
     lane = job.lanes.get(event.rank)
+    start = job.absolute(event.epoch, event.position)
+    if lane is not None and start < lane.low:  # another process, which begins anew
+        lane.seek(start, now)
     if lane is None:
-        start = job.absolute(event.epoch, event.position)
         lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now))
         job.lanes[event.rank] = lane
         job.lapsed_changed()
@@ -93,7 +93,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     renew(state, job, lane, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
-    if start > lane.asked or _goes_back(job, lane, yielded):
+    if start > lane.asked or _goes_back(lane, yielded):
         lane.seek(yielded, now)
     if stop > lane.asked:
         lane.notes.append(LaneNote(now, Kind.PLANNED, max(start, lane.asked), stop))
@@ -105,12 +105,11 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     state.wake(job, lane)
 
 
-def _goes_back(job: Job, lane: Lane, yielded: int) -> bool:
-    """Whether a sampler began anew at an earlier place; a little earlier is a call that a report overtook."""
-    behind = lane.low - yielded
-    return behind > _OVERTAKEN_BATCHES or (
-        behind > 0 and job.epoch_and_position(yielded)[0] != job.epoch_and_position(lane.low)[0]
-    )
+def _goes_back(lane: Lane, yielded: int) -> bool:
+    """Whether a sampler began anew at an earlier place: it has given out less than it had, and less than was
+    read. A call that a report overtook says no less than the one before.
+    """
+    return yielded < lane.low and yielded < lane.yielded
 
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:

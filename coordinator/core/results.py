@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Warn, WriteTombstones
+from coordinator.core.actions import Drop, Warn, WriteTombstones
 from coordinator.core.events import FailureKind
 from coordinator.core.samples import SampleState
 from super_wire.request import Outcome
@@ -27,6 +27,8 @@ _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
 _INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
+_WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
+_TELLING = ~_INNOCENT
 _INNOCENT_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
 
@@ -36,8 +38,9 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
-    state.concurrency.succeeded()
+    if _TELLING[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
+        state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+        state.concurrency.succeeded()
     usd = _charge(state, request, event.gb_s, now, answer=event)
     if request.rival is None and (event.outcomes == _CACHED).all():
         _all_cached(state, request, event, usd, now)
@@ -60,6 +63,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     state.notes.ended(
         event.request_id, now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not"
     )
+    _drop_late(state, request, indices[~open_ & (event.outcomes == _CACHED)])
     _settle(state, request, cached | buried)
     if request.rival in state.requests:
         return  # it may still bring the rest
@@ -89,7 +93,9 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    if event.kind not in _INNOCENT_FAILURES:  # what was never run is not billed
+    if event.kind in _INNOCENT_FAILURES:  # it was never run
+        request.counters.invocations -= 1
+    else:
         _charge(state, request, event.gb_s, now, answer=None)
     if event.kind is FailureKind.THROTTLED:
         state.concurrency.throttled(len(state.requests), now)
@@ -109,6 +115,13 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         counts=event.kind not in _INNOCENT_FAILURES,
         alone=event.kind in _ISOLATING_FAILURES,
     )
+
+
+def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64]) -> None:
+    """Delete what the loser of a race has written after it was dropped: nobody would account for it."""
+    late = state.set_of(request.samples).among(written, SampleState.ABSENT)
+    if late.size:
+        state.actions.append(Drop(request.samples, late))
 
 
 def _charge(

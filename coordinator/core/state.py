@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.actions import Action
+    from coordinator.core.deadlines import LaneKey
     from coordinator.core.events import DatasetAdded
     from coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
     from coordinator.core.settings import CoreSettings
@@ -80,6 +81,8 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     requests: dict[int, RequestInFlight] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
+    passers: dict[SetKey, dict[LaneKey, None]] = field(default_factory=dict)
+    """Lanes that have passed over samples of which the cache was being asked on behalf of others."""
     demands: DemandQueue = field(default_factory=DemandQueue)
     awaited: AwaitedSamples = field(default_factory=AwaitedSamples)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)

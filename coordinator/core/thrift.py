@@ -27,27 +27,21 @@ def watch_spending(state: State, now: float) -> Spending:
     settings = state.settings
     if settings.max_usd == settings.max_usd_per_hour == math.inf:
         return Spending.FREELY
-    before, state.spending = (
-        state.spending,
-        state.ledger.spending(requests=len(state.requests), samples=state.samples_in_flight),
-    )
-    if state.spending is before or state.spending is Spending.FREELY:
+    state.spending = state.ledger.spending(requests=len(state.requests), samples=state.samples_in_flight)
+    if state.spending is Spending.FREELY or now < state.warn_again_s:
         return state.spending
-    if state.spending is Spending.SLOWED and now < state.warn_again_s:
+    if state.spending is Spending.STOPPED and state.requests:  # it may turn out cheaper
         return state.spending
     state.warn_again_s = now + _WARN_EVERY_S
     spent = f"{state.ledger.total_usd:.4f} USD are spent"
     if state.spending is Spending.STOPPED:
-        state.actions.append(
-            Warn(f"{spent}, the cap max_usd is {settings.max_usd:g}: nothing more is produced")
+        text = f"{spent}, the cap max_usd is {settings.max_usd:g}: nothing more is produced"
+    else:
+        text = (
+            f"{spent}, near a cap (max_usd {settings.max_usd:g}, max_usd_per_hour "
+            f"{settings.max_usd_per_hour:g}): only what readers wait for is produced"
         )
-    elif before is Spending.FREELY:
-        state.actions.append(
-            Warn(
-                f"{spent}, near a cap (max_usd {settings.max_usd:g}, max_usd_per_hour "
-                f"{settings.max_usd_per_hour:g}): only what readers wait for is produced"
-            )
-        )
+    state.actions.append(Warn(text))
     return state.spending
 
 

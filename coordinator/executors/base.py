@@ -32,7 +32,12 @@ __all__ = [
 
 
 class ExecutorError(SuperError):
-    """A request could not be carried out, or functions could not be started."""
+    """A request could not be carried out, or functions could not be started.
+
+    ``ran_s`` is how long a function ran for it, which is billed; 0 if none did.
+    """
+
+    ran_s: float = 0.0
 
 
 class FunctionCrashedError(ExecutorError):

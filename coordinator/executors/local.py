@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import time
 from typing import TYPE_CHECKING
 
 from coordinator.executors.base import ExecutorError, FunctionRaisedError, Scaling, ThrottledError
@@ -120,8 +121,12 @@ class LocalExecutor:
             FunctionRaisedError: it raised, or answered what is no result of this request.
         """
         worker = await self._next_free(timeout_s)
+        began_s = time.monotonic()
         try:
             answer = await worker.call(json.loads(request.to_json()), timeout_s)
+        except ExecutorError as error:
+            error.ran_s = time.monotonic() - began_s
+            raise
         finally:
             # A worker that failed, or whose answer nobody waited for, has ended; its keeper starts another.
             if worker.alive:

@@ -67,7 +67,7 @@ class Checks:
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
         self._attempts: dict[SetKey, NDArray[np.int64]] = {}
         self._spoilt: set[tuple[SetKey, int]] = set()
-        """Samples of which a reader found a record that fails its check."""
+        """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
 
     def broken(self, what: str) -> InvariantError:
@@ -115,13 +115,15 @@ class Checks:
         return job is not None and event.rank in job.lanes
 
     def _answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
-        self._money.answered(event)
+        self._money.answered(request, event)
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
         last = not any(other is unsettled for other in self._unsettled.values())
         if isinstance(event, RequestDone):
             cached = unsettled & (event.outcomes == _CACHED)
             buried = unsettled & (event.outcomes == _TOMBSTONE)
+            late = ~unsettled & (event.outcomes == _CACHED)  # written by the loser of a race
+            self._spoilt.update((request.samples, index) for index in request.indices[late].tolist())
             told[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
             if last:

@@ -60,6 +60,7 @@ class MoneyCheck:
         self._began_s = world.now_s
         self._known: dict[str, Job] = {}
         self._asked: Counter[str] = Counter()
+        self._ordered: dict[int, Job] = {}
         self._beyond = False
 
     def requested(self, request: Prefetch) -> None:
@@ -72,10 +73,13 @@ class MoneyCheck:
             self._known[request.job] = job
             self._asked[request.job] = 0
         self._asked[request.job] += 1
+        self._ordered[request.request_id] = job
 
-    def answered(self, event: RequestDone | RequestFailed) -> None:
+    def answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
         """A request was answered for the first time."""
         if isinstance(event, RequestFailed) and event.kind in _NEVER_RUN:
+            if self._ordered.get(request.request_id) is self._known.get(request.job):
+                self._asked[request.job] -= 1
             return
         self._bill.answered += 1
         self._bill.gb_s += event.gb_s

@@ -5,6 +5,7 @@ Arguments: directory of images, number of workers.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from torch.utils.data import DataLoader
@@ -14,6 +15,7 @@ from super_dataset import Recipe, SuperDataset
 
 
 def main(directory: str, workers: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
     sampler = SuperSampler(dataset, batch_size=8, seed=0)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)

@@ -20,6 +20,7 @@ def say(word: object) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     run, settings = sys.argv[1:]
     say(Embedded(run, SupervisorSettings.from_json(settings)).coordinator)
     for line in sys.stdin:
