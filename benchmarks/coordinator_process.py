@@ -152,7 +152,15 @@ async def _serve(spec: CoordinatorSpec) -> None:
         service = CoordinatorService(engine, datasets, reports, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
-        sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
+        sweep = Sweep(
+            cache,
+            lambda: known_ids(
+                [*datasets.datasets, *engine.datasets],
+                wanted=engine.core.wants,
+                held=engine.core.held,
+                now_s=engine.now_s(),
+            ),
+        )
         upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),

@@ -116,7 +116,15 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
     service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)
-    sweep = Sweep(cache, lambda: known_ids([*datasets.datasets, *engine.datasets]))
+    sweep = Sweep(
+        cache,
+        lambda: known_ids(
+            [*datasets.datasets, *engine.datasets],
+            wanted=engine.core.wants,
+            held=engine.core.held,
+            now_s=engine.now_s(),
+        ),
+    )
     upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from coordinator.cache import Cache
     from coordinator.datasets import Dataset
 
-__all__ = ["Sweep", "known_ids", "strangers_among"]
+__all__ = ["HeldIds", "Ids", "Sweep", "known_ids", "strangers_among"]
 
 _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000
 _KEYS_AT_ONCE = 20_000  # compared at once, since going through all that is known is what it costs
 _PAUSE_S = 600.0
+_YOUNG_S = 600.0
 _ROWS = 2**18
 
 
@@ -38,11 +39,11 @@ class Sweep:
 
     Args:
         cache: where the records are.
-        known: ids of all samples that are accounted for, arrays of shape (samples, 16); ``None`` while that
-            cannot be told, and then nothing is deleted.
+        known: ids of all samples that are accounted for, arrays of shape (samples, 16) or what gives them;
+            ``None`` while that cannot be told, and then nothing is deleted.
     """
 
-    def __init__(self, cache: Cache, known: Callable[[], Sequence[NDArray[np.uint8]] | None]) -> None:
+    def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
         self._cache = cache
         self._known = known
         self._cursor = 0
@@ -62,17 +63,19 @@ class Sweep:
         Raises:
             CacheError: the cache refuses, or does not answer.
         """
-        known = self._known()
-        if known is None or now_s < self._resume_at_s:
+        if self._known() is None or now_s < self._resume_at_s:
             return
         self._cursor, found = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
         self._found += found
         if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
             return
         found, self._found = self._found, b""
+        known = self._known()  # as of now, which is after what was found was written
+        if known is None:
+            return
         strangers = await asyncio.to_thread(strangers_among, found, known)
         now_known = self._known()
-        if now_known is None or list(map(id, now_known)) != list(map(id, known)):
+        if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         await self._cache.drop(strangers)
         self._deleted += len(strangers) // ID_BYTES
@@ -84,21 +87,63 @@ class Sweep:
             self._deleted = 0
 
 
-def known_ids(datasets: Iterable[Dataset]) -> list[NDArray[np.uint8]] | None:
-    """The ids of all samples of datasets; ``None`` if one is still being listed, or if one is random: ids of
-    its epochs are known to nobody at once.
+def known_ids(
+    datasets: Iterable[Dataset],
+    *,
+    wanted: Callable[[bytes], bool],
+    held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
+    now_s: float,
+) -> list[Ids] | None:
+    """The ids that are accounted for; ``None`` while a dataset is being listed.
+
+    Of a dataset that a job reads, or that was listed lately, all are. Of others, and of random recipes, whose
+    lanes have looked at what they may find long before a sweep begins, those that are held.
+
+    Args:
+        datasets: all that were registered or opened.
+        wanted: whether a job reads a dataset, by its content.
+        held: epochs and samples of a dataset that the core has in the cache or on the way there.
+        now_s: on the clock of the listings.
     """
-    known = {}
+    known: dict[int, Ids] = {}
     for dataset in datasets:
         if dataset.listing.error is not None:
             continue
-        if dataset.all_ids is None:
+        if not dataset.ready:
             return None
-        known[id(dataset.all_ids)] = dataset.all_ids
+        young = now_s - dataset.listing.ended_at_s < _YOUNG_S
+        if dataset.all_ids is not None and (young or wanted(dataset.content)):
+            known[id(dataset.all_ids)] = dataset.all_ids
+            continue
+        for epoch, indices in held(dataset.content):
+            known[hash((dataset.content, epoch))] = HeldIds(dataset, epoch, indices)
     return list(known.values())
 
 
-def strangers_among(found: bytes, known: Sequence[NDArray[np.uint8]]) -> bytes:
+def _whole(known: Sequence[Ids]) -> list[int]:
+    """The datasets of which all is accounted for."""
+    return [id(entry) for entry in known if not isinstance(entry, HeldIds)]
+
+
+class HeldIds(NamedTuple):
+    """The ids of some samples of a dataset, which take a while to derive."""
+
+    dataset: Dataset
+    epoch: int
+    indices: NDArray[np.int64]
+
+    def rows(self) -> NDArray[np.uint8]:
+        """As an array of shape (samples, 16)."""
+        catalog, recipe = self.dataset.catalog, self.dataset.recipe
+        randomness = (recipe.augment_seed, self.epoch) if recipe.random else None
+        ids = catalog.sample_ids(recipe.digest, randomness, self.indices)
+        return np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
+
+
+Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
+
+
+def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
     """Those of the concatenated ids ``found`` that no array of ``known`` holds, each once or more often.
 
     Compared by their first eight bytes: a chance equality, which is as good as impossible, keeps a record.
@@ -109,7 +154,8 @@ def strangers_among(found: bytes, known: Sequence[NDArray[np.uint8]]) -> bytes:
     kept = np.zeros(len(sought), dtype=np.bool_)
     if not len(sought):
         return b""
-    for rows in known:
+    for entry in known:
+        rows = entry.rows() if isinstance(entry, HeldIds) else entry
         for start in range(0, len(rows), _ROWS):
             held = np.ascontiguousarray(rows[start : start + _ROWS]).view("<u8")[:, 0]
             places = np.minimum(np.searchsorted(sought, held), len(sought) - 1)

@@ -114,6 +114,18 @@ class Core:
         states: NDArray[np.uint8] = self._state.set_of(key).state[indices]
         return states
 
+    def wants(self, dataset: bytes) -> bool:
+        """Whether an open job reads a dataset."""
+        return self._state.wants(dataset)
+
+    def held(self, dataset: bytes) -> list[tuple[int, NDArray[np.int64]]]:
+        """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""
+        return [
+            (max(key.epoch, 0), samples.held())
+            for key, samples in self._state.sets.items()
+            if key.dataset == dataset
+        ]
+
     def failure(self, key: SetKey, index: int) -> str:
         """Why a sample is in state FAILED, as far as it is known."""
         return self._state.failures.get((key, index), "")

@@ -153,6 +153,10 @@ class SampleSet:
             unsure |= self._doubted[indices] & (states == SampleState.RESIDENT)
         return indices[unsure]
 
+    def held(self) -> NDArray[np.int64]:
+        """All samples that are in the cache, on their way there, or may be, ascending."""
+        return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
+
     def move(self, indices: NDArray[np.int64], to: SampleState) -> None:
         """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
         if not indices.size:

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import sweeping
 from coordinator.cache import Cache
+from coordinator.catalog import list_source
 from coordinator.datasets import Dataset, Listing
 from coordinator.sweeping import Sweep, known_ids, strangers_among
 from super_wire.errors import CacheUnreachableError, SourceError
@@ -94,7 +95,7 @@ def test_nothing_is_deleted_while_it_cannot_be_told_what_is_known(valkey):
 def test_what_becomes_known_during_a_step_is_spared(valkey):
     late = ids_of(3, 100)
     fill(valkey, late)
-    answers = iter([[], [late], [late], [late]])
+    answers = iter([[], [], [late], [late], [late], [late]])
     steps(valkey, lambda: next(answers), range(2))
     assert left(valkey) == keys_of(late)
 
@@ -124,10 +125,53 @@ def a_dataset(recipe=None, all_ids=None, error=None):
     return Dataset(b"id", recipe or Recipe([]), Listing("file:///nowhere", "", error=error), all_ids)
 
 
-def test_ids_are_known_once_all_datasets_are():
+def test_ids_are_known_once_all_datasets_are(catalog):
     ids = ids_of(0, 3)
     listed = a_dataset(all_ids=ids)
-    assert known_ids([]) == []
-    (known,) = known_ids([listed, listed, a_dataset(error=SourceError("gone"))])
+    listed.listing.catalog = catalog
+    assert told([]) == []
+    (known,) = told([listed, listed, a_dataset(error=SourceError("gone"))])
     assert known is ids
-    assert known_ids([listed, a_dataset()]) is None, "one that is still being listed, or is random"
+    assert told([listed, a_dataset()]) is None, "one that is still being listed"
+
+
+def told(datasets, *, wanted=(), held=(), now_s=0.0):
+    return known_ids(
+        datasets, wanted=lambda content: content in wanted, held=lambda content: list(held), now_s=now_s
+    )
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    for number in range(5):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
+    return list_source(tmp_path.as_uri())
+
+
+def test_of_a_dataset_that_nobody_reads_any_more_only_what_is_held_is_known(catalog):
+    dataset = a_dataset()
+    dataset.listing.catalog = catalog
+    dataset.all_ids = np.frombuffer(catalog.sample_ids(dataset.recipe.digest), dtype=np.uint8).reshape(-1, 16)
+    held = [(0, np.array([1, 3]))]
+    (young,) = told([dataset], held=held, now_s=10.0)
+    assert young is dataset.all_ids
+    (read,) = told([dataset], wanted={dataset.content}, held=held, now_s=1e6)
+    assert read is dataset.all_ids
+    (rest,) = told([dataset], held=held, now_s=1e6)
+    assert (rest.rows() == dataset.all_ids[[1, 3]]).all()
+    assert keys_of(
+        np.frombuffer(strangers_among(dataset.all_ids.tobytes(), [rest]), np.uint8).reshape(-1, 16)
+    ) == (keys_of(dataset.all_ids[[0, 2, 4]]))
+
+
+def test_of_a_random_recipe_what_is_held_is_known_epoch_by_epoch(catalog):
+    recipe = Recipe([{"op": "horizontal_flip"}], augment_seed=3)
+    assert recipe.random
+    dataset = a_dataset(recipe)
+    dataset.listing.catalog = catalog
+    held = [(4, np.array([0, 1])), (5, np.array([2]))]
+    known = told([dataset], wanted={dataset.content}, held=held)
+    rows = np.concatenate([entry.rows() for entry in known])
+    expected = catalog.sample_ids(recipe.digest, (3, 4), np.array([0, 1]))
+    assert rows.tobytes() == expected + catalog.sample_ids(recipe.digest, (3, 5), np.array([2]))

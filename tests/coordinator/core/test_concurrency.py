@@ -89,3 +89,9 @@ def test_the_limit_lies_between_one_and_what_is_stated(steps):
         assert 1 <= concurrency.limit(now) <= 150
         more_at_s = concurrency.more_at_s(now)
         assert more_at_s is None or more_at_s > now
+
+
+def test_a_backlog_does_not_hide_the_first_throttling():
+    concurrency = made(100, backlog=100)
+    concurrency.throttled(199, 0.0)
+    assert concurrency.limit(0.0) == 50

@@ -149,3 +149,30 @@ def test_once_the_server_evicts_what_is_resident_is_asked_about_as_lanes_come_to
     driver.read(7)
     for found in driver.audits:
         assert not set(found.indices.tolist()).intersection(lost), "what was produced since is not in doubt"
+
+
+def two_lanes_at_one_audit() -> tuple[Driver, list]:
+    """Two jobs on what an earlier coordinator may have left; the second has passed over what is asked."""
+    driver = Driver(size=64, known_absent=False, lookahead_batches=4, capacity=64)
+    driver.open("first", shuffle=False)
+    driver.open("second", shuffle=False)
+    lane = driver.core.job("second").lanes[0]
+    assert lane.frontier == 4
+    return driver, list(driver.audits)
+
+
+def test_what_is_found_absent_is_told_to_all_who_passed_over_it():
+    driver, audits = two_lanes_at_one_audit()
+    driver.step(JobClosed("first", 0))
+    for audit in audits:
+        driver.tell(audit, [0] * audit.indices.size)
+    assert sorted(driver.requested()) == list(range(32))
+    assert driver.state.passers == {}
+
+
+def test_what_is_found_there_changes_nothing_for_those_who_passed():
+    driver, audits = two_lanes_at_one_audit()
+    for audit in audits:
+        driver.tell(audit, [RECORD_BYTES] * audit.indices.size)
+    assert driver.requests == []
+    assert driver.core.job("second").lanes[0].frontier == 4

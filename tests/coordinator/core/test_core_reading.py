@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.core import Plan, SampleState
-from coordinator.core.events import BatchRead, JobClosed
+from coordinator.core.events import BatchRead, CacheReset, JobClosed
 from super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
@@ -268,3 +268,33 @@ def test_plans_with_padding_report_offsets_of_the_padded_batch():
     assert padded.padding.any()
     driver.read(0, missed=(0, 1), corrupt=(0, 1), rank=3)
     assert sorted(driver.requested()) == sorted(set(padded.indices.tolist()))
+
+
+@pytest.mark.parametrize("reopens", [True, False])
+def test_a_sampler_that_begins_anew_a_little_earlier_is_followed(reopens):
+    driver = Driver(size=800, capacity=64, request_samples=8, lookahead_batches=8)
+    plan = driver.open()
+    for position in range(50):
+        driver.ask(position, position + 8, yielded=position)
+        driver.answer_all()
+        driver.read(position)
+    driver.step(CacheReset())
+    driver.requests.clear()
+    if reopens:
+        driver.open()
+    driver.ask(0, 8)
+    lane = driver.core.job("job").lanes[0]
+    assert lane.low == 0
+    driver.answer_all()
+    wanted = plan.span(0, 0, 2, 0).indices
+    assert set(wanted.tolist()) <= set(driver.in_state(S.RESIDENT)) | set(driver.in_state(S.IN_FLIGHT))
+
+
+def test_a_call_that_a_report_overtook_is_no_new_beginning():
+    driver = Driver(size=800, capacity=64, request_samples=8)
+    driver.open()
+    driver.ask(0, 20, yielded=4)
+    for position in range(8):
+        driver.read(position)
+    driver.ask(0, 20, yielded=6)
+    assert driver.core.job("job").lanes[0].low == 8

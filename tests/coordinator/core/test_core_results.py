@@ -208,3 +208,23 @@ def test_people_are_told_when_nothing_succeeds_and_why():
     assert len(driver.warnings) >= 2
     assert driver.warnings[0].message.startswith("8 times in a row")
     assert "why 0" in driver.warnings[0].message
+
+
+def test_answers_while_the_cache_is_away_teach_nothing_of_latency():
+    driver = Driver(size=4000, capacity=4, request_samples=8)
+    driver.open()
+    for _ in range(30):
+        driver.answer(driver.requests[0], after_s=0.5)
+    slow_s = driver.state.latency.quantile_s(8, 0.99)
+    for _ in range(60):
+        driver.wait(1.0)
+        for request in list(driver.requests):
+            driver.answer(request, Outcome.CACHE_ERROR, after_s=0.001)
+    assert driver.state.latency.quantile_s(8, 0.99) == slow_s
+
+
+def test_what_was_refused_is_no_invocation():
+    driver = one_batch()
+    before = driver.core.job("job").counters.invocations
+    driver.fail(driver.requests[0], FailureKind.THROTTLED)
+    assert driver.core.job("job").counters.invocations == before - 1

@@ -137,3 +137,14 @@ def test_all_that_is_spent_is_borne(steps):
         else:
             book.used(dataset, job, number, number * 2**20, now)
         assert sum(map(book.job_usd, book.jobs())) == pytest.approx(book.total_usd)
+
+
+def test_before_the_first_bill_little_is_asked_for():
+    book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
+    assert book.spending(requests=3, samples=100) is Spending.FREELY
+    assert book.spending(requests=4, samples=100) is Spending.STOPPED
+    invoke(book, gb_s=10.0)
+    assert book.spending(requests=50, samples=100) is Spending.FREELY
+    assert book.spending(requests=99, samples=100) is Spending.STOPPED, (
+        "ten dollars each, whatever came of it"
+    )

@@ -235,3 +235,13 @@ def test_a_slow_job_never_starves():
         waited.append(int((states != SampleState.RESIDENT).sum()))
         driver.read(position, job="slow")
     assert waited[2:] == [0] * 10
+
+
+@pytest.mark.parametrize("yielded", range(28, 36))
+def test_all_that_was_given_out_is_looked_at_whatever_the_stride(yielded):
+    driver = Driver(size=800, lookahead_batches=4, request_samples=8, capacity=64)
+    driver.open()
+    driver.ask(0, 64, yielded=30)
+    driver.ask(0, 64, yielded=yielded)
+    driver.answer_all()
+    assert driver.core.job("job").lanes[0].frontier >= yielded
