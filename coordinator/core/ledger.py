@@ -140,8 +140,8 @@ class Ledger:
         if usd:
             self._pools.setdefault(dataset, _Pool()).usd += usd
             self._count(usd, now)
-            self._request_usd += (usd - self._request_usd) * (_SMOOTHING if self._bills else 1.0)
-            self._bills += 1
+        self._request_usd += (usd - self._request_usd) * (_SMOOTHING if self._bills else 1.0)
+        self._bills += 1
         return usd
 
     def produced(self, dataset: bytes, job: str, samples: int, usd: float) -> None:

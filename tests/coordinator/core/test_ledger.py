@@ -143,6 +143,9 @@ def test_before_the_first_bill_little_is_asked_for():
     book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
     assert book.spending(requests=3, samples=100) is Spending.FREELY
     assert book.spending(requests=4, samples=100) is Spending.STOPPED
+    free = ledger(Prices(source_request=1.0), max_usd=1000.0)
+    invoke(free)
+    assert free.spending(requests=500, samples=100) is Spending.FREELY, "files cost no GET: that is known now"
     invoke(book, gb_s=10.0)
     assert book.spending(requests=50, samples=100) is Spending.FREELY
     assert book.spending(requests=99, samples=100) is Spending.STOPPED, (
