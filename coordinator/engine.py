@@ -311,8 +311,9 @@ class Engine:
             Tombstone(key.decode(), action.reason, message, permanent=False)
             for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
         ]
-        for tombstone in tombstones:
-            _log.warning("%s could not be produced: %s", tombstone.key, tombstone.message)
+        first, more = tombstones[0], len(tombstones) - 1
+        others = f" (and {more} more samples)" if more else ""
+        _log.warning("%s%s could not be produced: %s", first.key, others, first.message)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         ids = [bytes.fromhex(text) for text in arguments.batch]
     except ValueError as error:
-        msg = f"a batch id is 32 hex digits: {error}"
+        msg = f"a batch id is 32 hex digits, as info.batch_id.hex() gives them; not {arguments.batch}"
         raise ConfigError(msg) from error
     for text, batch in zip(arguments.batch, ids, strict=True):
         if len(batch) != ID_BYTES:
@@ -84,6 +84,8 @@ def _print_jobs(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not answer["jobs"]:
+        console.print("no open jobs: a job is shown from the making of its sampler to its end")
     for job in answer["jobs"]:
         lapsed = "; no sign of life lately" if job["lapsed"] else ""
         console.print(f"job {job['job']}  {job['source']}")
@@ -146,7 +148,7 @@ def _print_batches(answer: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for batch in answer["statuses"]:
         if not batch["known"]:
-            console.print(f"batch {batch['batch_id']}: not planned lately by an open job")
+            console.print(f"batch {batch['batch_id']}: not planned lately by a job that is open now")
             continue
         console.print(
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "

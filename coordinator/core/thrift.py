@@ -33,13 +33,13 @@ def watch_spending(state: State, now: float) -> Spending:
     if state.spending is Spending.STOPPED and state.requests:  # it may turn out cheaper
         return state.spending
     state.warn_again_s = now + _WARN_EVERY_S
-    spent = f"{state.ledger.total_usd:.4f} USD are spent"
+    spent = f"{state.ledger.total_usd:.4f} USD of max_usd {settings.max_usd:g} are spent"
     if state.spending is Spending.STOPPED:
-        text = f"{spent}, the cap max_usd is {settings.max_usd:g}: nothing more is produced"
+        text = f"{spent}, and a request more might pass the cap: nothing more is produced"
     else:
         text = (
-            f"{spent}, near a cap (max_usd {settings.max_usd:g}, max_usd_per_hour "
-            f"{settings.max_usd_per_hour:g}): only what readers wait for is produced"
+            f"{spent}, and a cap (the other is max_usd_per_hour {settings.max_usd_per_hour:g}) is near: only "
+            "what readers wait for is produced"
         )
     state.actions.append(Warn(text))
     return state.spending
@@ -58,8 +58,9 @@ def refuse_demands(state: State, now: float) -> None:
         if not refused.size:
             continue
         text = (
-            f"{state.ledger.total_usd:.4f} USD are spent and the cap max_usd is {state.settings.max_usd:g}: "
-            "raise it (SUPER_MAX_USD, --max-usd) and restart the coordinator to go on"
+            f"{state.ledger.total_usd:.4f} USD are spent since the coordinator was started and max_usd is "
+            f"{state.settings.max_usd:g}, which a request more might pass: to go on, start the coordinator "
+            "with a higher one (--max-usd, SUPER_MAX_USD)"
         )
         samples.move(refused, SampleState.FAILED)
         for index in refused.tolist():
