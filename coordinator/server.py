@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coordinator.cache import CacheInfo
+    from coordinator.core.prices import Prices
     from coordinator.executors import Executor
     from coordinator.settings import Settings
 
@@ -101,6 +102,7 @@ def _bound_the_end() -> None:
 
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
+    prices = load_prices(settings.prices).of(settings.executor)  # what is wrong here is told at once
     cache = Cache(settings.cache, owner=settings.owner)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
@@ -108,7 +110,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     stack.push_async_callback(executor.close)
     info = await _warm_and_take_over(executor, cache)
     await agree_on_golden(cache, executor.golden)
-    core_settings = _core_settings(settings, info)
+    core_settings = _core_settings(settings, info, prices)
     engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
     engine.post(ExecutorResized(**asdict(executor.scaling)))
@@ -145,7 +147,7 @@ async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
     return info
 
 
-def _core_settings(settings: Settings, info: CacheInfo) -> CoreSettings:
+def _core_settings(settings: Settings, info: CacheInfo, prices: Prices) -> CoreSettings:
     budget = info.budget(settings.cache_bytes)
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
@@ -156,7 +158,7 @@ def _core_settings(settings: Settings, info: CacheInfo) -> CoreSettings:
         request_samples=settings.request_samples,
         request_ttl_s=settings.request_timeout_s,
         lease_s=settings.lease_s,
-        prices=load_prices(settings.prices).of(settings.executor),
+        prices=prices,
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
     )
