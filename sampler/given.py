@@ -37,8 +37,7 @@ class GivenOut:
     def __init__(self, start: Place, *, reorder: int = 1) -> None:
         self.start = start
         self.count = 0
-        ahead = [position - start.position for position in start.given_ahead]
-        self._span = max(reorder, *ahead, 1) if ahead else reorder
+        self._span = max([reorder, *(position - start.position + 1 for position in start.given_ahead)])
         self._order = array("Q") if self._span > 1 else None
 
     def add(self, position: int) -> None:

@@ -38,6 +38,14 @@ def test_in_order_counting_suffices():
     assert remembered.place() == Place(3, 15)
 
 
+def test_in_order_after_one_had_gone_ahead_it_is_not_given_again():
+    start = Place(2, 7, (8,))
+    order, remembered, window = passed(start, 10, 1, 2, set(), 1)
+    assert order == [7]
+    assert remembered.place() == Place(2, 9)
+    assert window.head == 9
+
+
 @given(
     end=st.integers(1, 60),
     reorders=st.lists(st.integers(1, 9), min_size=1, max_size=4),
