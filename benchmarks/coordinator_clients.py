@@ -154,6 +154,7 @@ class Clients:
             hits=job.samples,
             wait_us=0,
             read_us=9000,
+            check_us=0,
             size_bytes=job.samples * 150_592,
             attempt=1,
             done=1,

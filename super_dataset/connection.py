@@ -14,12 +14,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 from super_dataset.resp import CRLF, MAX_LINE_BYTES, ProtocolDoubtError, encode_command, parse_line
-from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from super_dataset.address import CacheAddress, Credentials
+    from super_wire.address import CacheAddress, Credentials
 
 __all__ = ["IO_TIMEOUT_S", "CacheConnection", "is_passing", "refusal"]
 
@@ -72,6 +72,9 @@ class CacheConnection:
     def __init__(
         self, address: CacheAddress, credentials: Credentials, *, timeout_s: float = IO_TIMEOUT_S
     ) -> None:
+        if address.tls:
+            msg = f"the cache at {address} is reached by TLS, which this reader lacks"
+            raise ConfigError(msg)
         self.address = address
         self.owed = 0
         self._limit_s = 0.0

@@ -45,8 +45,8 @@ class SuperDataset(Dataset[Any]):
     list's dtype. With ``return_info`` a :class:`BatchInfo` comes third. In a DataLoader worker images are
     received straight into shared memory.
 
-    It pickles without connections; each process opens its own, lazily, and threads of a process take turns on
-    it. Credentials come from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
+    It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
+    ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
@@ -173,9 +173,7 @@ class SuperDataset(Dataset[Any]):
         read = self._reader.read(ref, shared=get_worker_info() is not None)
         order = delivered_order(ref, read.bad, self._on_bad_sample)
         if read.bad:
-            state = self._reader.process_state()
-            with state.lock:
-                state.bad_samples.add(ref, read.bad, self._on_bad_sample)
+            self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)
         labels = label_tensor(ref.label_array(), order)
         if self._transform is not None:

@@ -45,6 +45,8 @@ class BatchInfo:
     """Seconds that functions spent decoding and transforming them."""
     read_s: float
     """Seconds spent asking the cache and receiving."""
+    check_s: float
+    """Seconds spent checking headers, and the payloads whose hash is verified."""
     wait_s: float
     """Seconds slept between attempts because samples were missing or the cache was away."""
     size_bytes: int
@@ -78,6 +80,7 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
         fetch_s=float(headers["fetch_us"].sum(dtype=np.int64)) / 1e6,
         decode_s=float(headers["decode_us"].sum(dtype=np.int64)) / 1e6,
         read_s=read.read_s,
+        check_s=read.check_s,
         wait_s=read.wait_s,
         size_bytes=read.size_bytes,
         hits=read.hits,

@@ -49,6 +49,7 @@ class BatchProgress:
     """What kept the last attempt from being answered in full."""
     attempts: int = 0
     read_s: float = 0.0
+    check_s: float = 0.0
     wait_s: float = 0.0
     size_bytes: int = 0
 
@@ -109,6 +110,7 @@ class BatchProgress:
             hits=self.hits,
             wait_us=int(self.wait_s * 1e6),
             read_us=int(self.read_s * 1e6),
+            check_us=int(self.check_s * 1e6),
             size_bytes=self.size_bytes,
             attempt=self.attempts,
             done=int(done),

@@ -1,9 +1,8 @@
 """Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
-misses leaves a read report that says so, since a report may be lost. The connection belongs to the process
-(:mod:`super_dataset.process_state`); its lock is held while bytes move and never while waiting. Tensors are
-:mod:`super_dataset.tensors`'.
+misses leaves a read report that says so, since a report may be lost. The connection belongs to the thread
+(:mod:`super_dataset.reader_state`). Tensors are :mod:`super_dataset.tensors`'.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from super_dataset.bad_samples import bad_sample_error
 from super_dataset.buffer import BatchBuffer, Reply
 from super_dataset.checks import to_verify
 from super_dataset.gather import gather
-from super_dataset.process_state import ProcessState, ProcessStates
 from super_dataset.progress import BatchProgress
+from super_dataset.reader_state import ReaderState, ReaderStates
 from super_dataset.resp import encode_gets, encode_report
 from super_wire.errors import CacheError, CacheUnreachableError
 
@@ -72,15 +71,15 @@ class BatchReader:
         self._backoff = Backoff(settings.read_timeout_s)
         self._clock = clock
         self._sleep = sleep
-        self._states = ProcessStates(settings.record_bytes, clock)
+        self._states = ReaderStates(settings.record_bytes, clock)
 
-    def process_state(self) -> ProcessState:
-        """What this reader owns in this process."""
+    def state(self) -> ReaderState:
+        """What this reader owns in this thread."""
         return self._states.here()
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
         """Reach the cache once over a connection of its own; see ``SuperDataset.ping_cache``."""
-        state = ProcessState(None, self._clock)
+        state = ReaderState(None, self._clock)
         try:
             state.connection(cache, timeout_s=timeout_s).ask(b"PING")
         finally:
@@ -125,29 +124,30 @@ class BatchReader:
             self._pause(state, read, last_begin_s)
 
     def _attempt(
-        self, state: ProcessState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
+        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
     ) -> None:
         """Ask once for all that is missing, and sort what came."""
         read.attempts += 1
         replies = read.buffer.replies
         replies[read.missing] = Reply.NONE
         began_s = self._clock()
-        with state.lock:
-            # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
-            # more is tried at once.
-            asked: Sequence[int] = read.missing
-            for _ in range(2 if state.connected else 1):
-                read.trouble = self._gather(state, read, requests, asked, deadline_s)
-                if read.trouble is None or self._clock() >= deadline_s:
-                    break
-                asked = [offset for offset in asked if replies[offset] == Reply.NONE]
-            state.learn(read.buffer)
+        # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
+        # more is tried at once.
+        asked: Sequence[int] = read.missing
+        for _ in range(2 if state.connected else 1):
+            read.trouble = self._gather(state, read, requests, asked, deadline_s)
+            if read.trouble is None or self._clock() >= deadline_s:
+                break
+            asked = [offset for offset in asked if replies[offset] == Reply.NONE]
+        received_s = self._clock()
+        read.read_s += received_s - began_s
+        state.learn(read.buffer)
         read.sort()
-        read.read_s += self._clock() - began_s
+        read.check_s += self._clock() - received_s
 
     def _gather(
         self,
-        state: ProcessState,
+        state: ReaderState,
         read: BatchProgress,
         requests: Sequence[bytes],
         asked: Sequence[int],
@@ -175,25 +175,24 @@ class BatchReader:
             raise
         return None
 
-    def _report(self, state: ProcessState, read: BatchProgress, *, done: bool) -> None:
+    def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
         """Leave a read report, without waiting for the answer. Its loss is harmless."""
+        if not state.connected:
+            return
         data = encode_report(read.ref.job, read.report(done=done))
-        with state.lock:
-            if not state.connected:
-                return
-            try:
-                connection = state.connection(read.ref.cache, timeout_s=self._settings.read_timeout_s)
-                connection.send(data)
-            except CacheError as error:
-                state.drop()
-                _LOG.debug("a read report was lost: %s", error)
-            except BaseException:
-                state.drop()
-                raise
-            else:
-                connection.owed += 1
+        try:
+            connection = state.connection(read.ref.cache, timeout_s=self._settings.read_timeout_s)
+            connection.send(data)
+        except CacheError as error:
+            state.drop()
+            _LOG.debug("a read report was lost: %s", error)
+        except BaseException:
+            state.drop()
+            raise
+        else:
+            connection.owed += 1
 
-    def _pause(self, state: ProcessState, read: BatchProgress, until_s: float) -> None:
+    def _pause(self, state: ReaderState, read: BatchProgress, until_s: float) -> None:
         now_s = self._clock()
         delay_s = self._backoff.delay_s(read.attempts, state.random.random())
         self._sleep(max(0.0, min(delay_s, until_s - now_s)))

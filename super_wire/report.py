@@ -31,6 +31,7 @@ _NUMBERS = (
     "hits",
     "wait_us",
     "read_us",
+    "check_us",
     "size_bytes",
     "attempt",
     "done",
@@ -45,7 +46,8 @@ class ReadReport:
 
     ``samples`` of the batch, ``hits`` found by the first GET, ``missed`` offsets still missing, ``corrupt``
     those of them whose record failed its check. ``done`` is 1 once the batch was delivered or given up. Times
-    in microseconds: ``wait_us`` between attempts, ``read_us`` receiving.
+    in microseconds: ``wait_us`` between attempts, ``read_us`` receiving, ``check_us`` checking
+    what came.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class ReadReport:
     hits: int
     wait_us: int
     read_us: int
+    check_us: int
     size_bytes: int
     attempt: int
     done: int

@@ -22,6 +22,7 @@ REPORT = ReadReport(
     hits=6,
     wait_us=40,
     read_us=50,
+    check_us=0,
     size_bytes=60,
     attempt=1,
     done=0,

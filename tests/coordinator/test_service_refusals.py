@@ -30,7 +30,16 @@ FREE_SHAPE = Recipe.image(resize=4)
 
 
 def report(position=0, missed=(), *, done=1, hits=4, **changes):
-    facts = {"rank": 0, "epoch": 0, "wait_us": 5, "read_us": 7, "size_bytes": 9, "attempt": 1, "samples": 4}
+    facts = {
+        "rank": 0,
+        "epoch": 0,
+        "wait_us": 5,
+        "read_us": 7,
+        "check_us": 1,
+        "size_bytes": 9,
+        "attempt": 1,
+        "samples": 4,
+    }
     return ReadReport(
         position=position, hits=hits, done=done, missed=tuple(missed), **(facts | changes)
     ).to_fields()

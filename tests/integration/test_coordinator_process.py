@@ -105,7 +105,7 @@ class Reader:
 
     def _report(self, client: Any, batch: pb.Batch, epoch: int, hits: int, missed: tuple[int, ...]) -> None:
         samples = len(batch.sample_ids) // 16
-        report = ReadReport(0, epoch, batch.position, samples, hits, 0, 0, 0, 1, int(not missed), missed)
+        report = ReadReport(0, epoch, batch.position, samples, hits, 0, 0, 0, 0, 1, int(not missed), missed)
         client.xadd(report_stream("job"), report.to_fields(), maxlen=1000)
 
     @contextmanager

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from super_dataset.address import CacheAddress, Credentials
 from super_dataset.connection import CacheConnection, is_passing, refusal
+from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.valkey import free_port
 

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from super_dataset.address import CacheAddress, Credentials
 from super_dataset.buffer import BatchBuffer, Reply
 from super_dataset.connection import CacheConnection
 from super_dataset.gather import gather
 from super_dataset.resp import encode_command, encode_gets
+from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import CacheUnreachableError
 from tests.super_dataset.stored_batches import images, stored
 

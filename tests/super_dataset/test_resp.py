@@ -18,7 +18,7 @@ def test_commands():
 
 
 def test_a_report_arrives_as_it_was(valkey):
-    report = ReadReport(1, 2, 3, 256, 250, 10, 20, 30, 4, 0, missed=(1, 300), corrupt=(300,))
+    report = ReadReport(1, 2, 3, 256, 250, 10, 20, 5, 30, 4, 0, missed=(1, 300), corrupt=(300,))
     with valkey.client() as client:
         client.connection_pool.get_connection().send_packed_command([encode_report(JOB, report)])
     assert reports(valkey) == [report]

@@ -1,4 +1,4 @@
-"""One connection for each process, never inherited, never pickled."""
+"""One connection for each thread of each process, never inherited, never pickled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from super_dataset.address import Credentials
-from super_dataset.process_state import ProcessStates
+from super_dataset.reader_state import ReaderStates
+from super_wire.address import Credentials
 from super_wire.errors import CacheError
 
 
-def own_id(states: ProcessStates, cache: str) -> str:
+def own_id(states: ReaderStates, cache: str) -> str:
     return states.here().connection(cache, timeout_s=5.0).ask(b"CLIENT", b"ID")
 
 
@@ -31,7 +31,7 @@ def clients(valkey) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, method):
-    states = ProcessStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic)
     mine = own_id(states, valkey.unix_url)
     context = multiprocessing.get_context(method)
     receiving, sending = context.Pipe(duplex=False)
@@ -45,25 +45,25 @@ def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, method):
     assert own_id(states, valkey.unix_url) == mine
 
 
-def test_threads_agree_on_one_state():
-    states = ProcessStates(None, time.monotonic)
-    barrier = threading.Barrier(8)
-    found = []
-
-    def look():
-        barrier.wait()
-        found.append(states.here())
-
-    threads = [threading.Thread(target=look) for _ in range(8)]
+def test_each_thread_has_its_own_and_takes_it_along(valkey):
+    states = ReaderStates(None, time.monotonic)
+    mine = own_id(states, valkey.unix_url)
+    theirs = []
+    threads = [
+        threading.Thread(target=lambda: theirs.append(own_id(states, valkey.unix_url))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(state) for state in found}) == 1
+    assert len({mine, *theirs}) == 5
+    assert own_id(states, valkey.unix_url) == mine
+    gc.collect()
+    assert clients(valkey) == 1
 
 
 def test_pickling_takes_no_connection_along(valkey):
-    states = ProcessStates(777, time.monotonic)
+    states = ReaderStates(777, time.monotonic)
     own_id(states, valkey.unix_url)
     copy = pickle.loads(pickle.dumps(states))
     assert not copy.here().connected
@@ -71,14 +71,14 @@ def test_pickling_takes_no_connection_along(valkey):
 
 
 def test_another_cache_gets_another_connection(valkey):
-    states = ProcessStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic)
     first = own_id(states, valkey.unix_url)
     assert own_id(states, valkey.url) != first
     assert clients(valkey) == 1
 
 
 def test_the_connection_goes_with_its_owner(valkey):
-    states = ProcessStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic)
     own_id(states, valkey.unix_url)
     del states
     gc.collect()
@@ -88,7 +88,7 @@ def test_the_connection_goes_with_its_owner(valkey):
 def test_credentials_are_those_of_the_environment(valkey, monkeypatch):
     with valkey.client() as client:
         client.config_set("requirepass", "geheim")
-    states = ProcessStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic)
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "wrong")
     with pytest.raises(CacheError, match="WRONGPASS"):
         own_id(states, valkey.unix_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from super_dataset.address import CacheAddress, Credentials
+from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import ConfigError
 
 

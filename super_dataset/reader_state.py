@@ -1,7 +1,8 @@
-"""What a reader owns in one process: a connection, the lock around it, and what it learned.
+"""What a reader owns in one thread of one process: a connection, and what it learned.
 
 Nothing here is inherited: after a fork the child finds another process id and starts with a state of its own,
-closing its copies of the parent's sockets (which does not disturb the parent). Nothing here is pickled.
+closing its copy of the parent's socket (which does not disturb the parent). Nothing here is shared by
+threads, so that several can read at once. Nothing here is pickled.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from super_dataset.address import CacheAddress, Credentials
 from super_dataset.bad_samples import BadSampleLog
 from super_dataset.buffer import Reply
 from super_dataset.connection import CacheConnection
+from super_wire.address import CacheAddress, Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from super_dataset.buffer import BatchBuffer
 
-__all__ = ["ProcessState", "ProcessStates"]
+__all__ = ["ReaderState", "ReaderStates"]
 
 
-class ProcessState:
-    """One process's share. Hold ``lock`` to use anything but ``random`` in it.
+class ReaderState:
+    """One thread's share.
 
     ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size.
     """
 
     def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
-        self.lock = threading.Lock()
+        self.pid = os.getpid()
         # Not the random module's own state: that is the user's. Jitter guards no secret.
         self.random = random.Random()  # noqa: S311
         self.record_bytes = record_bytes
@@ -75,26 +76,23 @@ class ProcessState:
             connection.close()
 
 
-class ProcessStates:
-    """Gives each process its own :class:`ProcessState`, lazily."""
+class ReaderStates:
+    """Gives each thread of each process its own :class:`ReaderState`, lazily; it goes with the thread."""
 
     def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
         self._record_bytes = record_bytes
         self._clock = clock
-        self._by_pid: dict[int, ProcessState] = {}
+        self._local = threading.local()
 
-    def here(self) -> ProcessState:
-        """This process's state."""
-        pid = os.getpid()
-        state = self._by_pid.get(pid)
-        if state is None:
-            # setdefault is one step: threads that come at once agree on one state.
-            state = self._by_pid.setdefault(pid, ProcessState(self._record_bytes, self._clock))
-            for other in [key for key in self._by_pid if key != pid]:
-                inherited = self._by_pid.pop(other, None)
-                if inherited is not None:
-                    inherited.drop()
+    def here(self) -> ReaderState:
+        """This thread's state."""
+        state: ReaderState | None = getattr(self._local, "state", None)
+        if state is not None and state.pid == os.getpid():
+            return state
+        if state is not None:  # the parent's, by a fork
+            state.drop()
+        self._local.state = state = ReaderState(self._record_bytes, self._clock)
         return state
 
-    def __reduce__(self) -> tuple[type[ProcessStates], tuple[int | None, Callable[[], float]]]:
-        return ProcessStates, (self._record_bytes, self._clock)
+    def __reduce__(self) -> tuple[type[ReaderStates], tuple[int | None, Callable[[], float]]]:
+        return ReaderStates, (self._record_bytes, self._clock)

@@ -1,0 +1,190 @@
+"""Where a cache is and how one is let in: addresses parsed and checked, credentials from the environment.
+
+An address is ``redis://host:port/db``, ``rediss://host:port/db`` (TLS) or ``unix:///path/redis.sock?db=N``.
+``?protocol=3`` asks for RESP3. It carries no credentials, since it travels in every request and every
+``BatchRef``: each side has its own, see :class:`Credentials`. Opening a socket is the sides' own affair.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from super_wire.errors import ConfigError
+from super_wire.loopback import is_loopback
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+__all__ = ["CACHE_FORMS", "CacheAddress", "Credentials"]
+
+CACHE_FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
+
+_DEFAULT_PORT = 6379
+_MAX_SOCKET_PATH = 107  # bytes that fit into the kernel's sockaddr_un
+_MAX_DB = 2**31
+_DEFAULT_PROTOCOL = 2
+_PROTOCOLS = {"2": _DEFAULT_PROTOCOL, "3": 3}
+_CREDENTIAL_OPTIONS = frozenset({"username", "password"})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAddress:
+    """One cache node. ``path`` is set for a unix socket, ``host`` and ``port`` for TCP.
+
+    ``tls`` whether the connection is encrypted, ``protocol`` the RESP version spoken, 2 or 3.
+    """
+
+    host: str
+    port: int
+    path: str
+    db: int = 0
+    tls: bool = False
+    protocol: int = 2
+
+    @classmethod
+    def parse(cls, text: str) -> CacheAddress:
+        """Read an address; ``ConfigError`` names what is wrong with it."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            msg = f"cache address {text!r}: {error}"
+            raise ConfigError(msg) from error
+        options = parse_qs(parts.query, keep_blank_values=True)
+        if parts.username or parts.password or options.keys() & _CREDENTIAL_OPTIONS:
+            msg = (
+                f"the cache address of {parts.hostname or 'the cache'} holds credentials; leave them out "
+                "and set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+            )
+            raise ConfigError(msg)
+        if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
+            msg = f"a cache address is {CACHE_FORMS}; not {text!r}"
+            raise ConfigError(msg)
+        unknown = options.keys() - ({"protocol", "db"} if parts.scheme == "unix" else {"protocol"})
+        if unknown:
+            msg = f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}"
+            raise ConfigError(msg)
+        protocol = _protocol(options.get("protocol", ["2"])[-1], text)
+        if parts.scheme == "unix":
+            return cls._of_unix(text, parts, options.get("db", [""])[-1], protocol)
+        if not parts.hostname or port == 0:
+            msg = f"cache address {text!r} names no {'port' if parts.hostname else 'host'}"
+            raise ConfigError(msg)
+        return cls(
+            host=parts.hostname,
+            port=_DEFAULT_PORT if port is None else port,
+            path="",
+            db=_database(parts.path.strip("/"), text),
+            tls=parts.scheme == "rediss",
+            protocol=protocol,
+        )
+
+    @classmethod
+    def _of_unix(cls, text: str, parts: SplitResult, db: str, protocol: int) -> CacheAddress:
+        path = unquote(parts.path)
+        if parts.netloc or not path or path.endswith("/"):
+            msg = f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
+            raise ConfigError(msg)
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            msg = (
+                f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes; {path!r} is longer: "
+                "use a shorter directory"
+            )
+            raise ConfigError(msg)
+        return cls(host="", port=0, path=path, db=_database(db, text), protocol=protocol)
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on this machine: a unix socket, or a host on loopback."""
+        return bool(self.path) or is_loopback(self.host)
+
+    def node(self, host: str, port: int) -> CacheAddress:
+        """Another node of the same cluster, reached in the same way."""
+        return replace(self, host=host, port=port, path="", db=0)
+
+    def __str__(self) -> str:
+        option = f"protocol={self.protocol}" if self.protocol != _DEFAULT_PROTOCOL else ""
+        if self.path:
+            options = "&".join(filter(None, (f"db={self.db}" if self.db else "", option)))
+            return f"unix://{self.path}" + (f"?{options}" if options else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        address = f"redis{'s' if self.tls else ''}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
+        return address + (f"?{option}" if option else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What one side is let in with; empty where the cache asks for nothing.
+
+    ``ca_file`` is a PEM file of the authorities that a ``rediss://`` cache's certificate must come from, the
+    system's if it is empty; ``cert_file`` and ``key_file`` are a client certificate, for caches that want
+    one.
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
+        """From ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, ``_CA_FILE``, ``_CERT_FILE`` and ``_KEY_FILE``.
+
+        Raises:
+            ConfigError: a user without a password, or a certificate without a key.
+        """
+        found = cls(
+            username=environment.get("SUPER_CACHE_USERNAME", ""),
+            password=environment.get("SUPER_CACHE_PASSWORD", ""),
+            ca_file=environment.get("SUPER_CACHE_CA_FILE", ""),
+            cert_file=environment.get("SUPER_CACHE_CERT_FILE", ""),
+            key_file=environment.get("SUPER_CACHE_KEY_FILE", ""),
+        )
+        if found.username and not found.password:
+            msg = (
+                "SUPER_CACHE_USERNAME is set and SUPER_CACHE_PASSWORD is not: set both, or the password alone"
+            )
+            raise ConfigError(msg)
+        if bool(found.cert_file) != bool(found.key_file):
+            msg = "SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE belong together: set both, or neither"
+            raise ConfigError(msg)
+        return found
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Verifies the cache's certificate and host name, TLS 1.2 or later.
+
+        Raises:
+            ConfigError: a file cannot be read or is no PEM file.
+        """
+        import ssl
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            msg = f"the certificates for the cache ({named}) cannot be used: {error}"
+            raise ConfigError(msg) from error
+        return context
+
+
+def _database(text: str, address: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text) < _MAX_DB):
+        msg = f"cache address {address!r}: a database is a number; not {text!r}"
+        raise ConfigError(msg)
+    return int(text)
+
+
+def _protocol(text: str, address: str) -> int:
+    if text not in _PROTOCOLS:
+        msg = f"cache address {address!r}: protocol is 2 or 3; not {text!r}"
+        raise ConfigError(msg)
+    return _PROTOCOLS[text]
