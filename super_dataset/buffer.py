@@ -1,8 +1,8 @@
 """The memory that one batch is received into: headers side by side, payloads side by side.
 
 While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
-copy; in a DataLoader worker that block is shared memory from the start, so torch copies nothing either.
-Records of other sizes get memory of their own. What the bytes mean is left to :mod:`super_dataset.checks`,
+copy; where that block comes from is :mod:`super_dataset.memory`'s. Records of other sizes get memory of their
+own. What the bytes mean is left to :mod:`super_dataset.checks`,
 tensors to :mod:`super_dataset.tensors`.
 """
 
@@ -12,16 +12,19 @@ import enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from super_dataset.memory import FreshMemory
 from super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
-__all__ = ["BatchBuffer", "Reply", "shared_bytes"]
+    from super_dataset.memory import Memory
+
+__all__ = ["BatchBuffer", "Reply"]
 
 _KIND_AT = 5  # offset of the kind in a record's header
 _PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
@@ -40,14 +43,6 @@ class Reply(enum.IntEnum):
     """An error; see :attr:`BatchBuffer.errors`."""
 
 
-def shared_bytes(size: int) -> torch.Tensor:
-    """Uint8 memory of shape (size,) that other processes can map, as torch's own collate allocates it."""
-    new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
-    memory = torch.empty(0, dtype=torch.uint8)
-    memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
-    return memory
-
-
 class BatchBuffer:
     """Room for the records of ``size`` samples.
 
@@ -58,14 +53,14 @@ class BatchBuffer:
 
     Args:
         size: number of samples.
-        shared: whether the block is shared memory.
+        memory: where the block comes from.
         uniform: whether records of one size are to be expected; without it every payload gets memory of its
             own.
     """
 
-    def __init__(self, size: int, *, shared: bool = False, uniform: bool = True) -> None:
+    def __init__(self, size: int, *, memory: Memory | None = None, uniform: bool = True) -> None:
         self.size = size
-        self.shared = shared
+        self.memory: Memory = memory or FreshMemory()
         self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
         self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)
@@ -138,10 +133,6 @@ class BatchBuffer:
         says = int.from_bytes(header[_PAYLOAD_BYTES], "little")
         if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != Kind.DATA or says != payload_bytes:
             return
-        total = self.size * payload_bytes
-        # numpy asks for huge pages where torch does not: memory fresh for every batch costs a fault per page.
-        self._block = (
-            shared_bytes(total) if self.shared else torch.from_numpy(np.empty(total, dtype=np.uint8))
-        )
+        self._block = self.memory.take(self.size * payload_bytes)
         self._bytes = self._block.numpy().data
         self.item_bytes = payload_bytes

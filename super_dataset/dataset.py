@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from super_dataset.bad_samples import check_policy, delivered_order
 from super_dataset.explanations import how_to_use
+from super_dataset.handover import send_by_value
 from super_dataset.info import batch_info
+from super_dataset.memory import memory_here
 from super_dataset.reader import BatchReader, ReadSettings
 from super_dataset.source import normalise_url
 from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
@@ -170,12 +172,12 @@ class SuperDataset(Dataset[Any]):
         if not isinstance(ref, BatchRef):
             raise UsageError(how_to_use(ref))
         self._check_ours(ref)
-        read = self._reader.read(ref, shared=get_worker_info() is not None)
+        read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, self._on_bad_sample)
         if read.bad:
             self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)
-        labels = label_tensor(ref.label_array(), order)
+        labels = send_by_value(label_tensor(ref.label_array(), order))
         if self._transform is not None:
             return self._transform(images, labels, batch_info(read, order))
         return (images, labels, batch_info(read, order)) if self._return_info else (images, labels)

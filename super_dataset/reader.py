@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from super_dataset.checks import Verify
+    from super_dataset.memory import Memory
     from super_wire.batch_ref import BatchRef
 
 __all__ = ["BatchReader", "ReadSettings"]
@@ -85,12 +86,12 @@ class BatchReader:
         finally:
             state.drop()
 
-    def read(self, ref: BatchRef, *, shared: bool) -> BatchProgress:
+    def read(self, ref: BatchRef, memory: Memory | None = None) -> BatchProgress:
         """Wait until every sample of the batch is in memory or known to be bad.
 
         Args:
             ref: the batch.
-            shared: whether to receive into shared memory.
+            memory: where to receive it; fresh memory if it is not given.
 
         Raises:
             BadSampleError: a sample is bad and the settings say to stop there.
@@ -101,7 +102,7 @@ class BatchReader:
         state = self._states.here()
         read = BatchProgress(
             ref=ref,
-            buffer=BatchBuffer(len(ref), shared=shared, uniform=state.uniform),
+            buffer=BatchBuffer(len(ref), memory=memory, uniform=state.uniform),
             verify=to_verify(ref.sample_ids, ref.epoch, self._settings.verify),
             missing=list(range(len(ref))),
         )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from super_dataset.buffer import shared_bytes
 from super_dataset.checks import layout_columns
 from super_wire.errors import ConfigError
 from super_wire.record import parse_header
@@ -51,18 +50,18 @@ def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Ten
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Tensor | list[torch.Tensor]:
     """The batch's samples, all of them good; those at ``order`` if it is given.
 
-    Without ``order`` a batch of one layout is the buffer's own block, with it a copy (in shared memory if the
-    block is).
+    Without ``order`` a batch of one layout is the buffer's own block, with it a copy (in memory of the
+    same kind).
     """
     chosen = range(buffer.size) if order is None else order
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
-        flat = _ragged_in_shared_memory(buffer, chosen) if buffer.shared else _ragged(buffer, chosen)
+        flat = _ragged_in_shared_memory(buffer, chosen) if buffer.memory.shared else _ragged(buffer, chosen)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
     item_bytes = len(buffer.payload(chosen[0]))
-    stacked = _empty(len(chosen) * item_bytes, shared=buffer.shared)
+    stacked = buffer.memory.take(len(chosen) * item_bytes)
     for row, offset in zip(stacked.numpy().reshape(len(chosen), item_bytes), chosen, strict=True):
         row[:] = buffer.payload(offset)
     return _shaped(stacked, buffer, chosen[0], stacked=len(chosen))
@@ -78,7 +77,7 @@ def _ragged_in_shared_memory(buffer: BatchBuffer, chosen: Sequence[int]) -> list
     starts = [0]
     for payload in payloads:
         starts.append(starts[-1] + -(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    block = shared_bytes(starts[-1])
+    block = buffer.memory.take(starts[-1])
     for start, payload in zip(starts, payloads, strict=False):
         block[start : start + payload.nbytes] = torch.from_numpy(payload)
     return [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=False)]
@@ -94,7 +93,3 @@ def _shaped(
     if header.dtype == "uint8" and len(header.shape) == _IMAGE_NDIM and header.shape[-1] in IMAGE_CHANNELS:
         return tensor.movedim(-1, -3)
     return tensor
-
-
-def _empty(size: int, *, shared: bool) -> torch.Tensor:
-    return shared_bytes(size) if shared else torch.empty(size, dtype=torch.uint8)

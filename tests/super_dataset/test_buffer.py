@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from super_dataset.buffer import BatchBuffer, Reply, shared_bytes
+from super_dataset.buffer import BatchBuffer, Reply
 from super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import record, tombstone
 
@@ -19,13 +18,11 @@ def put(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
 SIX = record(np.arange(6, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_records_of_one_size_lie_side_by_side(shared):
-    buffer = BatchBuffer(3, shared=shared)
+def test_records_of_one_size_lie_side_by_side():
+    buffer = BatchBuffer(3)
     for offset in (2, 0, 1):
         put(buffer, offset, SIX)
     assert buffer.block is not None
-    assert buffer.block.is_shared() is shared
     assert buffer.block.tolist() == [*range(6)] * 3
     assert not buffer.own
     assert buffer.headers["payload_bytes"].tolist() == [6, 6, 6]
@@ -59,10 +56,3 @@ def test_a_record_without_header_leaves_a_zeroed_one():
     buffer.note_record(0, b"", 3)
     assert buffer.record_bytes[0] == 3
     assert not buffer.raw_headers[0].any()
-
-
-@pytest.mark.parametrize("size", [0, 1, 5000])
-def test_shared_bytes(size):
-    memory = shared_bytes(size)
-    assert memory.shape == (size,)
-    assert memory.is_shared()

@@ -32,11 +32,6 @@ def refs(valkey):
     return [stored(valkey, images(SIZE, seed=n), position=n) for n in range(BATCHES)]
 
 
-def where_it_lies(batch, labels, info):
-    """A transform: what the worker made, before torch moves it anywhere."""
-    return batch, labels, batch.is_shared()
-
-
 def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
     return DataLoader(
         dataset,
@@ -76,16 +71,6 @@ def test_persistent_workers_read_epoch_after_epoch(refs):
             check(batch, labels, n)
     del loader
     gc.collect()
-
-
-def test_workers_receive_into_shared_memory_and_the_main_process_does_not(refs):
-    for workers, shared in ((0, False), (1, True)):
-        for n, (batch, labels, was_shared) in enumerate(
-            loader_of(bound_dataset(transform=where_it_lies), refs, workers, "fork")
-        ):
-            assert was_shared is shared
-            assert batch.is_shared() is shared
-            check(batch, labels, n)
 
 
 def test_a_batch_may_be_kept_after_the_workers_are_gone(refs):

@@ -19,7 +19,7 @@ def ref_and_read(valkey):
     values = [record(array, fetch_us=1000, decode_us=2_000_000) for array in arrays]
     values[2] = tombstone("train/7-2.jpg")
     ref = stored(valkey, values, position=7, epoch=3, padding=b"\0\0\0\1")
-    return ref, BatchReader(ReadSettings(stop_at_bad=False)).read(ref, shared=False)
+    return ref, BatchReader(ReadSettings(stop_at_bad=False)).read(ref)
 
 
 def test_it_follows_the_delivered_samples(ref_and_read):

@@ -61,7 +61,7 @@ def test_everything_there_takes_one_attempt_and_one_report(valkey):
     fake = FakeTime()
     reader = reader_at(fake)
     for _ in range(3):
-        read = reader.read(ref, shared=False)
+        read = reader.read(ref)
         assert np.array_equal(pixels(read), np.stack(arrays))
         assert (read.attempts, read.hits, read.missing, read.bad) == (1, 20, [], {})
     assert fake.slept_s == []
@@ -81,7 +81,7 @@ def test_a_miss_is_asked_for_again_alone_and_heals(valkey):
     )
     with valkey.client() as client:
         client.config_resetstat()
-        read = reader_at(fake).read(ref, shared=False)
+        read = reader_at(fake).read(ref)
         assert client.info("commandstats")["cmdstat_get"]["calls"] == 6 + 2 + 1
     assert np.array_equal(pixels(read), np.stack(arrays))
     assert (read.attempts, read.hits) == (3, 4)
@@ -107,7 +107,7 @@ def test_a_miss_heals_by_whoever_reads_the_reports(valkey):
 
     producer = threading.Thread(target=produce)
     producer.start()
-    read = BatchReader(ReadSettings(read_timeout_s=60)).read(ref, shared=False)
+    read = BatchReader(ReadSettings(read_timeout_s=60)).read(ref)
     producer.join()
     assert np.array_equal(pixels(read), np.stack(arrays))
     assert read.hits == 3
@@ -120,7 +120,7 @@ def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     flipped = good[:-1] + bytes([good[-1] ^ 1])
     ref = stored(valkey, [b"garbage", flipped, arrays[2]])
     fake = FakeTime(lambda: store(valkey, ref, arrays))
-    read = reader_at(fake, verify="all").read(ref, shared=False)
+    read = reader_at(fake, verify="all").read(ref)
     assert np.array_equal(pixels(read), np.stack(arrays))
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, first.hits) == ((0, 1), (0, 1), 1)
@@ -134,7 +134,7 @@ def test_another_type_under_the_key_is_corrupt_too(valkey):
     with valkey.client() as client:
         client.lpush(key, b"x")
         fake = FakeTime(lambda: (client.delete(key), store(valkey, ref, arrays)))
-        read = reader_at(fake).read(ref, shared=False)
+        read = reader_at(fake).read(ref)
     assert np.array_equal(pixels(read), np.stack(arrays))
     assert reports(valkey)[0].corrupt == (1,)
 
@@ -144,7 +144,7 @@ def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
     ref = stored(valkey, [*images(2), None, None, None, None])
     fake = FakeTime()
     with pytest.raises(ReadTimeoutError) as caught:
-        reader_at(fake, read_timeout_s=read_timeout_s).read(ref, shared=False)
+        reader_at(fake, read_timeout_s=read_timeout_s).read(ref)
     # The last attempt begins a little before the time is up, so that it can be answered.
     waited_s = sum(fake.slept_s)
     assert waited_s == pytest.approx(read_timeout_s - min(0.25, read_timeout_s / 4))
@@ -171,20 +171,20 @@ def test_the_wait_is_bounded_by_attempts_where_the_clock_stands_still(valkey):
     attempts = []
     reader = BatchReader(ReadSettings(read_timeout_s=10.0), clock=lambda: 7.0, sleep=attempts.append)
     with pytest.raises(ReadTimeoutError, match=f"after {Backoff(10.0).attempts} attempts"):
-        reader.read(ref, shared=False)
+        reader.read(ref)
     assert len(attempts) == Backoff(10.0).attempts - 1
 
 
 def test_without_keys_the_error_tells_how_to_resolve_them(valkey):
     ref = stored(valkey, [None], named=False)
     with pytest.raises(ReadTimeoutError, match=f"superdl stats --batch {ref.batch_id.hex()}"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref, shared=False)
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
 def test_what_stays_corrupt_is_said(valkey):
     ref = stored(valkey, [b"garbage"])
     with pytest.raises(ReadTimeoutError, match="corrupt records: a record has at least 64 bytes"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref, shared=False)
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
 @pytest.mark.parametrize("permanent", [True, False])
@@ -192,7 +192,7 @@ def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
     ref = stored(valkey, [*images(2), tombstone("train/0-2.jpg", permanent=permanent), None])
     fake = FakeTime()
     with pytest.raises(BadSampleError, match=r"train/0-2\.jpg \(undecodable: cannot identify image file\)"):
-        reader_at(fake).read(ref, shared=False)
+        reader_at(fake).read(ref)
     assert fake.slept_s == []
     (report,) = reports(valkey)
     assert (report.done, report.missed) == (1, (3,))
@@ -202,7 +202,7 @@ def test_where_bad_samples_are_kept_out_the_rest_is_waited_for(valkey):
     arrays = images(3)
     ref = stored(valkey, [arrays[0], tombstone("train/0-1.jpg"), None])
     fake = FakeTime(lambda: store(valkey, ref, [None, None, arrays[2]]))
-    read = reader_at(fake, stop_at_bad=False).read(ref, shared=False)
+    read = reader_at(fake, stop_at_bad=False).read(ref)
     assert list(read.bad) == [1]
     assert bytes(read.buffer.payload(2)) == arrays[2].tobytes()
 
@@ -212,10 +212,10 @@ def test_a_restart_between_batches_costs_no_wait(valkey):
     ref = stored(valkey, arrays)
     fake = FakeTime()
     reader = reader_at(fake)
-    reader.read(ref, shared=False)
+    reader.read(ref)
     valkey.restart_empty()
     store(valkey, ref, arrays)
-    read = reader.read(ref, shared=False)
+    read = reader.read(ref)
     assert np.array_equal(pixels(read), np.stack(arrays))
     assert (read.hits, fake.slept_s) == (4, [])
 
@@ -242,7 +242,7 @@ def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
             store(valkey, ref, [a if offset in report.missed else None for offset, a in enumerate(arrays)])
 
     reader = BatchReader(ReadSettings(in_flight_bytes=40_000), clock=clock, sleep=sleep)
-    read = reader.read(ref, shared=False)
+    read = reader.read(ref)
     assert np.array_equal(read.buffer.block.numpy().reshape(64, 64, 64, 3), np.stack(arrays))
     (missed,) = produced
     assert 0 < len(missed) < 64  # some had come before the crash and were not asked for again
@@ -254,7 +254,7 @@ def test_a_cache_that_stays_away_is_named(valkey):
     ref = ref_of(3, f"redis://127.0.0.1:{free_port()}")
     fake = FakeTime()
     with pytest.raises(CacheUnreachableError, match=ref.cache) as caught:
-        reader_at(fake, read_timeout_s=20.0).read(ref, shared=False)
+        reader_at(fake, read_timeout_s=20.0).read(ref)
     assert sum(fake.slept_s) == pytest.approx(19.75)
     assert f"after {len(fake.slept_s) + 1} attempts in 19.8 s" in str(caught.value)
     assert "refused" in str(caught.value)
@@ -265,7 +265,7 @@ def test_a_cache_that_comes_late_is_waited_for(valkey):
     ref = ref_of(3, valkey.unix_url)
     valkey.kill()
     fake = FakeTime(lambda: None, lambda: (valkey.start(), store(valkey, ref, arrays)))
-    read = reader_at(fake).read(ref, shared=False)
+    read = reader_at(fake).read(ref)
     assert np.array_equal(pixels(read), np.stack(arrays))
     assert (read.attempts, read.hits) == (3, 3)  # the first GET that was answered found all
 
@@ -280,7 +280,7 @@ def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
         monkeypatch.setenv("SUPER_CACHE_USERNAME", user)
         monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
         with pytest.raises(CacheError, match=r"NOPERM|WRONGPASS") as caught:
-            reader_at(fake).read(ref, shared=False)
+            reader_at(fake).read(ref)
         assert not isinstance(caught.value, CacheUnreachableError)
     assert fake.slept_s == []
 
@@ -294,7 +294,7 @@ def test_a_report_that_is_refused_is_no_harm(valkey, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
     reader = reader_at(FakeTime())
     for _ in range(3):
-        assert np.array_equal(pixels(reader.read(ref, shared=False)), np.stack(arrays))
+        assert np.array_equal(pixels(reader.read(ref)), np.stack(arrays))
     assert reports(valkey) == []
 
 
@@ -314,8 +314,8 @@ def test_an_interrupted_read_does_not_spoil_the_next(valkey):
 
     reader = BatchReader(ReadSettings(record_bytes=248), clock=clock)
     with pytest.raises(KeyboardInterrupt):
-        reader.read(one, shared=False)
-    read = reader.read(two, shared=False)
+        reader.read(one)
+    read = reader.read(two)
     assert np.array_equal(read.buffer.block.numpy().reshape(40, 184), second)
 
 
@@ -326,7 +326,7 @@ def test_threads_read_at_once(valkey):
 
     def work(place):
         for _ in range(10):
-            found[place] = pixels(reader.read(batches[place], shared=False)).copy()
+            found[place] = pixels(reader.read(batches[place])).copy()
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
     for thread in threads:
@@ -342,7 +342,7 @@ def test_ragged_batches_are_read_too(valkey):
     ref = stored(valkey, arrays)
     reader = BatchReader(ReadSettings())
     for _ in range(2):  # the second time it is known that sizes differ
-        read = reader.read(ref, shared=False)
+        read = reader.read(ref)
         assert (read.buffer.replies == Reply.RECORD).all()
         for offset, array in enumerate(arrays):
             assert bytes(read.buffer.payload(offset)) == array.tobytes()
@@ -353,6 +353,6 @@ def test_it_pickles(valkey):
     arrays = images(2)
     ref = stored(valkey, arrays)
     reader = BatchReader(ReadSettings())
-    reader.read(ref, shared=False)
+    reader.read(ref)
     copy = pickle.loads(pickle.dumps(reader))
-    assert np.array_equal(pixels(copy.read(ref, shared=False)), np.stack(arrays))
+    assert np.array_equal(pixels(copy.read(ref)), np.stack(arrays))

@@ -7,14 +7,24 @@ import pytest
 import torch
 
 from super_dataset.buffer import BatchBuffer
+from super_dataset.handover import shared_bytes
+from super_dataset.memory import FreshMemory
 from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
 from super_wire.errors import ConfigError
 from super_wire.record import DTYPE_CODES, HEADER_BYTES
 from tests.super_dataset.stored_batches import images, record
 
 
+class SharedMemory:
+    shared = True
+
+    def take(self, size):
+        return shared_bytes(size)
+
+
 def received(arrays, *, shared=False, uniform=True) -> BatchBuffer:
-    buffer = BatchBuffer(len(arrays), shared=shared, uniform=uniform)
+    memory = SharedMemory() if shared else FreshMemory()
+    buffer = BatchBuffer(len(arrays), memory=memory, uniform=uniform)
     for offset, array in enumerate(arrays):
         whole = record(array)
         payload = whole[HEADER_BYTES:]
