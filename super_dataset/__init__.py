@@ -1,4 +1,5 @@
-"""Reads decoded samples from the cache into tensors: the dataset that a torch ``DataLoader`` is given.
+"""Reads decoded samples from the cache into tensors: the dataset that a torch ``DataLoader`` is given, and
+``SuperLoader``, which reads by threads instead.
 
 It knows nothing of the coordinator: a ``SuperSampler`` binds it and yields the ``BatchRef`` s that index it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from super_dataset.dataset import SuperDataset
 from super_dataset.info import BatchInfo
+from super_dataset.loader import SuperLoader
 from super_wire.recipe import Recipe
 
-__all__ = ["BatchInfo", "Recipe", "SuperDataset"]
+__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperLoader"]

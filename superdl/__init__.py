@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sampler import SuperSampler
-    from super_dataset import BatchInfo, SuperDataset
+    from super_dataset import BatchInfo, SuperDataset, SuperLoader
     from super_wire import Recipe
 
-__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperSampler"]
+__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperSampler"]
 
 _HOMES = {
     "BatchInfo": "super_dataset",
     "Recipe": "super_wire",
     "SuperDataset": "super_dataset",
+    "SuperLoader": "super_dataset",
     "SuperSampler": "sampler",
 }
 

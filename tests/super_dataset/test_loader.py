@@ -1,0 +1,292 @@
+"""``SuperLoader`` does what a DataLoader does, by threads, over a real cache."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from super_dataset import SuperLoader
+from super_dataset.device import map_tensors
+from super_wire.errors import BadSampleError, ConfigError, UsageError
+from tests.super_dataset.stored_batches import (
+    bound_dataset,
+    images,
+    next_report,
+    ref_of,
+    store,
+    stored,
+    tombstone,
+)
+
+BATCHES = 8
+SIZE = 16
+
+
+@pytest.fixture
+def refs(valkey):
+    return [stored(valkey, images(SIZE, seed=n), position=n) for n in range(BATCHES)]
+
+
+def check(batch, labels, n) -> None:
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(images(SIZE, seed=n)))
+    assert labels.tolist() == list(range(100, 100 + SIZE))
+
+
+def threads_of_loaders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("super-read")]
+
+
+def join(threads) -> None:
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays():
+    yield
+    gc.collect()
+    join(threads_of_loaders())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("prefetch", [1, 2, 20])
+def test_every_batch_arrives_whole_and_in_order_epoch_after_epoch(refs, threads, prefetch):
+    loader = SuperLoader(bound_dataset(), refs, None, prefetch, threads=threads)
+    assert len(loader) == BATCHES
+    for _ in range(3):
+        count = 0
+        for n, (batch, labels) in enumerate(loader):
+            check(batch, labels, n)
+            count += 1
+        assert count == BATCHES
+    assert len(threads_of_loaders()) == threads
+
+
+def test_batches_may_be_kept_sliced_and_passed_on(refs):
+    kept = list(SuperLoader(bound_dataset(), refs))
+    gc.collect()
+    for n, (batch, labels) in enumerate(kept):
+        check(batch, labels, n)
+    parts = [batch[3:5].numpy() for batch, _ in SuperLoader(bound_dataset(), refs)]
+    for n, part in enumerate(parts):
+        assert np.array_equal(part.transpose(0, 2, 3, 1), np.stack(images(SIZE, seed=n)[3:5]))
+
+
+def test_memory_is_used_again(refs):
+    addresses = {batch.data_ptr() for batch, _ in SuperLoader(bound_dataset(), [*refs, *refs, *refs])}
+    assert len(addresses) <= 6  # one with the loop, two ahead, one being received, and what is on the way
+
+
+class Counting:
+    """A dataset that says how far ahead it was read."""
+
+    def __init__(self, dataset) -> None:
+        self.dataset = dataset
+        self.begun = 0
+        self.arrived = threading.Semaphore(0)
+
+    def __getitem__(self, ref):
+        self.begun += 1
+        item = self.dataset[ref]
+        self.arrived.release()
+        return item
+
+
+def test_prefetch_bounds_what_is_read_ahead(refs):
+    dataset = Counting(bound_dataset())
+    batches = iter(SuperLoader(dataset, refs, None, 3))
+    assert dataset.begun == 0  # nothing happens before the first batch is asked for
+    next(batches)
+    for _ in range(4):
+        assert dataset.arrived.acquire(timeout=60)
+    assert dataset.begun == 4
+    next(batches)
+    assert dataset.arrived.acquire(timeout=60)
+    assert dataset.begun == 5
+
+
+def test_an_error_stands_in_its_batch_s_place(valkey, refs):
+    bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
+    foreign = replace(refs[1], dataset_id=b"x" * 16)
+    batches = iter(SuperLoader(bound_dataset(), [refs[0], bad, foreign, refs[3]]))
+    check(*next(batches), 0)
+    with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
+        next(batches)
+    with pytest.raises(UsageError, match=foreign.dataset_id.hex()):
+        next(batches)
+    check(*next(batches), 3)
+    assert list(batches) == []
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def failing_after(refs, error):
+    yield from refs
+    raise error
+
+
+class Once:
+    """A sampler whose pass breaks."""
+
+    def __init__(self, refs, error) -> None:
+        self.refs, self.error = refs, error
+
+    def __iter__(self):
+        return failing_after(self.refs, self.error)
+
+    def __len__(self):
+        return len(self.refs)
+
+
+def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs):
+    batches = iter(SuperLoader(bound_dataset(), Once(refs[:2], RuntimeError("no more plan"))))
+    check(*next(batches), 0)
+    check(*next(batches), 1)
+    with pytest.raises(RuntimeError, match="no more plan"):
+        next(batches)
+
+
+def test_a_miss_heals_while_the_loop_waits(valkey):
+    arrays = images(SIZE)
+    ref = ref_of(SIZE, valkey.unix_url)
+    store(valkey, ref, [*arrays[:-2], None, None])
+
+    def produce():
+        assert next_report(valkey, b"0")[1].missed == (SIZE - 2, SIZE - 1)
+        store(valkey, ref, arrays)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    ((batch, labels),) = SuperLoader(bound_dataset(), [ref])
+    producer.join()
+    check(batch, labels, 0)
+
+
+def test_a_pass_may_be_left_and_another_begun(refs):
+    loader = SuperLoader(bound_dataset(), refs)
+    for stop in range(3):
+        for n, (batch, labels) in enumerate(loader):
+            check(batch, labels, n)
+            if n == stop:
+                break
+    one, other = iter(loader), iter(loader)
+    for n in range(BATCHES):
+        check(*next(one), n)
+        check(*next(other), n)
+
+
+def test_threads_end_with_the_loader_and_hold_no_batch(refs):
+    loader = SuperLoader(bound_dataset(), refs, threads=2)
+    batches = iter(loader)
+    batch, _ = next(batches)
+    threads = threads_of_loaders()
+    assert len(threads) == 2
+    del loader, batches
+    gc.collect()
+    join(threads)
+    check(batch, torch.arange(100, 100 + SIZE), 0)
+
+
+def test_a_closed_loader_says_so(refs):
+    loader = SuperLoader(bound_dataset(), refs)
+    next(iter(loader))
+    loader.close()
+    loader.close()
+    with pytest.raises(UsageError, match="closed"):
+        next(iter(loader))
+
+
+def test_a_fork_is_told_that_threads_do_not_survive_it(refs):
+    loader = SuperLoader(bound_dataset(), refs)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            next(iter(loader))
+        except UsageError as error:
+            status = 0 if "fork" in str(error) else 2
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    check(*next(batches), 1)
+
+
+def test_collate_pads_ragged_batches(valkey):
+    arrays = [np.full((n,), n, dtype=np.int32) for n in range(1, 9)]
+    ref = stored(valkey, arrays, position=60)
+
+    def pad(item):
+        tokens, labels = item
+        return torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1), labels
+
+    ((tokens, _),) = SuperLoader(bound_dataset(), [ref], collate_fn=pad)
+    assert tokens.shape == (8, 8)
+    assert tokens[2].tolist() == [3, 3, 3, -1, -1, -1, -1, -1]
+
+
+def test_a_device_of_another_kind_gets_copies(refs):
+    for batch, labels in SuperLoader(bound_dataset(), refs[:2], "meta"):
+        assert (batch.device.type, labels.device.type) == ("meta", "meta")
+        assert batch.shape == (SIZE, 3, 8, 8)
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def test_tensors_are_found_where_items_hold_them():
+    one = torch.zeros(2)
+    item = {"a": [one, (one, Pair(one, "text"))], "b": None, "c": 3}
+    changed = map_tensors(item, lambda tensor: tensor + 1)
+    assert changed["a"][0].tolist() == [1, 1]
+    assert changed["a"][1][1] == Pair(changed["a"][1][1].left, "text")
+    assert changed["a"][1][1].left.tolist() == [1, 1]
+    assert (changed["b"], changed["c"], one.tolist()) == (None, 3, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"prefetch": 0}, "prefetch is a whole number"),
+        ({"prefetch": True}, "prefetch is a whole number"),
+        ({"threads": 1.5}, "threads is a whole number"),
+        ({"collate_fn": 3}, "collate_fn is called"),
+        ({"device": "warp"}, "device='warp' is not to be had"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, reason):
+    with pytest.raises(ConfigError, match=reason):
+        SuperLoader(bound_dataset(), [], **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_named():
+    with pytest.raises(ConfigError, match="device='cuda' is not to be had"):
+        SuperLoader(bound_dataset(), [], "cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_come_to_a_gpu(refs):
+    kept = list(SuperLoader(bound_dataset(), [*refs] * 20, "cuda"))
+    for n, (batch, labels) in enumerate(kept):
+        assert batch.device.type == "cuda"
+        check(batch.cpu(), labels.cpu(), n % BATCHES)
+
+
+def test_a_sampler_without_a_state_has_none(refs):
+    loader = SuperLoader(bound_dataset(), refs)
+    with pytest.raises(UsageError, match="list keeps none"):
+        loader.state_dict()
+    with pytest.raises(UsageError, match="list keeps none"):
+        loader.load_state_dict({})
