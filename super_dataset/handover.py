@@ -167,19 +167,20 @@ class _Block:
 
 
 def _files_can_be_opened() -> bool:
-    """Whether another process of this user can open this one's files by their number."""
+    """Whether there are such files, and another process of this user can open them by their number."""
     if sys.platform != "linux":
         return False
-    fd = os.memfd_create("super-probe", os.MFD_CLOEXEC)
     try:
         # A process that others may not look into belongs to root there.
         if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
             return False
-        os.close(os.open(_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
+        fd = os.memfd_create("super-probe", os.MFD_CLOEXEC)
+        try:
+            os.close(os.open(_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
+        finally:
+            os.close(fd)
     except OSError:
         return False
-    finally:
-        os.close(fd)
     return True
 
 
