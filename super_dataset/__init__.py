@@ -6,9 +6,10 @@ It knows nothing of the coordinator: a ``SuperSampler`` binds it and yields the 
 
 from __future__ import annotations
 
+from super_dataset.augment import Augment
 from super_dataset.dataset import SuperDataset
 from super_dataset.info import BatchInfo
 from super_dataset.loader import SuperLoader
 from super_wire.recipe import Recipe
 
-__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperLoader"]
+__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader"]

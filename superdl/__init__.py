@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sampler import SuperSampler
-    from super_dataset import BatchInfo, SuperDataset, SuperLoader
+    from super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader
     from super_wire import Recipe
 
-__all__ = ["BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperSampler"]
+__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperSampler"]
 
 _HOMES = {
+    "Augment": "super_dataset",
     "BatchInfo": "super_dataset",
     "Recipe": "super_wire",
     "SuperDataset": "super_dataset",

@@ -1,0 +1,53 @@
+"""Images and infos for the tests of augmentation."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from super_dataset import BatchInfo
+
+
+def ids_of(*numbers: int) -> bytes:
+    """Sample ids that depend on nothing but the numbers."""
+    return b"".join(hashlib.blake2b(str(n).encode(), digest_size=16).digest() for n in numbers)
+
+
+def info_of(*numbers: int, epoch: int = 0) -> BatchInfo:
+    """The info of a batch of these samples."""
+    return BatchInfo(
+        job="j",
+        batch_id=b"b" * 16,
+        epoch=epoch,
+        position=0,
+        rank=0,
+        sample_ids=ids_of(*numbers),
+        keys=(),
+        padding=None,
+        fetch_s=0.0,
+        decode_s=0.0,
+        read_s=0.0,
+        wait_s=0.0,
+        size_bytes=0,
+        hits=len(numbers),
+        misses=0,
+    )
+
+
+def picture(number: int, height: int = 48, width: int = 40, channels: int = 3) -> torch.Tensor:
+    """An image with smooth and rough parts, uint8 of shape (channels, height, width), channels_last."""
+    generator = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    phases = generator.uniform(0, 6, size=channels)
+    waves = np.sin(y[..., None] / 7 + phases) + np.cos(x[..., None] / 5 - phases)
+    noise = generator.integers(-30, 31, size=(height, width, channels))
+    pixels = np.clip(128 + 50 * waves + noise * (x[..., None] > width // 2), 0, 255).astype(np.uint8)
+    return torch.from_numpy(pixels).movedim(-1, 0)
+
+
+def batch(*numbers: int, height: int = 48, width: int = 40, channels: int = 3) -> torch.Tensor:
+    """Images of the samples as the dataset delivers them: (samples, channels, height, width)."""
+    images = [picture(n, height, width, channels).movedim(0, -1) for n in numbers]
+    return torch.stack(images).movedim(-1, 1)
