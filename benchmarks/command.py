@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
+    "augment": "augmentation after the cache, operation by operation, beside torchvision's",
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
     "read": "the trainer's CPU per image, beside a DataLoader with Pillow on the same files",
     "status": "the status of a batch, by pages and one by one",
