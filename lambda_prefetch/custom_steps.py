@@ -6,7 +6,8 @@ function or ``__version__`` of the module: else one sample id could stand for th
 
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
-gave; it must not write to it. It returns an array that a record can hold.
+gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
+not write to it. It returns an array that a record can hold.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from lambda_prefetch.budget import BudgetClosedError, ByteBudget
 from lambda_prefetch.decode import decode
 from lambda_prefetch.failures import SampleFailedError, spoiled
@@ -149,7 +151,10 @@ def _make(arrived: _Arrived, key: str, program: Program, limit_pixels: int) -> N
     """The sample's array, or the failure that came before it or here."""
     if arrived.failure is not None:
         raise arrived.failure
-    array = program.run(decode(arrived.data, limit_pixels=limit_pixels), key)
+    if program.decodes:
+        array = program.run(decode(arrived.data, limit_pixels=limit_pixels), key)
+    else:
+        array = program.run(np.frombuffer(arrived.data, dtype=np.uint8), key)
     if array.nbytes + HEADER_BYTES > MAX_RECORD_BYTES:
         why = f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes"
         raise spoiled("too_large", why)

@@ -51,6 +51,8 @@ class Program:
     def __init__(
         self, recipe: Recipe, *, bucket: str, epoch: int, limit_pixels: int, step_modules: frozenset[str]
     ) -> None:
+        self.decodes = recipe.decodes
+        """Whether :meth:`run` is given the decoded image, or the object's bytes."""
         self._recipe = recipe
         self._bucket = bucket
         self._epoch = epoch
@@ -61,8 +63,10 @@ class Program:
             if step["op"] == "custom"
         }
 
-    def run(self, image: Image.Image, key: str) -> NDArray[Any]:
+    def run(self, image: Picture, key: str) -> NDArray[Any]:
         """The sample's array: uint8 of shape (height, width, 3), unless a custom step gave another.
+
+        ``image`` is the decoded image or, if not :attr:`decodes`, the object: uint8 of shape (bytes,).
 
         Raises:
             SampleFailedError: a step would exceed the limit in pixels, or a custom step raised.

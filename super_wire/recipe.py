@@ -30,9 +30,10 @@ _INT64 = 2**63
 class Recipe:
     """What is done to every sample between its bytes and the cache.
 
-    An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3); then the steps run in
-    order. Equality, hash and :attr:`digest` follow the canonical form: ``Recipe.image(crop=224)`` and a
-    recipe whose step says ``"size": 224.0`` are one.
+    An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
+    is a custom one that takes ``"bytes"``; then the steps run in order. Equality, hash and :attr:`digest`
+    follow the canonical form: ``Recipe.image(crop=224)`` and a recipe whose step says ``"size": 224.0`` are
+    one.
 
     Args:
         steps: mappings such as ``{"op": "resize", "size": 256}``; see :mod:`super_wire.steps` for all of
@@ -113,6 +114,11 @@ class Recipe:
     def random(self) -> bool:
         """Whether a step is random, so that every epoch has fresh sample ids."""
         return any(step["op"] in RANDOM_OPS or step.get("random", False) for step in self.steps)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether an object is decoded as an image before the first step; else that gets its bytes."""
+        return not self.steps or self.steps[0].get("input") != "bytes"
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:

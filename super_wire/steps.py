@@ -1,7 +1,7 @@
 """The steps that a recipe may name, their parameters, and the canonical form of each.
 
-Canonical means: all parameters present, numbers of one type, nothing else. So a step's meaning alone decides
-the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
+Canonical means: all parameters present (but ``input`` at its default), numbers of one type, nothing else. So
+a step's meaning alone decides the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
 
 ====================
 ===========================================================================================
@@ -11,7 +11,8 @@ the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
 4/3)
 ``horizontal_flip``   ``p``: probability, default 0.5
 ``custom``            ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether it
-draws ====================
+draws, ``input``: ``"image"`` (default), or, of the first step alone, ``"bytes"``: the object's, not decoded
+====================
 ===========================================================================================
 """
 
@@ -40,6 +41,7 @@ SHAPE_KEEPING_OPS = frozenset({"horizontal_flip"})
 
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
+_CUSTOM_INPUTS = ("image", "bytes")
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
@@ -107,6 +109,11 @@ class _Parameter:
             self.fail("a text module:function@version")
         return self.value
 
+    def custom_input(self) -> str:
+        if self.value not in _CUSTOM_INPUTS:
+            self.fail('"image" or "bytes"')
+        return str(self.value)
+
     def json_mapping(self) -> dict[str, Any]:
         if not isinstance(self.value, Mapping):
             self.fail("a mapping of JSON values")
@@ -138,9 +145,15 @@ OPS: Mapping[str, Mapping[str, tuple[Callable[[_Parameter], Any], Any]]] = Mappi
             "name": (_Parameter.custom_name, _REQUIRED),
             "params": (_Parameter.json_mapping, {}),
             "random": (_Parameter.flag, False),
+            "input": (_Parameter.custom_input, "image"),
         },
     }
 )
+
+
+# Parameters that came later: where they have their default they are left out, so that a recipe written before
+# keeps its digest, and with it the samples that are cached under it.
+_LEFT_OUT_AT_DEFAULT = frozenset({"input"})
 
 
 def canonical_step(step: object, number: int) -> Mapping[str, Any]:
@@ -173,5 +186,10 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
         if value is _REQUIRED:
             msg = f"step {number} ({op}) needs the parameter {name}"
             raise RecipeError(msg)
-        canonical[name] = read(_Parameter(f"step {number} ({op}): {name}", value))
+        value = read(_Parameter(f"step {number} ({op}): {name}", value))
+        if name not in _LEFT_OUT_AT_DEFAULT or value != default:
+            canonical[name] = value
+    if canonical.get("input") == "bytes" and number != 1:
+        msg = f'step {number} ({op}): input is "bytes" of the first step only; a later one gets what it made'
+        raise RecipeError(msg)
     return canonical

@@ -24,6 +24,8 @@ def noise(array, *, seed):
     return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
 def floats(array):
     return array.astype(np.float32) / 255
+def tokens(array, *, offset=0):
+    return np.frombuffer(array.tobytes().lower(), dtype=np.uint8).astype(np.int32) + offset
 def fails(array):
     raise RuntimeError("no such luck")
 def gives_text(array):
@@ -129,3 +131,12 @@ def test_an_image_step_after_something_else_than_an_image(module):
     with pytest.raises(SampleFailedError, match=r"step 2 \(resize\) needs uint8") as caught:
         run([custom(f"{module}:floats@2.1"), {"op": "resize", "size": 8}], module)
     assert caught.value.outcome is Outcome.STEP_ERROR
+
+
+def test_a_first_step_may_get_the_objects_bytes_and_give_what_a_record_holds(module):
+    steps = [{**custom(f"{module}:tokens@2.1", offset=1000), "input": "bytes"}]
+    program = Program(Recipe(steps), bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset({module}))
+    assert not program.decodes
+    made = program.run(np.frombuffer(b"Ab", dtype=np.uint8), "key")
+    assert made.dtype == np.int32
+    assert made.tolist() == [1097, 1098]

@@ -114,6 +114,7 @@ def one(op, **parameters):
             one("custom", name="m:f@1"),
             one("custom", name="m:f@1", params={}, random=False),
             one("custom", params={}, name="m:f@1"),
+            one("custom", name="m:f@1", input="image"),
         ],
         [
             one("custom", name="m:f@1", params={"a": (1, 2), "b": None}),
@@ -143,6 +144,7 @@ def test_other_meaning_other_digest():
         one("custom", name="m:f@2"),
         one("custom", name="m:g@1"),
         one("custom", name="m:f@1", random=True),
+        one("custom", name="m:f@1", input="bytes"),
         one("custom", name="m:f@1", params={"a": 1}),
         one("custom", name="m:f@1", params={"a": "1"}),
         one("custom", name="m:f@1", params={"a": True}),
@@ -172,6 +174,9 @@ def test_golden_values():
         '{"augment_seed":0,"pipeline":1,"steps":[{"op":"random_resized_crop",'
         '"ratio":[0.75,1.3333333333333333],"scale":[0.08,1.0],"size":224}]}'
     )
+    assert (
+        one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
+    )  # before there was input
 
 
 @pytest.mark.parametrize(
@@ -187,6 +192,18 @@ def test_golden_values():
 )
 def test_random(recipe, random):
     assert recipe.random is random
+
+
+def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
+    takes_bytes = {"op": "custom", "name": "m:f@1", "input": "bytes"}
+    assert not Recipe([takes_bytes]).decodes
+    assert not Recipe([takes_bytes, {"op": "resize", "size": 8}]).decodes
+    assert Recipe([]).decodes
+    assert one("custom", name="m:f@1").decodes
+    with pytest.raises(RecipeError, match=r'step 2 \(custom\): input is "bytes" of the first step only'):
+        Recipe([{"op": "resize", "size": 8}, takes_bytes])
+    with pytest.raises(RecipeError, match=r'step 1 \(custom\): input is "image" or "bytes"; not \'text\''):
+        one("custom", name="m:f@1", input="text")
 
 
 @pytest.mark.parametrize(
