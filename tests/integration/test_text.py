@@ -1,0 +1,115 @@
+"""Samples that are no images: texts of different lengths become token ids, named by a key list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import BadSampleError
+from tests.fixtures.stack import Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODULE = '''
+import numpy as np
+__version__ = "1"
+def tokenize(array, *, vocabulary):
+    """One number for each word: its length, modulo the vocabulary."""
+    words = array.tobytes().decode().split()
+    return np.array([len(word) % vocabulary for word in words], dtype=np.int32)
+'''
+RECIPE = Recipe(
+    [
+        {
+            "op": "custom",
+            "name": "tokens_of_text_test:tokenize@1",
+            "params": {"vocabulary": 100},
+            "input": "bytes",
+        }
+    ]
+)
+TEXTS = {f"{number:02d}.txt": " ".join("x" * (1 + at) for at in range(number)) for number in range(20)}
+
+
+@pytest.fixture
+def text_stack(tmp_path: Path) -> Iterator[Stack]:
+    """A stack whose functions may import the step."""
+    (tmp_path / "deployed").mkdir()
+    (tmp_path / "deployed" / "tokens_of_text_test.py").write_text(MODULE)
+    environment = {
+        "PYTHONPATH": str(tmp_path / "deployed"),
+        "SUPER_STEP_MODULES": "tokens_of_text_test",
+    }
+    running = Stack(arguments=("--workers", "2"), environment=environment)
+    running.start()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> tuple[Path, Path]:
+    """The directory of the texts, one of them empty, and the key list; labels are the numbers of words."""
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for name, text in TEXTS.items():
+        (directory / name).write_text(text)
+    key_list = tmp_path / "texts.csv"
+    key_list.write_text("key,label\n" + "".join(f"{name},{len(TEXTS[name].split())}\n" for name in TEXTS))
+    return directory, key_list
+
+
+def padded(item: tuple[list[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A collate function of the user's."""
+    return torch.nn.utils.rnn.pad_sequence(list(item[0]), batch_first=True, padding_value=-1), item[1]
+
+
+def padded_in_the_worker(tokens: Any, labels: Any, info: Any) -> Any:
+    """The same as a transform."""
+    return padded((tokens, labels))
+
+
+def check(tokens: torch.Tensor, length: int) -> None:
+    assert tokens.dtype == torch.int32
+    assert tokens.tolist() == list(range(1, length + 1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_texts_come_as_lists_or_padded(text_stack: Stack, texts: tuple[Path, Path], workers: int) -> None:
+    directory, key_list = texts
+    plain = SuperDataset(directory, RECIPE, key_list=key_list)
+    transformed = SuperDataset(directory, RECIPE, key_list=key_list, transform=padded_in_the_worker)
+    ways = (
+        (plain, None),
+        (plain, padded),
+        (transformed, None),
+    )
+    for dataset, collate in ways:
+        with SuperSampler(dataset, batch_size=6, coordinator=text_stack.address) as sampler:
+            loader = DataLoader(
+                dataset, sampler=sampler, batch_size=None, num_workers=workers, collate_fn=collate
+            )
+            seen: list[int] = []
+            for tokens, lengths in loader:
+                seen += lengths.tolist()
+                assert isinstance(tokens, list) == (dataset is plain and collate is None)
+                for row, length in zip(tokens, lengths.tolist(), strict=True):
+                    assert (row[length:] == -1).all()
+                    check(row[:length], length)
+        assert sorted(seen) == list(range(20))
+
+
+def test_an_image_recipe_on_texts_names_the_file(text_stack: Stack, texts: tuple[Path, Path]) -> None:
+    directory, key_list = texts
+    dataset = SuperDataset(directory, Recipe([]), key_list=key_list)
+    with (
+        SuperSampler(dataset, batch_size=20, coordinator=text_stack.address) as sampler,
+        pytest.raises(BadSampleError, match=r"\d\d\.txt"),
+    ):
+        list(DataLoader(dataset, sampler=sampler, batch_size=None))
