@@ -37,7 +37,7 @@ _UPRIGHT = {
 }
 
 
-def decode(data: bytes, *, limit_pixels: int) -> Image.Image:
+def decode(data: bytes | bytearray, *, limit_pixels: int) -> Image.Image:
     """An RGB image, upright.
 
     The header alone is read before the size in pixels is checked, so a decompression bomb costs nothing. Of
@@ -81,7 +81,7 @@ def check_pixels(width: int, height: int, limit_pixels: int) -> None:
         raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes | bytearray) -> Image.Image:
     """Read the header."""
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
@@ -95,9 +95,9 @@ def _open(data: bytes) -> Image.Image:
         raise _undecodable(error) from error
 
 
-def _not_an_image(data: bytes) -> str:
+def _not_an_image(data: bytes | bytearray) -> str:
     known = ", ".join(FORMATS)
-    return f"its {len(data)} bytes begin with {data[:8]!r} and are no {known} that Pillow can open"
+    return f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
 
 
 def _undecodable(error: Exception) -> Exception:

@@ -111,7 +111,7 @@ class _Arrived:
     """One sample, fetched or failed."""
 
     index: int
-    data: bytes = b""
+    data: bytes | bytearray = b""
     failure: SampleFailedError | None = None
     fetch_us: int = 0
     reserved_bytes: int | None = None

@@ -34,6 +34,7 @@ class Settings:
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
     s3_endpoint_url: str = ""
+    s3_client: str = "auto"
     fetch_threads: int = 0
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
@@ -55,6 +56,7 @@ class Settings:
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
+            s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
             fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
@@ -70,6 +72,15 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
         msg = f"{name} is a whole number from {low} to {high}; not {text!r}"
         raise ConfigError(msg)
     return int(text)
+
+
+def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    """The variable's value, by default the first that is known."""
+    value = variables.get(name, "") or known[0]
+    if value not in known:
+        msg = f"{name} is one of {', '.join(known)}; not {value!r}"
+        raise ConfigError(msg)
+    return value
 
 
 def _log_level(variables: Mapping[str, str]) -> str:

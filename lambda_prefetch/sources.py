@@ -26,7 +26,9 @@ class Source(Protocol):
     def threads(self) -> int:
         """How many threads read it best."""
 
-    def read(self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
+    def read(
+        self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]
+    ) -> bytes | bytearray:
         """The bytes of one object in exactly this version.
 
         Args:
@@ -54,7 +56,11 @@ def open_source(bucket: str, settings: Settings) -> Source:
     if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
         from lambda_prefetch.s3_source import S3Source
 
-        return S3Source(bucket.removeprefix("s3://"), endpoint_url=settings.s3_endpoint_url)
+        return S3Source(
+            bucket.removeprefix("s3://"),
+            endpoint_url=settings.s3_endpoint_url,
+            lean=settings.s3_client != "boto3",
+        )
     msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
     raise ConfigError(msg)
 

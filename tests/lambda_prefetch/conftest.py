@@ -9,6 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from lambda_prefetch.push import close_idle_connections
+from lambda_prefetch.s3_lean import close_lean_clients
 from tests.fixtures.valkey import valkey
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def moto_url() -> Iterator[str]:
 def no_connection_outlives_a_test() -> Iterator[None]:
     yield
     close_idle_connections()
+    close_lean_clients()
 
 
 @pytest.fixture

@@ -1,34 +1,46 @@
-"""Objects are read over real HTTP in exactly the listed version; refusals become the right outcome."""
+"""Objects are read over real HTTP in exactly the listed version; refusals become the right outcome.
+
+All of it holds for the lean client (with boto3 behind it) and for boto3 alone.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from pathlib import Path
+import hashlib
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
 from lambda_prefetch.failures import SampleFailedError
 from lambda_prefetch.s3_source import S3Source
 from super_wire.request import Outcome
+from tests.fixtures.object_store import ObjectStore, object_store
 from tests.fixtures.valkey import free_port
+
+__all__ = ["object_store"]
 
 LIMIT = 1000
 
 
-def read(url, key, version, bucket="data", reserve=lambda _: None):
-    source = S3Source(bucket, endpoint_url=url)
-    return source.read(key, version, limit_bytes=LIMIT, reserve=reserve)
+@pytest.fixture(params=["lean", "boto3"])
+def read(request):
+    """Reads one object with one of the clients."""
+
+    def one(url, key, version, bucket="data", reserve=lambda _: None):
+        source = S3Source(bucket, endpoint_url=url, lean=request.param == "lean")
+        return source.read(key, version, limit_bytes=LIMIT, reserve=reserve)
+
+    return one
 
 
-def failure(*arguments, **options):
-    with pytest.raises(SampleFailedError) as caught:
-        read(*arguments, **options)
-    return caught.value
+@pytest.fixture
+def failure(read):
+    """How reading one object fails."""
+
+    def one(*arguments, **options):
+        with pytest.raises(SampleFailedError) as caught:
+            read(*arguments, **options)
+        return caught.value
+
+    return one
 
 
 def put(s3, key, body):
@@ -36,36 +48,41 @@ def put(s3, key, body):
     return etag.strip('"')
 
 
-def test_it_reads_and_asks_for_room_first(s3, moto_url):
+def test_it_reads_and_asks_for_room_first(read, s3, moto_url):
     asked = []
     version = put(s3, "cats/ö ne.jpg", b"one")
     assert read(moto_url, "cats/ö ne.jpg", version, reserve=asked.append) == b"one"
     assert asked == [3]
 
 
-def test_a_version_may_be_listed_with_its_quotes(s3, moto_url):
+def test_a_version_may_be_listed_with_its_quotes(read, s3, moto_url):
     version = put(s3, "one.jpg", b"one")
     assert read(moto_url, "one.jpg", f'"{version}"') == b"one"
 
 
-def test_an_empty_object_is_read(s3, moto_url):
+def test_an_empty_object_is_read(read, s3, moto_url):
     assert read(moto_url, "empty.jpg", put(s3, "empty.jpg", b"")) == b""
 
 
-def test_missing_object_and_bucket(s3, moto_url):
+def test_a_version_that_would_end_a_header_line_reads_nothing(failure, s3, moto_url):
+    put(s3, "one.jpg", b"one")
+    assert failure(moto_url, "one.jpg", "0\r\nx-amz-acl: public").outcome is Outcome.SOURCE_ERROR
+
+
+def test_missing_object_and_bucket(failure, s3, moto_url):
     found = failure(moto_url, "none.jpg", "0" * 32)
     assert found.outcome is Outcome.MISSING
     assert "NoSuchKey" in found.why
     assert failure(moto_url, "none.jpg", "0" * 32, bucket="no-such-bucket").outcome is Outcome.MISSING
 
 
-def test_changed(s3, moto_url):
+def test_changed(failure, s3, moto_url):
     version = put(s3, "one.jpg", b"one")
     put(s3, "one.jpg", b"two")
     assert failure(moto_url, "one.jpg", version).outcome is Outcome.CHANGED
 
 
-def test_too_large_is_told_before_reading(s3, moto_url):
+def test_too_large_is_told_before_reading(failure, s3, moto_url):
     asked = []
     version = put(s3, "big.jpg", b"x" * (LIMIT + 1))
     found = failure(moto_url, "big.jpg", version, reserve=asked.append)
@@ -73,7 +90,7 @@ def test_too_large_is_told_before_reading(s3, moto_url):
     assert not asked
 
 
-def test_no_credentials(s3, moto_url, monkeypatch, tmp_path):
+def test_no_credentials(failure, s3, moto_url, monkeypatch, tmp_path):
     version = put(s3, "one.jpg", b"one")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -84,50 +101,21 @@ def test_no_credentials(s3, moto_url, monkeypatch, tmp_path):
     assert "no credentials" in found.why
 
 
-def test_a_server_that_is_not_there_fails_within_bounds(s3):
+def test_a_server_that_is_not_there_fails_within_bounds(failure, s3):
     found = failure(f"http://127.0.0.1:{free_port()}", "one.jpg", "0" * 32)
     assert found.outcome is Outcome.SOURCE_ERROR
     assert "Could not connect" in found.why
 
 
 @pytest.fixture
-def rclone(tmp_path, monkeypatch):
+def rclone(object_store: ObjectStore):
     """rclone's S3 server: it checks signatures and ignores If-Match."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "one.jpg").write_bytes(b"one")
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("rclone")),
-        "serve",
-        "s3",
-        "--addr",
-        f"127.0.0.1:{port}",
-        "--auth-key",
-        "key,secret",
-    ]
-    server = subprocess.Popen([*command, "--config", "/dev/null", str(tmp_path)], stderr=subprocess.DEVNULL)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    url = f"http://127.0.0.1:{port}"
-    config = Config(response_checksum_validation="when_required")
-    client = boto3.session.Session().client("s3", endpoint_url=url, config=config)
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            etag = client.head_object(Bucket="data", Key="one.jpg")["ETag"].strip('"')
-        except (BotoCoreError, ClientError):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        else:
-            break
-    yield url, etag
-    client.close()
-    server.kill()
-    server.wait()
+    (object_store.directory / "data").mkdir()
+    (object_store.directory / "data" / "one.jpg").write_bytes(b"one")
+    return object_store.url, hashlib.md5(b"one", usedforsecurity=False).hexdigest()
 
 
-def test_a_server_that_ignores_if_match_cannot_pass_another_version(rclone):
+def test_a_server_that_ignores_if_match_cannot_pass_another_version(read, failure, rclone):
     url, version = rclone
     assert read(url, "one.jpg", version) == b"one"
     found = failure(url, "one.jpg", "0" * 32)
@@ -135,7 +123,7 @@ def test_a_server_that_ignores_if_match_cannot_pass_another_version(rclone):
     assert version in found.why
 
 
-def test_refused(rclone, monkeypatch):
+def test_refused(failure, rclone, monkeypatch):
     url, version = rclone
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     found = failure(url + "/", "one.jpg", version)

@@ -1,0 +1,151 @@
+"""Reads objects of one bucket over kept connections, signed with botocore's credentials.
+
+It does what is usual and nothing else: one GET, once more on a fresh connection where a kept one turned out
+to be closed. Whatever else happens is raised as :class:`LeanFailedError` and is
+:mod:`lambda_prefetch.s3_source`'s to ask boto3 about, which knows retries, redirects and S3's words.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lambda_prefetch.s3_connection import S3Connection, UnusualAnswerError
+from lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
+from lambda_prefetch.s3_signing import Signer, object_path
+from lambda_prefetch.sources import check_size, check_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from botocore.credentials import Credentials
+
+    from lambda_prefetch.s3_endpoint import Endpoint
+
+__all__ = ["LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
+
+_MAX_IDLE = 64
+
+# Per process, endpoint and bucket; None where boto3 is to read.
+_clients: dict[tuple[int, str, str], LeanClient | None] = {}
+_lock = threading.Lock()
+
+
+class LeanFailedError(Exception):
+    """The object was not read. ``passing`` says that the same request may well succeed a moment later."""
+
+    def __init__(self, what: str, *, passing: bool) -> None:
+        super().__init__(what)
+        self.passing = passing
+
+
+class LeanClient:
+    """One bucket's objects; threads share it, each GET has a connection to itself."""
+
+    def __init__(self, endpoint: Endpoint, credentials: Credentials) -> None:
+        self._endpoint = endpoint
+        self._signer = Signer(credentials, region=endpoint.region, host=endpoint.host_header)
+        self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
+
+    def read(
+        self, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]
+    ) -> bytes | bytearray:
+        """The bytes of an object; arguments as :class:`lambda_prefetch.sources.Source` has them.
+
+        Raises:
+            SampleFailedError: it has another version, or is too large.
+            LeanFailedError: anything else. ``reserve`` may have been called.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        if not (etag.isascii() and etag.isprintable()):
+            # It would end a header's line.
+            raise LeanFailedError("the version is no ETag", passing=True)
+        try:
+            request = self._signer.get(object_path(self._endpoint.path_prefix, key), etag)
+            connection = self._connection()
+            try:
+                try:
+                    head = connection.ask(request)
+                except ConnectionError:
+                    # The server may have closed a kept connection at any time before.
+                    if not connection.used:
+                        raise
+                    connection.close()
+                    connection = self._connect()
+                    head = connection.ask(request)
+                check_version(head.etag, etag)
+                check_size(head.size_bytes, limit_bytes)
+                reserve(head.size_bytes)
+                data = connection.body(head)
+            except BaseException:
+                connection.close()
+                raise
+        except UnusualAnswerError as answer:
+            passing = answer.status == 0 or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
+            raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
+        except OSError as error:
+            raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
+        except BotoCoreError as error:
+            raise LeanFailedError(str(error), passing=True) from error
+        if head.keeps and len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return data
+
+    def close(self) -> None:
+        """Close the connections that wait for the next GET."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connection(self) -> S3Connection:
+        try:
+            return self._idle.pop()  # the one used last is the least likely to have been closed
+        except IndexError:
+            return self._connect()
+
+    def _connect(self) -> S3Connection:
+        return S3Connection(self._endpoint.host, self._endpoint.port, self._endpoint.tls)
+
+
+def lean_client(bucket: str, endpoint_url: str) -> LeanClient | None:
+    """This process's client for a bucket, made when it is first asked for; ``None``: boto3 is to read it."""
+    place = (os.getpid(), endpoint_url, bucket)
+    with _lock:
+        if place not in _clients:
+            _clients[place] = _make(bucket, endpoint_url)
+        return _clients[place]
+
+
+def give_up(bucket: str, endpoint_url: str) -> None:
+    """Leave a bucket to boto3 for as long as this process lives."""
+    with _lock:
+        client = _clients.get((os.getpid(), endpoint_url, bucket))
+        _clients[os.getpid(), endpoint_url, bucket] = None
+    if client is not None:
+        client.close()
+
+
+def close_lean_clients() -> None:
+    """Close all connections, and forget which buckets were left to boto3."""
+    with _lock:
+        while _clients:
+            _, client = _clients.popitem()
+            if client is not None:
+                client.close()
+
+
+def _make(bucket: str, endpoint_url: str) -> LeanClient | None:
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    try:
+        session = Session()
+        endpoint = lean_endpoint(session, bucket, endpoint_url)
+        credentials = session.get_credentials()
+    except (NotLeanError, BotoCoreError):
+        return None  # boto3 does it, or says what is wrong
+    return None if credentials is None else LeanClient(endpoint, credentials)

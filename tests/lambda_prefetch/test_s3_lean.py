@@ -1,0 +1,243 @@
+"""The lean client on real sockets: kept connections, odd answers, TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import ipaddress
+import socket
+import threading
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.s3_lean import LeanFailedError, lean_client
+from lambda_prefetch.s3_source import S3Source
+from super_wire.request import Outcome
+from tests.fixtures.object_store import object_store, serve_objects
+
+__all__ = ["object_store"]
+
+ETAG = "0" * 32
+LIMIT = 10**6
+CLOSE = b""
+"""In a script: the server closes the connection instead of answering."""
+
+
+def ok(body: bytes, etag: str = ETAG, more: str = "") -> bytes:
+    date = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"
+    head = f'HTTP/1.1 200 OK\r\n{date}\r\nETag: "{etag}"\r\nContent-Length: {len(body)}\r\n'
+    return f"{head}{more}\r\n".encode() + body
+
+
+def refusal(status: str, code: str, more: str = "") -> bytes:
+    body = f"<Error><Code>{code}</Code><Message>said the server</Message></Error>"
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{more}\r\n{body}".encode()
+
+
+class Scripted:
+    """A server that gives the answers of a script in turn, whoever asks; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.script: list[bytes] = []
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):  # it may hang up on us in the middle of an answer
+            received = b""
+            while True:
+                while b"\r\n\r\n" not in received:
+                    more = client.recv(65536)
+                    if not more:
+                        return
+                    received += more
+                request, _, received = received.partition(b"\r\n\r\n")
+                self.requests.append(request)
+                answer = self.script.pop(0)
+                client.sendall(answer.removesuffix(b"<cut>"))
+                if answer == CLOSE or answer.endswith(b"<cut>"):
+                    return
+
+    def lean_requests(self) -> int:
+        """How many came from the lean client: boto3 tells who it is, and the lean client does not."""
+        return sum(b"user-agent" not in request.lower() for request in self.requests)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    one = Scripted()
+    yield one
+    one.close()
+
+
+def read(source, key="one.jpg", reserve=lambda _: None):
+    return source.read(key, ETAG, limit_bytes=LIMIT, reserve=reserve)
+
+
+def test_a_connection_is_kept(server):
+    server.script = [ok(b"one"), ok(b"x" * 300_000), ok(b""), ok(b"four")]
+    source = S3Source("data", endpoint_url=server.url)
+    assert [len(read(source)) for _ in range(4)] == [3, 300_000, 0, 4]
+    assert (server.connections, server.lean_requests()) == (1, 4)
+
+
+def test_the_next_invocation_finds_it(server):
+    server.script = [ok(b"one"), ok(b"two")]
+    assert read(S3Source("data", endpoint_url=server.url)) == b"one"
+    assert read(S3Source("data", endpoint_url=server.url)) == b"two"
+    assert server.connections == 1
+
+
+def test_a_kept_connection_that_was_closed_is_opened_anew(server):
+    server.script = [ok(b"one"), CLOSE, ok(b"two")]
+    source = S3Source("data", endpoint_url=server.url)
+    assert [read(source), read(source)] == [b"one", b"two"]
+    assert (server.connections, server.lean_requests()) == (2, 3)
+
+
+def test_a_server_that_says_close_is_heeded(server):
+    server.script = [ok(b"one", more="Connection: close\r\n") + b"<cut>", ok(b"two")]
+    source = S3Source("data", endpoint_url=server.url)
+    assert [read(source), read(source)] == [b"one", b"two"]
+    assert server.lean_requests() == 2
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        refusal("503 Slow Down", "SlowDown"),
+        refusal("500 Internal Server Error", "InternalError"),
+        ok(b"x" * 50_000)[:30_000] + b"<cut>",
+        b"HTTP/1.1 200 O<cut>",
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nPadding: " + b"x" * 100_000 + b"\r\n\r\n",
+        CLOSE,
+    ],
+    ids=["slow down", "internal error", "cut body", "cut head", "no HTTP", "endless head", "closed"],
+)
+def test_what_may_pass_is_tried_again_by_boto3_and_then_by_the_lean_client(server, first):
+    server.script = [first, ok(b"one"), ok(b"two")]
+    source = S3Source("data", endpoint_url=server.url)
+    asked = []
+    assert read(source, reserve=asked.append) == b"one"
+    assert len(asked) == 1  # also where the body was cut after there was room for it
+    assert read(source) == b"two"
+    assert server.lean_requests() == 2
+    assert source.lean
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: us-west-2\r\n"),
+        refusal("400 Bad Request", "AuthorizationHeaderMalformed", "x-amz-bucket-region: us-west-2\r\n"),
+        refusal("403 Forbidden", "AccessDenied"),
+        b'HTTP/1.1 200 OK\r\nETag: "'
+        + ETAG.encode()
+        + b'"\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n',
+    ],
+    ids=["moved", "other region", "refused", "chunked"],
+)
+def test_what_boto3_alone_can_read_is_left_to_it_from_then_on(server, first):
+    server.script = [first, ok(b"one"), ok(b"two")]
+    source = S3Source("data", endpoint_url=server.url)
+    assert [read(source), read(source)] == [b"one", b"two"]
+    assert server.lean_requests() == 1
+    assert not source.lean
+    assert not S3Source("data", endpoint_url=server.url).lean
+    assert lean_client("data", server.url) is None
+
+
+def test_what_boto3_is_refused_too_is_told_in_the_servers_words(server):
+    server.script = [refusal("404 Not Found", "NoSuchKey")] * 2 + [ok(b"two")]
+    source = S3Source("data", endpoint_url=server.url)
+    with pytest.raises(SampleFailedError, match="404 NoSuchKey: said the server") as caught:
+        read(source)
+    assert caught.value.outcome is Outcome.MISSING
+    assert read(source) == b"two"
+    assert server.lean_requests() == 2  # a missing object says nothing about the next one
+
+
+def test_attempts_are_bounded(server):
+    server.script = [refusal("503 Slow Down", "SlowDown")] * 10
+    with pytest.raises(SampleFailedError, match="503 SlowDown") as caught:
+        read(S3Source("data", endpoint_url=server.url))
+    assert caught.value.outcome is Outcome.SOURCE_ERROR
+    assert (len(server.requests), server.lean_requests()) == (4, 1)
+
+
+def test_another_version_costs_no_body_and_no_second_question(server):
+    server.script = [ok(b"x" * 500_000, etag="1" * 32)]
+    with pytest.raises(SampleFailedError) as caught:
+        read(S3Source("data", endpoint_url=server.url))
+    assert caught.value.outcome is Outcome.CHANGED
+    assert len(server.requests) == 1
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for 127.0.0.1 that signs itself, and its key, in files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (tmp_path / "cert.pem").write_bytes(made.public_bytes(pem))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return tmp_path / "cert.pem", tmp_path / "key.pem"
+
+
+def test_tls_trusts_whom_botocore_trusts(tmp_path, certificate, monkeypatch):
+    body = bytes(range(256)) * 2000
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    cert, key = certificate
+    with serve_objects(tmp_path / "buckets", monkeypatch, cert=cert, key=key) as store:
+        (store.directory / "data").mkdir()
+        (store.directory / "data" / "one.jpg").write_bytes(body)
+        client = lean_client("data", store.url)
+        with pytest.raises(LeanFailedError, match="CERTIFICATE_VERIFY_FAILED"):
+            client.read("one.jpg", etag, limit_bytes=LIMIT, reserve=lambda _: None)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
+        client = lean_client("data", store.url + "/")
+        for _ in range(2):
+            assert client.read("one.jpg", etag, limit_bytes=LIMIT, reserve=lambda _: None) == body
