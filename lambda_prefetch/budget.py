@@ -28,7 +28,8 @@ class ByteBudget:
         self._next_ticket = 0
         self._serving = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def used_bytes(self) -> int:
@@ -46,29 +47,35 @@ class ByteBudget:
         The wait ends because whoever holds room either returns it or closes the budget.
         """
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
-        with self._changed:
-            ticket = self._next_ticket
-            self._next_ticket += 1
-            self._changed.wait_for(
-                lambda: self._closed or (ticket == self._serving and self._fits(counted_bytes))
-            )
-            if self._closed:
-                raise BudgetClosedError
-            self._serving += 1
+        with self._lock:
+            if self.waiting or self._closed or not self._fits(counted_bytes):
+                self._wait_for_turn(counted_bytes)
             self._used_bytes += counted_bytes
-            self._changed.notify_all()
 
     def release(self, size_bytes: int) -> None:
         """Return the room of a piece of this size."""
-        with self._changed:
+        with self._lock:
             self._used_bytes -= max(size_bytes, MIN_PIECE_BYTES)
-            self._changed.notify_all()
+            if self.waiting:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Turn away all who wait, and all who come."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _wait_for_turn(self, counted_bytes: int) -> None:
+        """Return once all who came before were served, and it fits; the lock is held by the caller."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._changed.wait_for(
+            lambda: self._closed or (ticket == self._serving and self._fits(counted_bytes))
+        )
+        if self._closed:
+            raise BudgetClosedError
+        self._serving += 1
+        self._changed.notify_all()  # the next one may fit as well
 
     def _fits(self, size_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
