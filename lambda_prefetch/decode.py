@@ -1,10 +1,8 @@
 """Encoded bytes to an upright RGB image, with Pillow.
 
 Greyscale, CMYK, palette, alpha and 16-bit images become RGB as ``Image.convert("RGB")`` makes them, which is
-what torchvision's ImageFolder
-gives: alpha is dropped, not composed. Unlike ImageFolder, an image whose EXIF says that the camera was turned
-    is turned upright.
-What follows is :mod:`lambda_prefetch.transforms`'s.
+what torchvision's ImageFolder gives: alpha is dropped, not composed. Unlike ImageFolder, an image whose EXIF
+says that the camera was turned is turned upright. What follows is :mod:`lambda_prefetch.transforms`'s.
 """
 
 from __future__ import annotations
@@ -37,11 +35,17 @@ _UPRIGHT = {
 }
 
 
-def decode(data: bytes | bytearray, *, limit_pixels: int) -> Image.Image:
+def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) -> Image.Image:
     """An RGB image, upright.
 
     The header alone is read before the size in pixels is checked, so a decompression bomb costs nothing. Of
     an animation, the first frame counts.
+
+    Args:
+        data: the encoded image.
+        limit_pixels: bound on width times height, before any reduction.
+        enough_side: where it is not 0, a JPEG is decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8
+            that leaves its shorter side this many pixels, if it has as many.
 
     Raises:
         SampleFailedError: a permanent failure, with the reason ``empty``, ``not_an_image``, ``too_large`` or
@@ -53,6 +57,8 @@ def decode(data: bytes | bytearray, *, limit_pixels: int) -> Image.Image:
     image = _open(data)
     check_pixels(*image.size, limit_pixels)
     try:
+        if enough_side:
+            image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
         image.load()
         # Pillow would warn of transparency that convert() drops; that is what is wanted.
         image.info.pop("transparency", None)

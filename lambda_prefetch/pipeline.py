@@ -18,10 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from lambda_prefetch.budget import BudgetClosedError, ByteBudget
-from lambda_prefetch.decode import decode
 from lambda_prefetch.failures import SampleFailedError, spoiled
 from lambda_prefetch.push import Pusher
 from super_wire.keys import cache_key
@@ -127,7 +124,7 @@ def _finish(
     name = cache_key(bytes.fromhex(request.ids[index]))
     begun_ns = time.perf_counter_ns()
     try:
-        array = _make(arrived, key, program, request.limits.image_pixels)
+        array = _make(arrived, key, program)
         ledger.decode_us[index] = (time.perf_counter_ns() - begun_ns) // 1000
         header, payload = pack(array, fetch_us=arrived.fetch_us, decode_us=ledger.decode_us[index])
         ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
@@ -147,14 +144,11 @@ def _finish(
         ledger.outcomes[index] = Outcome.STEP_ERROR
 
 
-def _make(arrived: _Arrived, key: str, program: Program, limit_pixels: int) -> NDArray[Any]:
+def _make(arrived: _Arrived, key: str, program: Program) -> NDArray[Any]:
     """The sample's array, or the failure that came before it or here."""
     if arrived.failure is not None:
         raise arrived.failure
-    if program.decodes:
-        array = program.run(decode(arrived.data, limit_pixels=limit_pixels), key)
-    else:
-        array = program.run(np.frombuffer(arrived.data, dtype=np.uint8), key)
+    array = program.make(arrived.data, key)
     if array.nbytes + HEADER_BYTES > MAX_RECORD_BYTES:
         why = f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes"
         raise spoiled("too_large", why)

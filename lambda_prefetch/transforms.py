@@ -14,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from lambda_prefetch.custom_steps import CustomStep
-from lambda_prefetch.decode import check_pixels
+from lambda_prefetch.decode import check_pixels, decode
 from lambda_prefetch.draws import Draws
 from lambda_prefetch.failures import SampleFailedError
 from super_wire.request import Outcome
+from super_wire.steps import DECODE_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +52,7 @@ class Program:
     def __init__(
         self, recipe: Recipe, *, bucket: str, epoch: int, limit_pixels: int, step_modules: frozenset[str]
     ) -> None:
-        self.decodes = recipe.decodes
-        """Whether :meth:`run` is given the decoded image, or the object's bytes."""
+        self._decodes = recipe.decodes
         self._recipe = recipe
         self._bucket = bucket
         self._epoch = epoch
@@ -62,17 +62,31 @@ class Program:
             for number, step in enumerate(recipe.steps, start=1)
             if step["op"] == "custom"
         }
+        sides = [step["size"] for step in recipe.steps[:1] if step["op"] == "reduced_decode"]
+        self._enough_side: int = sides[0] if sides else 0
+
+    def make(self, data: bytes | bytearray, key: str) -> NDArray[Any]:
+        """Decode an object's bytes, unless the first step wants them as they are, and run the steps.
+
+        Returns and raises what :meth:`run` does, and raises what :func:`lambda_prefetch.decode.decode` does.
+        """
+        if not self._decodes:
+            return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)
+        return self.run(decode(data, limit_pixels=self._limit_pixels, enough_side=self._enough_side), key)
 
     def run(self, image: Picture, key: str) -> NDArray[Any]:
         """The sample's array: uint8 of shape (height, width, 3), unless a custom step gave another.
 
-        ``image`` is the decoded image or, if not :attr:`decodes`, the object: uint8 of shape (bytes,).
+        ``image`` is the decoded image or, for a recipe that begins with the object's bytes, these: uint8 of
+        shape (bytes,).
 
         Raises:
             SampleFailedError: a step would exceed the limit in pixels, or a custom step raised.
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
+            if step["op"] in DECODE_OPS:
+                continue  # heeded by make()
             if number in self._custom:
                 picture = self._custom[number].run(np.asarray(picture), self._draws(number, key))
             else:

@@ -3,17 +3,20 @@
 Canonical means: all parameters present (but ``input`` at its default), numbers of one type, nothing else. So
 a step's meaning alone decides the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
 
-====================
-===========================================================================================
-``resize``            ``size``: the shorter side in pixels; bilinear, antialiased
-``center_crop``       ``size``: side of the square; smaller images are padded with zeros, as torchvision does
-``random_resized_crop``  ``size``, ``scale`` (share of the area, default 0.08 to 1), ``ratio`` (default 3/4 to
-4/3)
-``horizontal_flip``   ``p``: probability, default 0.5
-``custom``            ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether it
-draws, ``input``: ``"image"`` (default), or, of the first step alone, ``"bytes"``: the object's, not decoded
-====================
-===========================================================================================
+=======================  =================================================================================
+``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
+                         shorter side ``size`` pixels: faster for large images, and other pixels. Other
+                         formats are decoded whole. Only the first step may be this.
+``resize``               ``size``: the shorter side in pixels; bilinear, antialiased
+``center_crop``          ``size``: side of the square; smaller images are padded with zeros, as torchvision
+                         does
+``random_resized_crop``  ``size``, ``scale`` (share of the area, default 0.08 to 1), ``ratio`` (default 3/4
+                         to 4/3)
+``horizontal_flip``      ``p``: probability, default 0.5
+``custom``               ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether
+                         it draws, ``input``: ``"image"`` (default) or, of the first step alone, ``"bytes"``:
+                         the object's, not decoded
+=======================  =================================================================================
 """
 
 from __future__ import annotations
@@ -31,10 +34,21 @@ from super_wire.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_SIDE", "OPS", "RANDOM_OPS", "SHAPE_KEEPING_OPS", "canonical_step", "split_custom_name"]
+__all__ = [
+    "DECODE_OPS",
+    "MAX_SIDE",
+    "OPS",
+    "RANDOM_OPS",
+    "SHAPE_KEEPING_OPS",
+    "canonical_step",
+    "split_custom_name",
+]
 
 MAX_SIDE = 16384
 """Largest side in pixels that a step may ask for."""
+
+DECODE_OPS = frozenset({"reduced_decode"})
+"""Steps that say how an image is decoded, before there are pixels."""
 
 RANDOM_OPS = frozenset({"random_resized_crop", "horizontal_flip"})
 SHAPE_KEEPING_OPS = frozenset({"horizontal_flip"})
@@ -133,6 +147,7 @@ _AREA, _ASPECT = (0.0, 1.0), (0.0, 100.0)
 # step -> parameter -> (how it is read, default)
 OPS: Mapping[str, Mapping[str, tuple[Callable[[_Parameter], Any], Any]]] = MappingProxyType(
     {
+        "reduced_decode": {"size": (_Parameter.side, _REQUIRED)},
         "resize": {"size": (_Parameter.side, _REQUIRED)},
         "center_crop": {"size": (_Parameter.square, _REQUIRED)},
         "random_resized_crop": {
@@ -164,7 +179,7 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
         number: its place in the recipe, from 1, for error messages.
 
     Raises:
-        RecipeError: unknown step, unknown, missing, ill-typed or out-of-range parameter.
+        RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
         msg = f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}'
@@ -191,5 +206,8 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
             canonical[name] = value
     if canonical.get("input") == "bytes" and number != 1:
         msg = f'step {number} ({op}): input is "bytes" of the first step only; a later one gets what it made'
+        raise RecipeError(msg)
+    if op in DECODE_OPS and number != 1:
+        msg = f"step {number} ({op}) says how images are decoded, so it can only be the first step"
         raise RecipeError(msg)
     return canonical

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 
@@ -208,3 +209,40 @@ def test_the_bound_on_pixels_is_the_requests():
     assert failure.reason == "too_large"
     assert "100 x 100" in failure.why
     assert "9999" in failure.why
+
+
+@pytest.mark.parametrize(
+    ("size", "enough", "scale"),
+    [
+        ((400, 300), 0, 1),
+        ((400, 300), 151, 1),
+        ((400, 300), 150, 2),
+        ((300, 400), 75, 4),
+        ((403, 301), 37, 8),
+        ((400, 300), 1, 8),
+        ((400, 300), 3000, 1),
+    ],
+)
+def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size, enough, scale):
+    data = encode(pixels(size[1], size[0]), "JPEG", quality=95)
+    image = decode(data, limit_pixels=LIMIT, enough_side=enough)
+    assert image.size == tuple(math.ceil(side / scale) for side in size)
+    shown = np.asarray(decode(data, limit_pixels=LIMIT).resize(image.size, Image.Resampling.BOX))
+    assert np.abs(np.asarray(image).astype(int) - shown).mean() < 3
+
+
+def test_what_is_no_jpeg_is_decoded_whole():
+    assert decode(encode(pixels()), limit_pixels=LIMIT, enough_side=2).size == (53, 37)
+
+
+def test_a_reduced_image_is_turned_upright_too():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.fromarray(pixels(100, 200)), "JPEG", exif=exif)
+    assert decode(data, limit_pixels=LIMIT, enough_side=50).size == (50, 100)
+
+
+def test_the_limit_is_on_the_image_as_it_is_stored():
+    data = encode(pixels(100, 200), "JPEG")
+    with pytest.raises(SampleFailedError, match="over the limit"):
+        decode(data, limit_pixels=10_000, enough_side=10)

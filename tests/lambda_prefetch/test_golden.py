@@ -48,3 +48,17 @@ def test_a_resampler_that_differs_shows(monkeypatch):
 
     monkeypatch.setattr(Image.Image, "resize", other_resize)
     assert golden.golden_digest() != before
+
+
+def test_the_order_in_which_a_resampler_takes_columns_and_rows_shows(monkeypatch):
+    resize = Image.Image.resize
+    digests = set()
+    for columns_first in (True, False):
+
+        def in_order(image, size, method, columns_first=columns_first):
+            half_way = (size[0], image.height) if columns_first else (image.width, size[1])
+            return resize(resize(image, half_way, method), size, method)
+
+        monkeypatch.setattr(Image.Image, "resize", in_order)
+        digests.add(golden.golden_digest())
+    assert len(digests) == 2

@@ -358,10 +358,10 @@ def test_a_record_larger_than_any_cache_takes_is_a_tombstone(root, valkey, monke
 
 
 def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatch):
-    def decode(data, *, limit_pixels):
+    def decode(data, **_):
         raise MemoryError
 
-    monkeypatch.setattr("lambda_prefetch.pipeline.decode", decode)
+    monkeypatch.setattr("lambda_prefetch.transforms.decode", decode)
     result = run(file_request(root, ["0.png"], valkey.unix_url))
     assert result.outcomes == ("source_error",)
     assert "memory" in result.messages["0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from lambda_prefetch.failures import SampleFailedError
 from lambda_prefetch.transforms import Program, random_crop_box, resized_size
 from super_wire.recipe import Recipe
 from super_wire.request import Outcome
-from tests.lambda_prefetch.prefetching import pixels
+from tests.lambda_prefetch.prefetching import encode, pixels
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = st.integers(1, 400)
@@ -197,3 +198,18 @@ def test_a_step_cannot_blow_an_image_up_beyond_the_limit(steps):
         run(steps, np.zeros((1, 3000, 3), np.uint8), limit_pixels=1_000_000)
     assert caught.value.outcome is Outcome.TOMBSTONE
     assert caught.value.reason == "too_large"
+
+
+def test_reduced_decoding_is_for_a_recipe_that_says_so():
+    whole, reduced = (Recipe.image(resize=50, crop=40, reduced_decode=flag) for flag in (False, True))
+    data = encode(pixels(200, 300), "JPEG", quality=95)
+    made = [
+        Program(recipe, bucket="b", epoch=0, limit_pixels=10**6, step_modules=frozenset()).make(data, "k")
+        for recipe in (whole, reduced)
+    ]
+    assert made[0].shape == made[1].shape == (40, 40, 3)
+    assert not np.array_equal(*made)
+    by_hand = Image.open(io.BytesIO(data))
+    by_hand.draft(None, (75, 50))
+    assert by_hand.size == (75, 50)
+    assert np.array_equal(made[1], np.asarray(by_hand.crop((18, 5, 58, 45))))

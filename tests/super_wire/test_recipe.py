@@ -149,6 +149,9 @@ def test_other_meaning_other_digest():
         one("custom", name="m:f@1", params={"a": "1"}),
         one("custom", name="m:f@1", params={"a": True}),
         Recipe.image(resize=256, crop=224),
+        Recipe.image(resize=256, crop=224, reduced_decode=True),
+        Recipe.image(resize=128, reduced_decode=True),
+        Recipe([{"op": "reduced_decode", "size": 256}, {"op": "resize", "size": 128}]),
         Recipe([{"op": "center_crop", "size": 224}, {"op": "resize", "size": 256}]),
     ]
     assert len({recipe.digest for recipe in recipes}) == len(recipes)
@@ -177,6 +180,15 @@ def test_golden_values():
     assert (
         one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
     )  # before there was input
+
+
+def test_reduced_decoding_decodes_for_the_size_of_resize():
+    steps = [{"op": "reduced_decode", "size": 64}, {"op": "resize", "size": 64}]
+    assert Recipe.image(resize=64, reduced_decode=True) == Recipe(steps)
+    assert Recipe.image(resize=64, crop=56, reduced_decode=True).output_shape == (56, 56, 3)
+    assert Recipe.image(resize=64, reduced_decode=False) == Recipe.image(resize=64)
+    with pytest.raises(RecipeError, match="give resize too"):
+        Recipe.image(crop=64, reduced_decode=True)
 
 
 @pytest.mark.parametrize(

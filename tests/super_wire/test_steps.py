@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from super_wire.errors import RecipeError
-from super_wire.steps import MAX_SIDE, OPS, RANDOM_OPS, SHAPE_KEEPING_OPS, canonical_step, split_custom_name
+from super_wire.steps import (
+    DECODE_OPS,
+    MAX_SIDE,
+    OPS,
+    RANDOM_OPS,
+    SHAPE_KEEPING_OPS,
+    canonical_step,
+    split_custom_name,
+)
 
 GOOD = {
+    "reduced_decode": {"size": 8},
     "resize": {"size": 8},
     "center_crop": {"size": 8},
     "random_resized_crop": {"size": 8},
@@ -24,6 +33,7 @@ NOT_SPANS = [
     ["0.1", "0.5"], "ab", [0.5, 101], [0.5, 10**400],
 ]  # fmt: skip
 BAD = {
+    ("reduced_decode", "size"): [*NOT_SIDES, [8, 8]],
     ("resize", "size"): [*NOT_SIDES, [8, 8]],
     ("center_crop", "size"): NOT_SQUARES,
     ("random_resized_crop", "size"): NOT_SQUARES,
@@ -62,7 +72,7 @@ BAD = {
 def test_every_parameter_of_every_step_is_tried():
     assert set(BAD) == {(op, name) for op, parameters in OPS.items() for name in parameters}
     assert set(GOOD) == set(OPS)
-    assert set(OPS) >= RANDOM_OPS | SHAPE_KEEPING_OPS
+    assert set(OPS) >= RANDOM_OPS | SHAPE_KEEPING_OPS | DECODE_OPS
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -101,7 +111,7 @@ def test_unknown_steps_that_are_nearly_known(op, near):
 
 def test_unknown_steps():
     with pytest.raises(
-        RecipeError, match="no step 'zzz'; there are resize, center_crop, random_resized_crop"
+        RecipeError, match="no step 'zzz'; there are reduced_decode, resize, center_crop, random_resized_crop"
     ):
         canonical_step({"op": "zzz"}, 1)
 
@@ -169,3 +179,9 @@ def test_any_text_is_a_custom_name_or_refused(name):
         assert repr(name) in message
     else:
         assert f"{module}:{function}@{version}" == name
+
+
+def test_how_images_are_decoded_is_said_first():
+    assert canonical_step({"op": "reduced_decode", "size": 8.0}, 1) == {"op": "reduced_decode", "size": 8}
+    with pytest.raises(RecipeError, match=r"step 2 \(reduced_decode\).*first step"):
+        canonical_step({"op": "reduced_decode", "size": 8}, 2)
