@@ -24,6 +24,7 @@ _MIB = 2**20
 class Settings:
     """The function's settings.
 
+    ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that.
@@ -35,6 +36,7 @@ class Settings:
     file_roots: tuple[str, ...] = ()
     s3_endpoint_url: str = ""
     s3_client: str = "auto"
+    decoders: int = 0
     fetch_threads: int = 0
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
@@ -57,6 +59,7 @@ class Settings:
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
             s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
+            decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
             fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),

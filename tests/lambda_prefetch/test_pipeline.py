@@ -1,0 +1,168 @@
+"""Several decoders tell every outcome exactly once, stop together, and keep to the stated bound of memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from super_wire.recipe import Recipe
+from tests.fixtures.valkey import Valkey
+from tests.lambda_prefetch.prefetching import (
+    array_of,
+    encode,
+    file_request,
+    pixels,
+    raw_record,
+    run,
+    tombstone_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+
+
+@pytest.mark.parametrize("decoders", ["1", "2", "5", "64"])
+def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoders):
+    monkeypatch.setenv("SUPER_DECODERS", decoders)
+    expected, keys = [], []
+    for n in range(60):
+        key = f"{n}.png"
+        keys.append(key)
+        if n % 7 == 3:
+            expected.append("missing")
+            continue
+        body = b"no image" if n % 5 == 0 else encode(pixels(20 + n, 30, seed=n))
+        (tmp_path / key).write_bytes(body)
+        expected.append("tombstone" if n % 5 == 0 else "cached")
+    request = file_request(tmp_path, keys, valkey.unix_url)
+    result = run(request)
+    assert list(result.outcomes) == expected
+    for n, outcome in enumerate(expected):
+        if outcome == "cached":
+            assert np.array_equal(array_of(valkey, request, n), pixels(20 + n, 30, seed=n))
+            assert result.decode_us[n] > 0
+            assert result.record_bytes[n] == 64 + (20 + n) * 30 * 3
+        elif outcome == "tombstone":
+            assert tombstone_of(valkey, request, n).key == keys[n]
+            assert result.messages[str(n)].startswith(f"{request.bucket}/{keys[n]}: ")
+        else:
+            assert raw_record(valkey, request, n) is None
+            assert str(n) in result.messages
+
+
+def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch):
+    """A step that waits until four samples are in it at once ends only if four decoders are at work."""
+    (tmp_path / "meeting_of_pipeline_test.py").write_text(
+        "import threading\n"
+        "__version__ = '1'\n"
+        "barrier = threading.Barrier(4)\n"
+        "def meet(array):\n"
+        "    barrier.wait(timeout=20)\n"
+        "    return array\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SUPER_STEP_MODULES", "meeting_of_pipeline_test")
+    monkeypatch.setenv("SUPER_DECODERS", "4")
+    for n in range(8):
+        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
+    recipe = Recipe([{"op": "custom", "name": "meeting_of_pipeline_test:meet@1"}])
+    request = file_request(tmp_path, [f"{n}.png" for n in range(8)], valkey.unix_url, recipe)
+    assert run(request).outcomes == ("cached",) * 8
+
+
+@pytest.mark.parametrize("decoders", ["1", "3"])
+def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, decoders):
+    (tmp_path / f"exit_{decoders}_of_pipeline_test.py").write_text(
+        "__version__ = '1'\ndef leave(array):\n    raise SystemExit(3)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SUPER_STEP_MODULES", f"exit_{decoders}_of_pipeline_test")
+    monkeypatch.setenv("SUPER_DECODERS", decoders)
+    for n in range(20):
+        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
+    recipe = Recipe([{"op": "custom", "name": f"exit_{decoders}_of_pipeline_test:leave@1"}])
+    request = file_request(tmp_path, [f"{n}.png" for n in range(20)], valkey.unix_url, recipe)
+    with pytest.raises(SystemExit):
+        run(request)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("super-")]
+
+
+# getrusage would count the peak of the process that forked this one, too.
+PROGRAM = """
+import json, re, sys
+from pathlib import Path
+from lambda_prefetch.handler import handler
+from tests.lambda_prefetch.prefetching import Context
+
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+small, large = (json.loads(line) for line in sys.stdin)
+handler(small, Context())
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+before = kib("VmRSS")
+outcomes = handler(large, Context())["outcomes"]
+print(json.dumps([sorted(set(outcomes)), (kib("VmHWM") - before) * 1024]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
+@pytest.mark.parametrize("decoders", [1, 3])
+def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, decoders):
+    """Twenty large images: without a bound on any one term they would take several times as much."""
+    side, count, budget = 2000, 20, 16 * MIB
+    noise = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    large = encode(Image.fromarray(noise), "JPEG", quality=90, exif=_turned())
+    (tmp_path / "small.png").write_bytes(encode(pixels()))
+    keys = [f"{n}.jpg" for n in range(count)]
+    for key in keys:
+        (tmp_path / key).write_bytes(large)
+    record = side * side * 3 + 64
+    bound = max(budget, len(large)) + max(budget, record) + decoders * 12 * side * side
+    server = Valkey(maxmemory="1gb")
+    server.start()
+    try:
+        events = [
+            file_request(tmp_path, ["small.png"], server.unix_url, Recipe.image(resize=8)).to_json(),
+            file_request(tmp_path, keys, server.unix_url, Recipe.image(crop=side)).to_json(),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            input="\n".join(events),
+            env={
+                "PYTHONPATH": str(ROOT),
+                "SUPER_DECODERS": str(decoders),
+                "SUPER_FETCH_BYTES": str(budget),
+                "SUPER_PUSH_BYTES": str(budget),
+                "SUPER_FETCH_THREADS": "8",
+                "SUPER_LOG_LEVEL": "ERROR",
+                "POWERTOOLS_METRICS_DISABLED": "true",
+                # Memory is given back at once: the peak is of what is held, not of what malloc keeps.
+                "MALLOC_MMAP_THRESHOLD_": "65536",
+                "MALLOC_TRIM_THRESHOLD_": "65536",
+                "MALLOC_ARENA_MAX": "2",
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+    finally:
+        server.close()
+    outcomes, peak = json.loads(done.stdout.splitlines()[-1])
+    assert outcomes == ["cached"]
+    assert peak <= bound + 8 * MIB  # the interpreter's own threads, and the C libraries' scratch
+    assert peak > bound / 4  # it is these images that are measured
+
+
+def _turned():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
