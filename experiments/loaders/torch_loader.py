@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from experiments.loaders.interface import Batch, Loader, LoaderRequest
 
-__all__ = ["FolderImages", "TorchBatchFigures", "open_torch"]
+__all__ = ["FolderImages", "TorchBatchFigures", "decode_image", "open_torch", "recipe_pixels"]
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
 
@@ -94,10 +94,20 @@ class FolderImages(Dataset[_Item]):
         start = time.perf_counter()
         content = (self._directory / key).read_bytes()
         fetched = time.perf_counter()
-        with Image.open(io.BytesIO(content)) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-        pixels = np.asarray(_centre_crop(_resize_shorter(upright, self._resize), self._crop))
+        pixels = decode_image(content, resize=self._resize, crop=self._crop)
         return _Item(pixels, label, key, fetched - start, time.perf_counter() - fetched)
+
+
+def decode_image(content: bytes, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
+    """Decode one image file; gives what :func:`recipe_pixels` gives."""
+    with Image.open(io.BytesIO(content)) as image:
+        return recipe_pixels(image, resize=resize, crop=crop)
+
+
+def recipe_pixels(image: Image.Image, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
+    """Upright RGB of shape (crop, crop, 3), its shorter side resized before."""
+    upright = ImageOps.exif_transpose(image).convert("RGB")
+    return np.asarray(_centre_crop(_resize_shorter(upright, resize), crop))
 
 
 def _resize_shorter(image: Image.Image, size: int) -> Image.Image:
