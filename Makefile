@@ -10,13 +10,15 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv run test test-full soak lint types rules unit format proto check-proto wheel clean
+.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,6 +38,16 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	@touch $@
 
 .venv: $(STAMP) ## make the virtual environment and install SUPER into it
+
+# Torch first and held fast: a loader that wants another one fails here rather than measures with it.
+$(BENCH_STAMP): pyproject.toml | $(BIN)/python
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	echo '$(TORCH)' > $(BENCH_VENV)/constraints.txt
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint $(BENCH_VENV)/constraints.txt --editable '.[bench,train]'
+	@touch $@
+
+.venv-bench: $(BENCH_STAMP) ## an environment with the loaders that `superdl bench` compares
 
 run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to the command)
 	$(BIN)/superdl run experiments/specs/digits.yaml $(ARGS)
@@ -86,5 +98,5 @@ wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) $(PROTO_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
