@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.child import run_child
 from benchmarks.contenders import CONTENDERS
 from benchmarks.cpu_clock import children_cpu_s, descendants_cpu_s, process_cpu_s
 from benchmarks.errors import BenchmarkError
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["ArmResult", "ArmSpec", "checksum", "run_arm"]
-
-_ROOT = Path(__file__).resolve().parents[1]
-_TIME_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +70,9 @@ def run_arm(spec: ArmSpec) -> ArmResult:
         BenchmarkError: it failed; the message has what it said.
 
     """
-    command = [sys.executable, "-m", "benchmarks.arm", json.dumps(asdict(spec))]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=_ROOT,
-            env={**os.environ, **ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{spec.contender} was not done after {_TIME_LIMIT_S:g} s") from None
-    if done.returncode != 0:
-        raise BenchmarkError(
-            f"{spec.contender} failed with exit code {done.returncode}; leave it out (--contenders) or mend "
-            f"it:\n{done.stderr.strip()}"
-        )
-    return ArmResult(**json.loads(done.stdout.splitlines()[-1]))
+    arguments = [json.dumps(asdict(spec))]
+    printed = run_child("arm", arguments, name=spec.contender, environment=ENVIRONMENT)
+    return ArmResult(**json.loads(printed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.child import run_child
 from benchmarks.contenders import CONTENDERS
 from benchmarks.errors import BenchmarkError
 from benchmarks.loading import Loading
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["convert_once"]
-
-_ROOT = Path(__file__).resolve().parents[1]
-_TIME_LIMIT_S = 1800.0
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
@@ -44,28 +41,11 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{kind.format}-", dir=target.parent))
     try:
-        _convert(contender, loading, staging)
+        arguments = [contender, json.dumps(asdict(loading)), str(staging)]
+        run_child("conversion", arguments, name=f"the conversion for {contender}")
         staging.replace(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _convert(contender: str, loading: Loading, staging: Path) -> None:
-    arguments = [contender, json.dumps(asdict(loading)), str(staging)]
-    command = [sys.executable, "-m", "benchmarks.conversion", *arguments]
-    try:
-        done = subprocess.run(
-            command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(
-            f"the conversion for {contender} was not done after {_TIME_LIMIT_S:g} s"
-        ) from None
-    if done.returncode != 0:
-        raise BenchmarkError(
-            f"the conversion for {contender} failed; leave it out (--contenders) or mend it:\n"
-            f"{done.stderr.strip()}"
-        )
 
 
 def _main(contender: str, loading: str, directory: str) -> None:

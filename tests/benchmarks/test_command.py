@@ -149,6 +149,25 @@ def test_steady_tells_what_share_of_the_time_is_waiting(capsys, tmp_path):
         assert row["batches"] == 6
 
 
+@pytest.mark.slow
+def test_train_compares_equal_training(capsys, tmp_path):
+    words = ["--images", "digits", "--workers", "1", "--width", "2", "--epochs", "1", "--rounds", "1"]
+
+    report = run_json(capsys, "train", *words, "--data", str(tmp_path))
+
+    check_envelope(report, "train")
+    rows = {(row["contender"], row["epochs"]): row for row in report["rows"]}
+    assert {("pillow", "later"), ("super", "cold"), ("super", "warm")} <= rows.keys()
+    assert all(0 < row["wait_percent"] < 100 and row["step_ms"] > 0 for row in rows.values())
+    assert rows["super", "cold"]["functions_cpu_ms_per_image"] > 0
+    assert report["settings"]["decode_to_compute"] > 0
+    assert report["settings"]["loss_difference_max"] == pytest.approx(0, abs=1e-4)
+    assert len({run["checksum"] for run in report["rounds"]}) == 1
+    produced = [[epoch["produced"] for epoch in run["epochs"]] for run in report["rounds"]]
+    assert produced[0] == [0, 0]
+    assert produced[1][0] > 0
+
+
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])
 def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
