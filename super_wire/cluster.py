@@ -1,0 +1,156 @@
+"""Redis Cluster as a client needs it: which slot a key has, which node a slot, and what redirections say.
+
+All of it is pure: who asks for the slot map, and follows redirections, are the sides themselves. Replicas
+are passed over, since what was just written may not have reached them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from binascii import crc_hqx
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from super_wire.resp import Reply
+
+__all__ = ["SLOTS", "Node", "Redirection", "SlotMap", "key_slot", "parse_redirection", "parse_slots"]
+
+SLOTS = 16384
+"""Number of slots of every cluster."""
+
+_MAX_PORT = 65535
+_RANGE_LENGTH = 3  # first slot, last slot, master; then replicas
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Node:
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotMap:
+    """Which master has which slot.
+
+    ``nodes`` are the masters, in the order of their first slots; ``owners`` holds, for each of the
+    :data:`SLOTS`, an index into them, or -1 where no master is known.
+    """
+
+    nodes: tuple[Node, ...]
+    owners: array[int]
+
+    def node_of(self, slot: int) -> Node | None:
+        """The master of a slot, if one is known."""
+        owner = self.owners[slot]
+        return self.nodes[owner] if owner >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """A node's word that a slot's keys are asked for elsewhere: from now on, or (``ASK``) this once."""
+
+    kind: Literal["MOVED", "ASK"]
+    slot: int
+    node: Node
+
+
+def key_slot(key: bytes) -> int:
+    """The slot of a key: CRC-16/XMODEM modulo 16384, of the hash tag alone if the key has one.
+
+    The hash tag is what stands between the first ``{`` and the first ``}`` after it, if that is not empty.
+    """
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+def parse_slots(reply: Reply, asked: Node) -> SlotMap:
+    """The slot map out of an answer to ``CLUSTER SLOTS``.
+
+    Args:
+        reply: the answer.
+        asked: the node that gave it. A node without a host of its own in the answer is reached at its host.
+
+    Raises:
+        ValueError: it is no such answer.
+    """
+    if not isinstance(reply, list):
+        msg = f"a slot map is an array; not {_shown(reply)}"
+        raise ValueError(msg)  # noqa: TRY004 # it came over a wire: bad data, not a bug
+    places: dict[Node, int] = {}
+    owners = array("h", [-1]) * SLOTS
+    for item in reply:
+        first, last, node = _range(item, asked)
+        if node is not None:
+            place = places.setdefault(node, len(places))
+            owners[first : last + 1] = array("h", [place]) * (last + 1 - first)
+    return SlotMap(tuple(places), owners)
+
+
+def parse_redirection(text: str, asked: Node) -> Redirection | None:
+    """What an error reply such as ``MOVED 3999 10.0.0.1:6381`` says; ``None`` if it is no redirection.
+
+    Args:
+        text: the error.
+        asked: the node that gave it; a redirection without a host means its host.
+    """
+    words = text.split(" ")
+    if len(words) < 3 or words[0] not in ("MOVED", "ASK"):  # noqa: PLR2004 # kind, slot, node
+        return None
+    host, colon, port = words[2].rpartition(":")
+    if not (colon and _is_number(words[1], SLOTS - 1) and _is_number(port, _MAX_PORT) and host != "?"):
+        return None
+    kind: Literal["MOVED", "ASK"] = "MOVED" if words[0] == "MOVED" else "ASK"
+    return Redirection(kind, int(words[1]), Node(host.strip("[]") or asked.host, int(port)))
+
+
+def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
+    """First and last slot of one entry, and its master, if the entry tells where that is."""
+    if isinstance(item, list) and len(item) >= _RANGE_LENGTH:
+        first, last, master = item[:_RANGE_LENGTH]
+        if isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < SLOTS:
+            return first, last, _master(master, asked)
+    msg = f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {_shown(item)}"
+    raise ValueError(msg)
+
+
+def _master(item: Reply, asked: Node) -> Node | None:
+    if isinstance(item, list) and len(item) >= 2:  # noqa: PLR2004 # host and port
+        host, port = item[:2]
+        if isinstance(port, int) and 0 <= port <= _MAX_PORT and (host is None or isinstance(host, bytes)):
+            if host == b"?":  # a host name was wanted, and the node has none: it may tell its address beside
+                host = _further(item).get(b"ip", b"?")
+            if host == b"?" or not port:  # no port: it does not listen in the way that we asked
+                return None
+            return Node(host.decode(errors="replace") if host else asked.host, port)
+    msg = f"a node of a slot map is [host, port, ...]; not {_shown(item)}"
+    raise ValueError(msg)
+
+
+def _further(item: list[Reply]) -> Mapping[bytes, bytes]:
+    """What a node tells of itself beside its preferred host, as ``[name, value, ...]`` or a map."""
+    last = item[-1]
+    pairs = list(last.items()) if isinstance(last, dict) else []
+    if isinstance(last, list):
+        pairs = list(zip(last[::2], last[1::2], strict=False))
+    return {name: value for name, value in pairs if isinstance(name, bytes) and isinstance(value, bytes)}
+
+
+def _is_number(text: str, limit: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(limit)) and int(text) <= limit
+
+
+def _shown(reply: Reply) -> str:
+    text = repr(reply)
+    return text if len(text) <= 60 else f"{text[:60]}..."  # noqa: PLR2004 # a glimpse
