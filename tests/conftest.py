@@ -9,7 +9,9 @@ from hypothesis import settings
 
 pytest_plugins = [
     "tests.fixtures.images",
+    "tests.fixtures.certificates",
     "tests.fixtures.valkey",
+    "tests.fixtures.valkey_cluster",
     "tests.fixtures.object_store",
     "tests.fixtures.stack",
 ]
