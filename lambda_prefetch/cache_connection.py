@@ -1,56 +1,74 @@
-"""One connection to the cache that stores records, several at a time, without copying their payloads.
+"""One connection to a node of the cache that stores records, several at a time, without copying payloads.
 
-Speaks the Redis protocol itself, over TCP or a unix socket: a SET through a plain socket, header and payload
-gathered by ``sendmsg``, was measured at 3 microseconds of CPU for a 12 KB record and 18 for a 150 KB one,
-where redis-py takes 19 and 126 since it joins and copies first. Every exchange has a deadline. What to do
-when one fails is :mod:`lambda_prefetch.push`'s.
+Speaks the Redis protocol itself, over TCP, TLS or a unix socket: a SET through a plain socket, header and
+payload gathered by ``sendmsg``, was measured at 3 microseconds of CPU for a 12 KB record and 18 for a 150 KB
+one, where redis-py takes 19 and 126 since it joins and copies first. TLS takes one buffer at a time, so small
+ones are joined there: 7 microseconds, and 70 for the large one, most of them for the cipher. Every exchange
+has a deadline. What to do when one fails is :mod:`lambda_prefetch.push`'s; which node has a record,
+:mod:`lambda_prefetch.cache_nodes`'s.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import time
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, TypeAlias
 
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.address import Credentials
+from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.resp import ErrorReply, MalformedReplyError, encode_command, parse_reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CacheConnection"]
+    from super_wire.address import CacheAddress
+    from super_wire.resp import Reply
+
+__all__ = ["EXCHANGE_TIMEOUT_S", "CacheConnection", "CacheRecord"]
+
+CacheRecord: TypeAlias = "tuple[bytes, bytes, memoryview]"
+"""Cache key, header and payload."""
+
+EXCHANGE_TIMEOUT_S = 15.0
+"""How long an exchange may take if nothing else is said."""
 
 _CONNECT_TIMEOUT_S = 5.0
-_EXCHANGE_TIMEOUT_S = 15.0
 _MAX_LINE_BYTES = 65536
-_DEFAULT_PORT = 6379
+_MAX_ANSWER_BYTES = 2**24
 _BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024 on Linux and macOS
+_JOINED_BYTES = 65536  # four TLS records
+_ASKING = encode_command(b"ASKING")
+_RESP3 = 3
 
 
 class CacheConnection:
     """A connection, open and authenticated.
 
+    After an exception out of anything but the constructor nothing is known of what is on its way: close it.
+
     Args:
-        url: ``redis://host:port[/db]`` or ``unix:///path``; never with credentials.
-        username: for ACL users; empty for the default user.
-        password: empty where the cache asks for none.
+        address: the node.
+        credentials: what the cache lets in; sent only if there is a password.
+        tls: for a ``rediss://`` address, made by :meth:`Credentials.tls_context`.
 
     Raises:
-        ConfigError: the address is none of these.
         CacheUnreachableError: nobody answers there.
-        CacheError: the cache refuses, for example the credentials.
+        CacheError: the cache refuses, for example the credentials, or we its certificate.
     """
 
-    def __init__(self, url: str, *, username: str = "", password: str = "") -> None:
-        self.url = url
+    def __init__(
+        self,
+        address: CacheAddress,
+        credentials: Credentials = Credentials(),  # noqa: B008  # frozen
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address = address
         self._unread = b""
-        database, self._socket = _connect(url)
+        self._encrypted = address.tls
+        self._socket = _connect(address, credentials, tls)
         try:
-            if password:
-                self._command(b"AUTH", *([username.encode()] if username else []), password.encode())
-            if database:
-                self._command(b"SELECT", str(database).encode())
-            self._command(b"PING")
+            self._greet(credentials)
         except BaseException:
             self._socket.close()
             raise
@@ -59,8 +77,8 @@ class CacheConnection:
         """Close the socket."""
         self._socket.close()
 
-    def store(self, records: Sequence[tuple[bytes, bytes, memoryview]]) -> list[str]:
-        """SET every record, given as (cache key, header, payload), and wait for all acknowledgements.
+    def store(self, records: Sequence[CacheRecord]) -> list[str]:
+        """SET every record and wait for all acknowledgements.
 
         Returns:
             For each record the empty text if it was acknowledged, else the cache's own words.
@@ -70,34 +88,87 @@ class CacheConnection:
                 record.
             CacheError: the cache answered something that is no answer to a SET.
         """
+        deadline = time.monotonic() + EXCHANGE_TIMEOUT_S
+        self.send(records, deadline)
+        return self.answers(len(records), deadline)
+
+    def send(self, records: Sequence[CacheRecord], deadline: float, *, asking: bool = False) -> None:
+        """The first half of :meth:`store`, so that several nodes can be sent to before one is waited for.
+
+        Args:
+            records: what to store.
+            deadline: on the monotonic clock.
+            asking: whether each record's slot is only on its way to this node, so that it must be ASKed to
+                take it.
+        """
         buffers: list[bytes | memoryview] = []
-        end = b""
+        end, asked = b"", _ASKING if asking else b""
         for key, header, payload in records:
             size_bytes = len(header) + payload.nbytes
             command = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size_bytes)
-            buffers += (end + command + header, payload)
+            buffers += (end + asked + command + header, payload)
             end = b"\r\n"
         buffers.append(end)
-        return self._exchange(buffers, len(records))
-
-    def _command(self, *words: bytes) -> None:
-        parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
-        (answer,) = self._exchange([b"".join(parts)], 1)
-        if answer:
-            msg = f"the cache at {self.url} refuses {words[0].decode()}: {answer}"
-            raise CacheError(msg)
-
-    def _exchange(self, buffers: list[bytes | memoryview], replies: int) -> list[str]:
-        deadline = time.monotonic() + _EXCHANGE_TIMEOUT_S
         try:
             self._send(buffers, deadline)
-            return [_refusal(line, self.url) for line in self._lines(replies, deadline)]
         except OSError as error:
-            reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-            msg = f"the connection to the cache at {self.url} broke: {reason}"
-            raise CacheUnreachableError(msg) from error
+            raise self._broke(error) from error
+
+    def answers(self, records: int, deadline: float, *, asking: bool = False) -> list[str]:
+        """The second half of :meth:`store`: what became of that many records that were sent."""
+        try:
+            lines = list(self._lines(2 * records if asking else records, deadline))
+        except OSError as error:
+            raise self._broke(error) from error
+        return [self._refusal(line) for line in (lines[1::2] if asking else lines)]
+
+    def ask(self, *words: bytes, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Reply:
+        """Any command's answer; an error that it answers is returned.
+
+        Raises:
+            CacheUnreachableError: the connection broke or the deadline passed.
+            CacheError: the answer is not of the Redis protocol.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._send([encode_command(*words)], deadline)
+            while (found := parse_reply(self._unread)) is None:
+                if len(self._unread) > _MAX_ANSWER_BYTES:
+                    raise self._no_redis()
+                self._receive(deadline)
+        except OSError as error:
+            raise self._broke(error) from error
+        except MalformedReplyError as error:
+            raise self._no_redis() from error
+        reply, end = found
+        self._unread = self._unread[end:]
+        return reply
+
+    def _greet(self, credentials: Credentials) -> None:
+        user, password = credentials.username.encode(), credentials.password.encode()
+        if self.address.protocol == _RESP3:
+            login = (b"AUTH", user or b"default", password) if password else ()
+            self._demand(b"HELLO", b"3", *login)
+        elif password:
+            self._demand(b"AUTH", *([user] if user else []), password)
+        if self.address.db:
+            self._demand(b"SELECT", b"%d" % self.address.db)
+        self._demand(b"PING")
+
+    def _demand(self, *words: bytes) -> None:
+        reply = self.ask(*words)
+        if isinstance(reply, ErrorReply):
+            msg = f"the cache at {self.address} refuses {words[0].decode()}: {reply.text}"
+            raise CacheError(msg)
+        if not isinstance(reply, bytes | dict):
+            raise self._no_redis()
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
+        if self._encrypted:
+            for joined in _joined(buffers):
+                self._wait_until(deadline)
+                self._socket.sendall(joined)
+            return
         views = [memoryview(buffer) for buffer in buffers]
         at = 0
         while at < len(views):
@@ -113,16 +184,18 @@ class CacheConnection:
         """The next ``count`` lines, without their ends."""
         for _ in range(count):
             while b"\r\n" not in self._unread:
-                self._wait_until(deadline)
-                received = self._socket.recv(65536)
-                if not received:
-                    raise ConnectionResetError("the cache closed it")
-                self._unread += received
+                self._receive(deadline)
                 if len(self._unread) > _MAX_LINE_BYTES and b"\r\n" not in self._unread:
-                    msg = f"the cache at {self.url} does not speak the Redis protocol"
-                    raise CacheError(msg)
+                    raise self._no_redis()
             line, _, self._unread = self._unread.partition(b"\r\n")
             yield line
+
+    def _receive(self, deadline: float) -> None:
+        self._wait_until(deadline)
+        received = self._socket.recv(65536)
+        if not received:
+            raise ConnectionResetError("the cache closed it")
+        self._unread += received
 
     def _wait_until(self, deadline: float) -> None:
         """Let the next operation of the socket end by ``deadline``."""
@@ -131,41 +204,62 @@ class CacheConnection:
             raise TimeoutError
         self._socket.settimeout(remaining_s)
 
+    def _refusal(self, line: bytes) -> str:
+        if line[:1] == b"+":
+            return ""
+        if line[:1] == b"-":
+            return line[1:].decode(errors="replace")
+        msg = f"the cache at {self.address} answered {line[:40]!r}, which is neither yes nor no"
+        raise CacheError(msg)
 
-def _refusal(line: bytes, url: str) -> str:
-    if line[:1] == b"+":
-        return ""
-    if line[:1] == b"-":
-        return line[1:].decode(errors="replace")
-    msg = f"the cache at {url} answered {line[:40]!r}, which is neither yes nor no"
-    raise CacheError(msg)
+    def _broke(self, error: OSError) -> CacheUnreachableError:
+        return CacheUnreachableError(f"the connection to the cache at {self.address} broke: {_reason(error)}")
+
+    def _no_redis(self) -> CacheError:
+        return CacheError(f"the cache at {self.address} does not speak the Redis protocol")
 
 
-def _connect(url: str) -> tuple[int, socket.socket]:
-    """The database that ``url`` names, and a connected socket."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
-        msg = (
-            "a cache's address carries no credentials: "
-            "set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD instead"
-        )
-        raise ConfigError(msg)
+def _joined(buffers: list[bytes | memoryview]) -> Iterator[bytes]:
+    """The buffers in pieces of at least 64 KiB, none of them cut, but for the last piece."""
+    waiting: list[bytes | memoryview] = []
+    waiting_bytes = 0
+    for buffer in buffers:
+        waiting.append(buffer)
+        waiting_bytes += len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
+        if waiting_bytes >= _JOINED_BYTES:
+            yield b"".join(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting_bytes:
+        yield b"".join(waiting)
+
+
+def _reason(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+
+
+def _connect(address: CacheAddress, credentials: Credentials, tls: ssl.SSLContext | None) -> socket.socket:
     try:
-        if parts.scheme == "unix" and parts.path:
-            database = int(parse_qs(parts.query).get("db", ["0"])[0])
-            return database, _connected_unix(parts.path)
-        if parts.scheme == "redis" and parts.hostname:
-            database = int(parts.path.strip("/") or 0)
-            return database, _connected_tcp(parts.hostname, parts.port or _DEFAULT_PORT)
+        if address.path:
+            return _connected_unix(address.path)
+        connected = socket.create_connection((address.host, address.port), timeout=_CONNECT_TIMEOUT_S)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.tls:
+                context = tls or credentials.tls_context()
+                return context.wrap_socket(connected, server_hostname=address.host)
+        except BaseException:
+            connected.close()
+            raise
+    except ssl.SSLCertVerificationError as error:
+        msg = (
+            f"the certificate of the cache at {address} is not to be trusted: {error.verify_message}; "
+            "SUPER_CACHE_CA_FILE names the authority that it must come from"
+        )
+        raise CacheError(msg) from error
     except OSError as error:
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        msg = f"no cache answers at {url}: {reason}"
+        msg = f"no cache answers at {address}: {_reason(error)}"
         raise CacheUnreachableError(msg) from error
-    except ValueError as error:
-        msg = f"{url!r} is no address of a cache: {error}"
-        raise ConfigError(msg) from error
-    msg = f"a cache's address is redis://host:port or unix:///path; not {url!r}"
-    raise ConfigError(msg)
+    return connected
 
 
 def _connected_unix(path: str) -> socket.socket:
@@ -176,10 +270,4 @@ def _connected_unix(path: str) -> socket.socket:
     except BaseException:
         connected.close()
         raise
-    return connected
-
-
-def _connected_tcp(host: str, port: int) -> socket.socket:
-    connected = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected

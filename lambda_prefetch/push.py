@@ -3,7 +3,7 @@
 What has queued up while one exchange was on its way goes out with the next: batches grow as the cache slows
 down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
 never before. A broken connection is opened anew once per invocation, since a warm one may be older than the
-cache it led to; after that the rest of the invocation fails fast.
+cache it led to; after that the rest of the invocation fails fast, in a cluster what that node would take.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from lambda_prefetch.budget import ByteBudget
-from lambda_prefetch.cache_connection import CacheConnection
+from lambda_prefetch.cache_nodes import CacheNodes
 from super_wire.errors import CacheError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
 
-# Connections kept for the next invocation, by process and address, the longest unused first.
-_idle: dict[tuple[int, str], CacheConnection] = {}
+# What is connected is kept for the next invocation, by process and address, the longest unused first.
+_idle: dict[tuple[int, str], CacheNodes] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class Pusher:
 
     def __init__(self, cache: str, settings: Settings) -> None:
         self.results: list[Pushed] = []
-        self._cache = cache
+        self._url = cache
         self._settings = settings
         self._budget = ByteBudget(settings.push_bytes)
         self._bundle: list[_Record] = []
         self._bundle_bytes = 0
         self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
-        self._connection: CacheConnection | None = None
+        self._cache: CacheNodes | None = None
         self._may_reconnect = True
         self._broken = ""
         self._abandoned = False
@@ -120,8 +120,8 @@ class Pusher:
                 self._store(records)
             for record in records:
                 self._budget.release(record.size_bytes)
-        if self._connection is not None:
-            _keep(self._connection)
+        if self._cache is not None:
+            _keep(self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """What waits, at least one record if there is one to come, and whether more may follow."""
@@ -142,7 +142,7 @@ class Pusher:
         try:
             refusals = self._exchange(records)
         except Exception as error:  # noqa: BLE001  # told with each sample; a thread that died silently would stop the invocation
-            self._drop_connection()
+            self._disconnect()
             self._broken = str(error) or type(error).__name__
             refusals = [self._broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
@@ -153,22 +153,22 @@ class Pusher:
         if self._broken:
             return [self._broken] * len(records)
         commands = [(record.key, record.header, record.payload) for record in records]
-        if self._connection is None:
-            self._connection = _take(self._cache, self._settings)
+        if self._cache is None:
+            self._cache = _take(self._url, self._settings)
         try:
-            return self._connection.store(commands)
+            return self._cache.store(commands)
         except CacheError:
-            self._drop_connection()
+            self._disconnect()
             if not self._may_reconnect:
                 raise
         self._may_reconnect = False
-        self._connection = _open(self._cache, self._settings)
-        return self._connection.store(commands)  # a SET may be repeated: equal ids, equal bytes
+        self._cache = _open(self._url, self._settings)
+        return self._cache.store(commands)  # a SET may be repeated: equal ids, equal bytes
 
-    def _drop_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _disconnect(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
 
 
 def warm_connection(cache: str, settings: Settings) -> None:
@@ -180,20 +180,23 @@ def warm_connection(cache: str, settings: Settings) -> None:
     _keep(_take(cache, settings))
 
 
-def _take(cache: str, settings: Settings) -> CacheConnection:
-    """This process's idle connection, or a new one; whoever takes it has it alone."""
+def _take(cache: str, settings: Settings) -> CacheNodes:
+    """What this process has kept of a cache, or a new connection; whoever takes it has it alone."""
     kept = _idle.pop((os.getpid(), cache), None)
-    return kept if kept is not None else _open(cache, settings)
+    if kept is None:
+        return _open(cache, settings)
+    kept.renew()
+    return kept
 
 
-def _open(cache: str, settings: Settings) -> CacheConnection:
-    return CacheConnection(cache, username=settings.cache_username, password=settings.cache_password)
+def _open(cache: str, settings: Settings) -> CacheNodes:
+    return CacheNodes(cache, settings.cache_credentials)
 
 
-def _keep(connection: CacheConnection) -> None:
-    """Put a connection where the next invocation finds it: one per address, and few addresses."""
-    replaced = _idle.pop((os.getpid(), connection.url), None)
-    _idle[os.getpid(), connection.url] = connection
+def _keep(nodes: CacheNodes) -> None:
+    """Put connections where the next invocation finds them: one cache per address, and few addresses."""
+    replaced = _idle.pop((os.getpid(), nodes.url), None)
+    _idle[os.getpid(), nodes.url] = nodes
     if replaced is None and len(_idle) > _MAX_IDLE:
         replaced = _idle.pop(next(iter(_idle)))
     if replaced is not None:
@@ -203,5 +206,5 @@ def _keep(connection: CacheConnection) -> None:
 def close_idle_connections() -> None:
     """Close what is kept for the next invocation; it opens its own then."""
     while _idle:
-        _, connection = _idle.popitem()
-        connection.close()
+        _, nodes = _idle.popitem()
+        nodes.close()

@@ -7,9 +7,10 @@ that may be read and the memory that may be used are the function's own.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from super_wire.address import Credentials
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ class Settings:
     larger than that.
     """
 
-    cache_username: str = ""
-    cache_password: str = field(default="", repr=False)
+    cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
     s3_endpoint_url: str = ""
@@ -53,8 +53,7 @@ class Settings:
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
         return cls(
-            cache_username=variables.get("SUPER_CACHE_USERNAME", ""),
-            cache_password=variables.get("SUPER_CACHE_PASSWORD", ""),
+            cache_credentials=Credentials.from_environment(variables),
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),

@@ -10,10 +10,16 @@ import pytest
 
 from lambda_prefetch import cache_connection
 from lambda_prefetch.cache_connection import CacheConnection
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.address import CacheAddress, Credentials
+from super_wire.errors import CacheError, CacheUnreachableError
+from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port
 
 HEADER = b"h" * 64
+
+
+def open_connection(url, **credentials):
+    return CacheConnection(CacheAddress.parse(url), Credentials(**credentials))
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def connect(valkey):
     opened = []
 
     def connect(url=valkey.unix_url, **credentials):
-        opened.append(CacheConnection(url, **credentials))
+        opened.append(open_connection(url, **credentials))
         return opened[-1]
 
     yield connect
@@ -80,7 +86,7 @@ def test_a_full_cache_refuses_in_its_own_words():
     server = Valkey(maxmemory="2mb")
     server.start()
     try:
-        connection = CacheConnection(server.unix_url)
+        connection = open_connection(server.unix_url)
         answers = connection.store([record(b"k%d" % n, b"x" * 400_000) for n in range(10)])
         connection.close()
     finally:
@@ -112,32 +118,9 @@ def test_missing_credentials(valkey, connect):
 def test_nobody_answers(tmp_path):
     url = f"redis://127.0.0.1:{free_port()}"
     with pytest.raises(CacheUnreachableError, match=url):
-        CacheConnection(url)
+        open_connection(url)
     with pytest.raises(CacheUnreachableError, match="No such file"):
-        CacheConnection(f"unix://{tmp_path}/none.sock")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "redis://",
-        "unix://",
-        "http://127.0.0.1",
-        "redis://127.0.0.1:port",
-        "redis://h:1/x",
-        "unix:///a?db=x",
-    ],
-)
-def test_what_is_no_address(url):
-    with pytest.raises(ConfigError, match="address"):
-        CacheConnection(url)
-
-
-def test_credentials_in_an_address_are_refused_and_not_repeated():
-    with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD") as caught:
-        CacheConnection("redis://:hunter2@127.0.0.1:6379")
-    assert "hunter2" not in str(caught.value)
+        open_connection(f"unix://{tmp_path}/none.sock")
 
 
 def serve_once(answer):
@@ -158,19 +141,19 @@ def serve_once(answer):
     return f"redis://127.0.0.1:{listener.getsockname()[1]}", thread, listener
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n", b"x" * 200_000])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n", b"+" * 200_000])
 def test_what_does_not_speak_the_protocol(answer):
     url, thread, listener = serve_once(answer)
     with pytest.raises(CacheError, match=r"protocol|neither yes nor no"):
-        CacheConnection(url)
+        open_connection(url)
     thread.join(10)
     listener.close()
 
 
 def test_a_silent_cache_is_given_up_after_the_deadline(monkeypatch):
-    monkeypatch.setattr(cache_connection, "_EXCHANGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cache_connection, "EXCHANGE_TIMEOUT_S", 0.2)
     url, thread, listener = serve_once(b"+PONG\r\n")
-    connection = CacheConnection(url)
+    connection = open_connection(url)
     with pytest.raises(CacheUnreachableError, match="no answer in time"):
         connection.store([record(b"k", b"x")])
     connection.close()
@@ -183,3 +166,64 @@ def test_a_cache_that_died_is_unreachable(valkey, connect):
     valkey.kill()
     with pytest.raises(CacheUnreachableError, match="broke"):
         connection.store([record(b"k", b"x")])
+
+
+@pytest.fixture
+def tls_front(valkey, certificates):
+    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
+    front.start()
+    yield front
+    front.close()
+
+
+def test_records_arrive_unchanged_by_tls(valkey, tls_front, certificates, connect):
+    connection = connect(f"rediss://localhost:{tls_front.port}", ca_file=certificates.ca_file)
+    payloads = [b"", b"\r\n", *(bytes(range(256)) * n for n in (1, 64, 300, 40_000))] * 9
+    for _ in range(2):
+        answers = connection.store([record(b"k%d" % n, payload) for n, payload in enumerate(payloads)])
+        assert answers == [""] * 54
+    with valkey.client() as client:
+        assert [client.get(f"k{n}") for n in range(54)] == [HEADER + payload for payload in payloads]
+
+
+def test_a_certificate_of_nobody_known_is_refused_with_the_remedy(tls_front, certificates):
+    url = f"rediss://127.0.0.1:{tls_front.port}"
+    for trusted in ({}, {"ca_file": certificates.strange_ca_file}):
+        with pytest.raises(CacheError, match=rf"{url}.*SUPER_CACHE_CA_FILE") as caught:
+            open_connection(url, **trusted)
+        assert not isinstance(caught.value, CacheUnreachableError)
+
+
+def test_a_cache_that_wants_a_certificate_of_ours_gets_it(valkey, certificates, connect):
+    front = TlsFront(f"{valkey.directory}/redis.sock", certificates, demand_client=True)
+    front.start()
+    url = f"rediss://127.0.0.1:{front.port}"
+    try:
+        with pytest.raises(CacheUnreachableError):
+            open_connection(url, ca_file=certificates.ca_file)
+        ours = {"cert_file": certificates.client.cert_file, "key_file": certificates.client.key_file}
+        connection = connect(url, ca_file=certificates.ca_file, **ours)
+        assert connection.store([record(b"k", b"x")]) == [""]
+        connection.close()
+    finally:
+        front.close()
+
+
+def test_what_speaks_no_tls_is_told():
+    url, thread, listener = serve_once(b"-ERR unknown command\r\n")
+    with pytest.raises(CacheUnreachableError, match="no cache answers at rediss"):
+        open_connection(url.replace("redis:", "rediss:"))
+    thread.join(10)
+    listener.close()
+
+
+@pytest.mark.parametrize("user", ["", "fn"])
+def test_resp3_is_spoken_where_it_is_asked_for(valkey, connect, user):
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", user or "default", "on", ">word", "~*", "+@all")
+        connection = connect(valkey.url + "?protocol=3", username=user, password="word")
+        (spoken,) = [entry for entry in client.client_list() if not entry["lib-name"]]
+    assert (spoken["user"], spoken["resp"]) == (user or "default", "3")
+    assert connection.store([record(b"k", b"x")]) == [""]
+    with pytest.raises(CacheError, match="refuses HELLO.*WRONGPASS"):
+        open_connection(valkey.url + "?protocol=3", username=user, password="other")

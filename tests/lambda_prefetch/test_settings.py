@@ -7,6 +7,7 @@ import os
 import pytest
 
 from lambda_prefetch.settings import Settings
+from super_wire.address import Credentials
 from super_wire.errors import ConfigError
 
 
@@ -20,6 +21,9 @@ def test_all_of_them(tmp_path):
         {
             "SUPER_CACHE_USERNAME": "fn",
             "SUPER_CACHE_PASSWORD": "word",
+            "SUPER_CACHE_CA_FILE": "/ca.pem",
+            "SUPER_CACHE_CERT_FILE": "/cert.pem",
+            "SUPER_CACHE_KEY_FILE": "/key.pem",
             "SUPER_STEP_MODULES": "a.b, c,",
             "SUPER_FILE_ROOTS": os.pathsep.join([str(tmp_path / "link"), "/data"]),
             "SUPER_S3_ENDPOINT_URL": "http://127.0.0.1:9000",
@@ -32,8 +36,7 @@ def test_all_of_them(tmp_path):
         }
     )
     assert settings == Settings(
-        cache_username="fn",
-        cache_password="word",
+        cache_credentials=Credentials("fn", "word", "/ca.pem", "/cert.pem", "/key.pem"),
         step_modules=frozenset({"a.b", "c"}),
         file_roots=(os.path.realpath(tmp_path), "/data"),
         s3_endpoint_url="http://127.0.0.1:9000",
@@ -65,4 +68,4 @@ def test_what_cannot_be_meant(name, value):
 
 
 def test_the_password_is_not_shown():
-    assert "hunter2" not in repr(Settings(cache_password="hunter2"))
+    assert "hunter2" not in repr(Settings(cache_credentials=Credentials(password="hunter2")))
