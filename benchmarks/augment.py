@@ -156,7 +156,7 @@ def _chain(transforms: Any, options: dict[str, Any], size: int, *, pil: bool) ->
 
 def _info(count: int) -> BatchInfo:
     ids = b"".join(digest128(str(number).encode()) for number in range(count))
-    return BatchInfo("bench", b"", 0, 0, 0, ids, (), None, 0.0, 0.0, 0.0, 0.0, 0, count, 0)
+    return BatchInfo("bench", b"", 0, 0, 0, ids, (), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, count, 0)
 
 
 def _cpu_ms(call: Callable[[], object]) -> float:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from super_dataset import augment_settings as settings
 from super_dataset.augment_color import JITTERS, Jitter, JitterDraws
 from super_dataset.augment_draws import BatchDraws
 from super_dataset.augment_geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
-from super_dataset.buffer import shared_bytes
+from super_dataset.memory import memory_here
 from super_wire.errors import UsageError
 from super_wire.ids import ID_BYTES
 
@@ -243,10 +242,7 @@ class Augment:
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    # numpy asks for huge pages where torch does not: memory fresh for every batch costs a fault per page.
-    shared = get_worker_info() is not None
-    flat = shared_bytes(size) if shared else torch.from_numpy(np.empty(size, dtype=np.uint8))
+    flat = memory_here().take(math.prod(shape) * dtype.itemsize)
     return flat.view(dtype).view(shape)
 
 

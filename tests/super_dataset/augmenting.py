@@ -29,6 +29,7 @@ def info_of(*numbers: int, epoch: int = 0) -> BatchInfo:
         fetch_s=0.0,
         decode_s=0.0,
         read_s=0.0,
+        check_s=0.0,
         wait_s=0.0,
         size_bytes=0,
         hits=len(numbers),
