@@ -36,7 +36,7 @@ __all__ = [
 
 DATA_KINDS = ("auto", "digits", "directory", "url")
 DEVICES = ("auto", "cpu", "cuda")
-LOADER_KINDS = ("super", "torch")
+LOADER_KINDS = ("super", "super_threads", "torch")
 MODEL_NAMES = ("small_cnn",)
 
 _BUILT_IN_SPECS = Path(__file__).parent / "specs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
-from experiments.loaders.super_loader import open_super
+from experiments.loaders.super_loader import open_super, open_super_threads
 from experiments.loaders.torch_loader import open_torch
 from super_wire.errors import ConfigError
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADERS", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "open_loader"]
 
-LOADERS: Mapping[str, LoaderFactory] = {"super": open_super, "torch": open_torch}
+LOADERS: Mapping[str, LoaderFactory] = {
+    "super": open_super,
+    "super_threads": open_super_threads,
+    "torch": open_torch,
+}
 
 
 def open_loader(kind: str, request: LoaderRequest) -> Loader:

@@ -7,18 +7,40 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from experiments.loaders.interface import Batch, Loader, LoaderRequest
     from experiments.records import JobStats
     from sampler import SuperSampler
     from super_dataset import SuperDataset
 
-__all__ = ["open_super"]
+__all__ = ["open_super", "open_super_threads"]
 
 
 def open_super(request: LoaderRequest) -> Loader:
     """Open a split through the coordinator that the spec names, else the default one."""
+    dataset, sampler = _open(request)
+    batches: DataLoader[Any] = DataLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=None,
+        num_workers=request.loader.num_workers,
+        persistent_workers=request.loader.num_workers > 0,
+        pin_memory=request.pin_memory,
+    )
+    return _SuperLoader(dataset, sampler, batches)
+
+
+def open_super_threads(request: LoaderRequest) -> Loader:
+    """The same by threads of this process; ``num_workers`` of the spec has no part in it."""
+    from super_dataset import SuperLoader
+
+    dataset, sampler = _open(request)
+    device = "cuda" if request.pin_memory else None
+    return _SuperLoader(dataset, sampler, SuperLoader(dataset, sampler, device))
+
+
+def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
     from sampler import SuperSampler  # a run with another loader needs neither
     from super_dataset import Recipe, SuperDataset
 
@@ -36,24 +58,16 @@ def open_super(request: LoaderRequest) -> Loader:
         seed=request.seed,
         coordinator=request.loader.coordinator,
     )
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        sampler=sampler,
-        batch_size=None,
-        num_workers=request.loader.num_workers,
-        persistent_workers=request.loader.num_workers > 0,
-        pin_memory=request.pin_memory,
-    )
-    return _SuperLoader(dataset, sampler, batches)
+    return dataset, sampler
 
 
 class _SuperLoader:
-    """A dataset, its sampler and the DataLoader over both."""
+    """A dataset, its sampler and the loader over both."""
 
-    def __init__(self, dataset: SuperDataset, sampler: SuperSampler, batches: DataLoader[Any]) -> None:
+    def __init__(self, dataset: SuperDataset, sampler: SuperSampler, batches: Iterable[Any]) -> None:
         self._dataset = dataset
         self._sampler = sampler
-        self._batches: DataLoader[Any] | None = batches
+        self._batches: Iterable[Any] | None = batches
 
     @property
     def classes(self) -> Sequence[str]:
@@ -75,5 +89,5 @@ class _SuperLoader:
         return self._sampler.job_stats()
 
     def close(self) -> None:
-        self._batches = None  # the last reference: persistent workers end with it
+        self._batches = None  # the last reference: persistent workers and threads end with it
         self._sampler.close()

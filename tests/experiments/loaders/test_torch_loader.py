@@ -138,5 +138,5 @@ def test_an_unknown_loader_is_named():
     request = LoaderRequest(
         Source("s3://b/x"), RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False
     )
-    with pytest.raises(ConfigError, match=r"loader\.kind must be one of super, torch, not 'dali'"):
+    with pytest.raises(ConfigError, match=r"one of super, super_threads, torch, not 'dali'"):
         open_loader("dali", request)
