@@ -156,7 +156,24 @@ def _chain(transforms: Any, options: dict[str, Any], size: int, *, pil: bool) ->
 
 def _info(count: int) -> BatchInfo:
     ids = b"".join(digest128(str(number).encode()) for number in range(count))
-    return BatchInfo("bench", b"", 0, 0, 0, ids, (), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, count, 0)
+    return BatchInfo(
+        job="bench",
+        batch_id=b"",
+        epoch=0,
+        position=0,
+        rank=0,
+        sample_ids=ids,
+        keys=(),
+        padding=None,
+        fetch_s=0.0,
+        decode_s=0.0,
+        read_s=0.0,
+        check_s=0.0,
+        wait_s=0.0,
+        size_bytes=0,
+        hits=count,
+        misses=0,
+    )
 
 
 def _cpu_ms(call: Callable[[], object]) -> float:

@@ -18,6 +18,7 @@ from super_dataset import augment_settings as settings
 from super_dataset.augment_color import JITTERS, Jitter, JitterDraws
 from super_dataset.augment_draws import BatchDraws
 from super_dataset.augment_geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
+from super_dataset.info import BatchInfo
 from super_dataset.memory import memory_here
 from super_wire.errors import UsageError
 from super_wire.ids import ID_BYTES
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from super_dataset.info import BatchInfo
 
 __all__ = ["Augment"]
 
@@ -110,16 +110,15 @@ class Augment:
             info: of the same batch.
 
         Returns:
-            ``dtype``, of shape (samples, channels, height, width), channels_last. In a DataLoader worker it
-            is made in shared memory, so that it is not copied on its way out.
+            ``dtype``, of shape (samples, channels, height, width), channels_last. On the CPU it lies in
+            memory as batches are received into: used again, and shared in a DataLoader worker, so that it is
+            not copied on its way out.
 
         Raises:
             UsageError: these are no images, not of one size and no ``size`` is given, of a number of
                 channels that ``mean`` or the colour jitter does not fit, or not those of ``info``.
         """
-        channels = self._checked_channels(images, info)
-        heights = np.array([image.shape[-2] for image in images], dtype=np.int64)
-        widths = np.array([image.shape[-1] for image in images], dtype=np.int64)
+        channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
         draws = BatchDraws(info.sample_ids, seed=self._seed, epoch=info.epoch)
         if self._size is None:
@@ -209,26 +208,30 @@ class Augment:
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
-    def _checked_channels(self, images: Images, info: BatchInfo) -> int:
-        shapes = {tuple(image.shape) for image in images}
-        channels = {shape[0] for shape in shapes if len(shape) == _NDIM - 1}
-        if len(channels) != 1 or not channels <= _CHANNELS or any(i.dtype != torch.uint8 for i in images):
+    def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+        """Number of channels, heights and widths of images that can be augmented."""
+        if isinstance(images, torch.Tensor):  # one look at a batch, not one at each sample
+            shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
+        else:
+            shapes, dtypes = [tuple(image.shape) for image in images], {image.dtype for image in images}
+        channels = {shape[0] if len(shape) == _NDIM - 1 else 0 for shape in shapes}
+        if len(channels) != 1 or not channels <= _CHANNELS or dtypes != {torch.uint8}:
             msg = (
                 "Augment takes images, uint8 of shape (samples, channels, height, width) with 1, 3 or 4 "
                 f"channels, as SuperDataset delivers them; not {_described(images)}"
             )
             raise UsageError(msg)
-        if self._size is None and len(shapes) > 1:
+        if self._size is None and len(set(shapes)) > 1:
             msg = (
                 "these images differ in height or width, and an Augment without size does not change it: "
                 "give it a size, or the recipe a crop"
             )
             raise UsageError(msg)
-        if len(info.sample_ids) != len(images) * ID_BYTES:
-            msg = (
-                f"{len(images)} images came with the info of {len(info.sample_ids) // ID_BYTES} samples: "
-                "give Augment the BatchInfo of the same batch"
+        if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
+            given = (
+                f"that of {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
             )
+            msg = f"{len(images)} images need the BatchInfo of the same batch (return_info=True); not {given}"
             raise UsageError(msg)
         number = int(channels.pop())
         if self._jitter and number != _RGB:
@@ -236,12 +239,14 @@ class Augment:
         if self._moments and number != len(self._moments[0]):
             msg = f"mean and std are of {len(self._moments[0])} channels; these images have {number}"
             raise UsageError(msg)
-        return number
+        heights, widths = np.array([shape[1:] for shape in shapes], dtype=np.int64).T
+        return number, heights, widths
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
+    # Where batches are received: used again, shared in a worker, pinned on the way to a device.
     flat = memory_here().take(math.prod(shape) * dtype.itemsize)
     return flat.view(dtype).view(shape)
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import super_dataset.augment as module
 from super_dataset import Augment
+from super_dataset.memory import FreshMemory, receiving_into
 from super_wire.errors import ConfigError, UsageError
 from tests.super_dataset.augmenting import batch, info_of, picture
 
@@ -184,8 +185,8 @@ class Batches(Dataset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_workers_give_the_same_in_shared_memory(dtype):
-    dataset = Batches(Augment(24, dtype=dtype, **JITTER))
+def test_workers_give_the_same_in_memory_that_the_trainer_maps(dtype):
+    dataset = Batches(Augment(128, dtype=dtype, **JITTER))
     alone = list(DataLoader(dataset, batch_size=None))
     for (images, labels), (expected, at) in zip(
         DataLoader(dataset, batch_size=None, num_workers=2), alone, strict=True
@@ -193,6 +194,19 @@ def test_workers_give_the_same_in_shared_memory(dtype):
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(images, expected)
         assert torch.equal(labels, at)
+
+
+def test_a_batch_is_made_where_batches_are_received():
+    class Noted(FreshMemory):
+        def take(self, size):
+            self.taken = super().take(size)
+            return self.taken
+
+    memory = Noted()
+    with receiving_into(memory):
+        made = Augment(24).images(batch(1, 2), info_of(1, 2))
+    assert memory.taken.nbytes == made.nbytes
+    assert memory.taken.data_ptr() == made.data_ptr()
 
 
 def test_pickles():
@@ -253,7 +267,12 @@ def test_numbers_of_other_kinds_are_fine():
         (Augment(24), [picture(1), torch.zeros(5)], "a list of 2"),
         (Augment(24), [picture(1), picture(1, channels=1)], "a list of 2"),
         (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "give it a size, or the recipe a crop"),
-        (Augment(24), batch(1, 2, 3), "3 images came with the info of 2 samples"),
+        (
+            Augment(24),
+            batch(1, 2, 3),
+            "3 images need the BatchInfo of the same batch (return_info=True); not that of 2",
+        ),
+        (Augment(24), [picture(1), picture(1).float()], "a list of 2"),
         (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter is for images of 3 channels"),
         (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std are of 3 channels"),
     ],
@@ -262,3 +281,8 @@ def test_what_it_cannot_take(augment, images, message):
     with pytest.raises(UsageError) as caught:
         augment.images(images, info_of(1, 2))
     assert message in str(caught.value)
+
+
+def test_without_an_info_it_says_where_to_get_one():
+    with pytest.raises(UsageError, match=r"2 images need the BatchInfo .*return_info=True.*; not None"):
+        Augment(24).images(batch(1, 2), None)

@@ -1,0 +1,99 @@
+"""Augmentation after the cache, end to end: fresh by epoch, the same in every way to load, nothing decoded
+twice.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Augment, Recipe, SuperDataset, SuperLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.fixtures.stack import Stack
+
+RECIPE = Recipe.image(resize=40, crop=40)
+AUGMENT = Augment(32, brightness=0.4, hue=0.1, mean=(0.5,) * 3, std=(0.25,) * 3, seed=5)
+
+
+def with_ids(images: Any, labels: Any, info: Any) -> Any:
+    """Augment in the reader, and tell which samples they were."""
+    return *AUGMENT(images, labels, info), info.sample_ids
+
+
+def pictures(loader: Iterable[Any]) -> dict[bytes, bytes]:
+    """Sample id -> pixels, of one epoch; padding must agree with what it repeats."""
+    seen: dict[bytes, bytes] = {}
+    for images, _, ids in loader:
+        assert images.shape == (len(ids) // 16, 3, 32, 32)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        for at, image in enumerate(images):
+            pixels = np.ascontiguousarray(image).tobytes()
+            assert seen.setdefault(ids[16 * at : 16 * at + 16], pixels) == pixels
+    return seen
+
+
+def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images, RECIPE, transform=with_ids)
+    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        first, second = pictures(loader), pictures(loader)
+        produced = sampler.job_stats().samples_produced
+    assert len(first) == 150
+    assert first.keys() == second.keys()
+    assert not set(first.values()) & set(second.values())
+    assert produced == 150
+    # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
+    with SuperSampler(dataset, batch_size=7, seed=9, coordinator=stack.address) as sampler:
+        assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
+        assert pictures(SuperLoader(dataset, sampler)) == second
+    ranks: dict[bytes, bytes] = {}
+    for rank in range(2):
+        with SuperSampler(
+            dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=stack.address
+        ) as sampler:
+            ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
+    assert ranks == first
+
+
+def test_the_same_after_a_resume(stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images, RECIPE, transform=with_ids)
+    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        sampler.set_epoch(1)
+        whole = list(DataLoader(dataset, sampler=sampler, batch_size=None))
+        sampler.set_epoch(1)
+        begun = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
+        for _ in range(4):
+            next(begun)
+        state = sampler.state_dict(batches_consumed=4)
+    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        sampler.load_state_dict(state)
+        rest = list(DataLoader(dataset, sampler=sampler, batch_size=None))
+    assert len(rest) == len(whole) - 4
+    for resumed, expected in zip(rest, whole[4:], strict=True):
+        assert torch.equal(resumed[0], expected[0])
+        assert resumed[2] == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_the_training_loop_it_is_what_it_is_in_the_worker(
+    stack: Stack, images: Path, workers: int
+) -> None:
+    plain = SuperDataset(images, RECIPE, return_info=True)
+    with SuperSampler(plain, batch_size=16, coordinator=stack.address) as sampler:
+        loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=workers)
+        in_loop = [AUGMENT.images(pixels, info) for pixels, _, info in loader]
+    augmented = SuperDataset(images, RECIPE, transform=AUGMENT)
+    with SuperSampler(augmented, batch_size=16, coordinator=stack.address) as sampler:
+        loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=workers)
+        in_worker = list(map(operator.itemgetter(0), loader))
+    assert all(torch.equal(one, other) for one, other in zip(in_loop, in_worker, strict=True))
