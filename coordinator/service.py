@@ -327,5 +327,5 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.size = len(catalog)
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
-            answer.label_dtype = str(catalog.labels.dtype)
+            answer.label_dtype = catalog.label_dtype
         return answer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.utils.data import Dataset
 
 from super_dataset.bad_samples import check_policy, delivered_order
+from super_dataset.device import map_tensors
 from super_dataset.explanations import how_to_use
 from super_dataset.handover import send_by_value
 from super_dataset.info import batch_info
@@ -44,8 +45,9 @@ class SuperDataset(Dataset[Any]):
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
     channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
     come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
-    list's dtype. With ``return_info`` a :class:`BatchInfo` comes third. In a DataLoader worker images are
-    received straight into shared memory.
+    list's dtype; where that gives arrays, of shape (batch, ...); where it gives named fields, a dict of
+    tensors. With ``return_info`` a :class:`BatchInfo` comes third. In a DataLoader worker images are received
+    straight into shared memory.
 
     It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
     ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
@@ -177,7 +179,7 @@ class SuperDataset(Dataset[Any]):
         if read.bad:
             self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)
-        labels = send_by_value(label_tensor(ref.label_array(), order))
+        labels = map_tensors(label_tensor(ref.label_array(), order), send_by_value)
         if self._transform is not None:
             return self._transform(images, labels, batch_info(read, order))
         return (images, labels, batch_info(read, order)) if self._return_info else (images, labels)

@@ -57,8 +57,9 @@ def shared_bytes(size: int) -> torch.Tensor:
 
 
 def send_by_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Let a small tensor travel inside the message, where shared memory would cost more than it holds."""
-    setattr(tensor, _BY_VALUE, True)
+    """Let a tensor travel inside the message if it is small: shared memory would cost more than it holds."""
+    if tensor.nbytes < _MIN_BYTES:
+        setattr(tensor, _BY_VALUE, True)
     return tensor
 
 

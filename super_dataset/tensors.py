@@ -15,6 +15,7 @@ import torch
 
 from super_dataset.checks import layout_columns
 from super_wire.errors import ConfigError
+from super_wire.label_dtype import label_dtype_of
 from super_wire.record import parse_header
 
 if TYPE_CHECKING:
@@ -36,15 +37,20 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 def check_label_dtype(name: str) -> None:
     """Refuse, by :class:`~super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
     try:
-        torch.from_numpy(np.empty(0, dtype=name))
+        label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
     except TypeError as error:
         msg = f"labels of dtype {name!r} cannot be a tensor: {error}"
         raise ConfigError(msg) from error
 
 
-def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor:
-    """Labels as a tensor of their own dtype and shape (samples,); those at ``order`` if it is given."""
-    return torch.from_numpy(labels.copy() if order is None else labels[np.asarray(order, dtype=np.intp)])
+def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Labels as a tensor of their own dtype and shape (samples, ...), a copy; a dict of such tensors where
+    they have named fields. Those at ``order`` if it is given.
+    """
+    chosen = labels if order is None else labels[np.asarray(order, dtype=np.intp)]
+    if chosen.dtype.names is None:
+        return torch.from_numpy(chosen.copy() if order is None else chosen)
+    return {name: torch.from_numpy(chosen[name].copy()) for name in chosen.dtype.names}
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Tensor | list[torch.Tensor]:

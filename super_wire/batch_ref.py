@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from super_wire.ids import ID_BYTES
+from super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,10 +24,10 @@ __all__ = ["BatchRef"]
 class BatchRef:
     """One batch of one rank's plan.
 
-    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``;
-    ``padding`` one byte for each sample, 1 where the sample only fills up the tail of the epoch (empty: none
-    does). ``keys`` names the samples for messages and may be empty where they did not fit into the page.
-    ``cache`` is an address without credentials.
+    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``,
+    which is written as :mod:`super_wire.label_dtype` says; ``padding`` one byte for each sample, 1 where the
+    sample only fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and
+    may be empty where they did not fit into the page. ``cache`` is an address without credentials.
     """
 
     dataset_id: bytes
@@ -47,8 +48,13 @@ class BatchRef:
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> NDArray[Any]:
-        """The labels as an array of shape (samples,), read-only."""
-        return np.frombuffer(self.labels, dtype=self.label_dtype)
+        """The labels as an array, read-only: shape (samples,), also of named fields, or (samples, ...) where
+        each is an array.
+
+        Raises:
+            ConfigError: ``label_dtype`` is none that labels have.
+        """
+        return np.frombuffer(self.labels, dtype=label_dtype_of(self.label_dtype))
 
     def padding_mask(self) -> NDArray[np.bool_]:
         """Which samples are padding, as an array of shape (samples,)."""

@@ -19,8 +19,8 @@ __all__ = ["Bindable", "DatasetBinding"]
 class DatasetBinding:
     """What is known of a dataset once its source has been listed.
 
-    ``classes`` is empty where a key list gives labels as numbers; ``cache`` is an address without
-    credentials.
+    ``classes`` is empty where a key list gives labels as numbers; ``label_dtype`` is written as
+    :mod:`super_wire.label_dtype` says; ``cache`` is an address without credentials.
     """
 
     dataset_id: bytes

@@ -40,7 +40,8 @@ class Catalog:
     ``bucket`` is ``s3://name`` or ``file://`` and the directory's absolute real path; ``keys`` are full
     object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files.
     ``labels`` has shape (samples,) and dtype int64 (places in ``classes``, or the integers of a key list)
-    or float64. ``classes`` is empty where a key list gives labels as numbers.
+    or float64; shape (samples, ...) where a key list gives each sample an array of such numbers, and a
+    structured dtype of both where it gives named fields. ``classes`` is empty where no label is a text.
     """
 
     bucket: str
@@ -52,7 +53,7 @@ class Catalog:
     """BLAKE2b-128 over bucket, keys, versions, labels and classes: equal content, equal fingerprint."""
 
     def __post_init__(self) -> None:
-        if self.labels.shape != (len(self.keys),) or len(self.versions) != len(self.keys):
+        if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
             msg = (
                 f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
                 f"{len(self.versions)} versions and labels of shape {self.labels.shape}"
@@ -91,8 +92,8 @@ class Catalog:
 
     @property
     def label_dtype(self) -> str:
-        """The name that numpy has for the labels' dtype."""
-        return self.labels.dtype.name
+        """What a label is, as :mod:`super_wire.label_dtype` writes it."""
+        return self.labels.dtype_text
 
     @property
     def nbytes(self) -> int:

@@ -1,13 +1,17 @@
 """Labels in the smallest dtype that holds them, given out in the dtype that they have.
 
-A thousand classes fit into two bytes each, where the labels that readers get are int64.
+A thousand classes fit into two bytes each, where the labels that readers get are int64. Labels with named
+fields are kept as they are.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from super_wire.label_dtype import label_dtype_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +27,8 @@ class Labels:
     """An immutable array of labels, one for each sample.
 
     Args:
-        labels: shape (samples,), of any dtype; other shapes are kept, for the caller to refuse.
+        labels: shape (samples,), or (samples, ...) where each label is an array; a structured dtype where it
+            has named fields.
     """
 
     __slots__ = ("_narrow", "dtype")
@@ -45,13 +50,18 @@ class Labels:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
+        """Shape of the array, samples first."""
         return self._narrow.shape
 
     @property
     def itemsize(self) -> int:
         """Bytes of a label that is given out."""
-        return self.dtype.itemsize
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def dtype_text(self) -> str:
+        """What a label is, as :mod:`super_wire.label_dtype` writes it."""
+        return label_dtype_text(self.dtype, self.shape[1:])
 
     @property
     def nbytes(self) -> int:

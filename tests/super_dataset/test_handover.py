@@ -208,6 +208,8 @@ def test_small_tensors_go_by_value_where_told():
     message = bytes(ForkingPickler.dumps(labels))
     assert torch.equal(pickle.loads(message), labels)
     assert not labels.is_shared()
+    large = send_by_value(torch.zeros(2**20))
+    assert len(bytes(ForkingPickler.dumps(large))) < 2**16
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from super_dataset.handover import shared_bytes
 from super_dataset.memory import FreshMemory
 from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
 from super_wire.errors import ConfigError
+from super_wire.label_dtype import label_dtype_of
 from super_wire.record import DTYPE_CODES, HEADER_BYTES
 from tests.super_dataset.stored_batches import images, record
 
@@ -129,7 +130,26 @@ def test_labels_are_a_writable_copy():
     assert label_tensor(labels, [2, 0]).tolist() == [2, 0]
 
 
+def test_labels_that_are_arrays_or_have_fields():
+    arrays = label_tensor(np.arange(12.0).reshape(3, 2, 2), [2, 0])
+    assert arrays.tolist() == [[[8, 9], [10, 11]], [[0, 1], [2, 3]]]
+    dtype = label_dtype_of('{"flag":"bool","age":"int64","box":"float32[2]"}')
+    labels = np.frombuffer(
+        np.array([(True, 1, (2, 3)), (False, 4, (5, 6))], dtype=dtype).tobytes(), dtype=dtype
+    )
+    for order, places in ((None, [0, 1]), ([1], [1])):
+        tensors = label_tensor(labels, order)
+        assert list(tensors) == ["flag", "age", "box"]
+        assert [one.dtype for one in tensors.values()] == [torch.bool, torch.int64, torch.float32]
+        assert tensors["age"].tolist() == [[1, 4][place] for place in places]
+        assert tensors["box"].tolist() == [[[2, 3], [5, 6]][place] for place in places]
+        tensors["box"][:] = 0
+        assert labels["box"].max() == 6
+
+
 def test_label_dtypes():
     check_label_dtype("float32")
+    check_label_dtype("float32[2]")
+    check_label_dtype('{"a":"uint8","b":"float16[2]"}')
     with pytest.raises(ConfigError, match="<U5"):
         check_label_dtype("<U5")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from super_wire.batch_ref import BatchRef
+from super_wire.errors import ConfigError
 from super_wire.ids import batch_id, digest128
 
 
@@ -54,6 +55,17 @@ def test_labels_and_length(count, dtype):
     assert ref.label_array().dtype == dtype
     assert ref.label_array().tolist() == labels.tolist()
     assert not ref.label_array().flags.writeable
+
+
+def test_labels_that_are_arrays_or_have_fields():
+    arrays = replace(ref_of(2), labels=np.arange(8.0).tobytes(), label_dtype="float64[2,2]")
+    assert arrays.label_array().tolist() == np.arange(8.0).reshape(2, 2, 2).tolist()
+    rows = np.array([(1, (0.5, 2)), (3, (4, 5))], dtype=[("age", "i8"), ("box", "f8", (2,))])
+    fields = replace(ref_of(2), labels=rows.tobytes(), label_dtype='{"age":"int64","box":"float64[2]"}')
+    assert pickle.loads(pickle.dumps(fields)).label_array().tobytes() == rows.tobytes()
+    assert fields.label_array()["box"].tolist() == [[0.5, 2], [4, 5]]
+    with pytest.raises(ConfigError, match="labels of dtype 'object'"):
+        replace(ref_of(2), label_dtype="object").label_array()
 
 
 def test_padding():

@@ -148,8 +148,37 @@ def test_columns_have_one_length():
         Catalog("s3://b", packed, packed, Labels(np.zeros(3)), ())
     with pytest.raises(ValueError, match="one version and one label"):
         Catalog("s3://b", packed, PackedStrings.pack([b"v"]), Labels(np.zeros(2)), ())
-    with pytest.raises(ValueError, match="one version and one label"):
-        Catalog("s3://b", packed, packed, Labels(np.zeros((2, 2))), ())
+
+
+FIELDS = [("age", "<i8"), ("box", "<f8", (4,))]
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (np.arange(6.0).reshape(3, 2), "float64[2]"),
+        (np.arange(12).reshape(3, 2, 2), "int64[2,2]"),
+        (np.array([(n, (n, 0, 0, 1)) for n in range(3)], dtype=FIELDS), '{"age":"int64","box":"float64[4]"}'),
+    ],
+    ids=["lists", "nested lists", "fields"],
+)
+def test_labels_may_be_arrays_and_have_fields(labels, text):
+    versions = ["v"] * 3
+    catalog = catalog_of(["c", "a", "b"], labels=labels, versions=versions)
+    assert catalog.label_dtype == text
+    assert catalog.labels[np.array([2, 0])].tobytes() == labels[[0, 1]].tobytes()
+    assert len(catalog.labels[np.array([1])].tobytes()) == catalog.labels.itemsize
+    others = catalog_of(["c", "a", "b"], labels=labels[::-1], versions=versions)
+    assert catalog.fingerprint != others.fingerprint
+    same = catalog_of(["a", "b", "c"], labels=labels[[1, 2, 0]], versions=versions)
+    assert catalog.fingerprint == same.fingerprint
+
+
+def test_the_shape_of_labels_is_part_of_the_fingerprint():
+    flat, nested = np.arange(8).reshape(2, 4), np.arange(8).reshape(2, 2, 2)
+    assert (
+        catalog_of(["a", "b"], labels=flat).fingerprint != catalog_of(["a", "b"], labels=nested).fingerprint
+    )
 
 
 def test_class_names_that_fit_no_message_are_refused():
