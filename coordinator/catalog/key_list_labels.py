@@ -1,7 +1,9 @@
-"""The label column of a key list: numbers stay numbers, texts become classes.
+"""The label column of a key list, packed row by row.
 
-The first row decides between the two, so that a typing error among numbers is found instead of turning them
-all into class names.
+A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
+named fields that are each one of these. The first row decides which; every other row agrees with it, so that
+a typing error among numbers is found instead of turning them all into class names. How labels travel is
+:mod:`super_wire.label_dtype`'s.
 """
 
 from __future__ import annotations
@@ -9,24 +11,31 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
+from super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from numpy.typing import NDArray
 
-__all__ = ["LabelColumn", "number_or_text"]
+__all__ = ["BadLabelError", "LabelColumn", "number_or_text"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _INT64 = 2**63
+_NUMBER_BYTES = 8
+_MAX_NDIM = 8
+_MAX_NAME = 200  # characters of a field's name
 _ONE_KIND = (
     "write all labels as numbers, or all as texts "
     '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
 )
+_WHAT = "a label is a number, a text, a list of numbers or an object of such fields, in all rows alike"
 _SHOWN = 60  # characters of a bad label that a message shows
 
 
@@ -41,70 +50,221 @@ def number_or_text(text: str) -> int | float | str:
     return text
 
 
+class BadLabelError(ValueError):
+    """A label is not what a label may be, or not what those before it are."""
+
+
+class _Column(Protocol):
+    """What collects labels of one form: a few bytes each, and one object for each class."""
+
+    classes: tuple[str, ...]
+    """Once finished: the class names sorted, if labels are texts."""
+
+    def append(self, label: Any) -> None:
+        """Add one label; ``BadLabelError`` says what is wrong with it."""
+
+    def finish(self) -> NDArray[Any]:
+        """The labels, shape (rows, ...)."""
+
+
 class LabelColumn:
-    """Collects labels row by row: a few bytes each, and one object for each class."""
+    """Collects labels row by row."""
+
+    def __init__(self) -> None:
+        self._column: _Column | None = None
+
+    def append(self, label: object) -> None:
+        """Add one label; ``BadLabelError`` says what is wrong with it."""
+        if self._column is None:
+            self._column = _Fields(label) if isinstance(label, dict) else _column_for(label)
+        self._column.append(label)
+
+    def finish(self) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Labels of at least one row, and the class names sorted (numbers have none).
+
+        int64 or float64 of shape (rows,), or (rows, ...) where each label is a list; a structured dtype of
+        such where it has named fields.
+        """
+        if self._column is None:
+            return np.empty(0, dtype=np.int64), ()
+        return self._column.finish(), self._column.classes
+
+
+def _column_for(label: object) -> _Column:
+    """The column for labels of this one's form; what is no label at all is for the column to refuse."""
+    if isinstance(label, str):
+        return _Texts()
+    return _Lists(label) if isinstance(label, list) else _Numbers()
+
+
+class _Numbers:
+    """Integers; once one of them is no integer, floats."""
+
+    classes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._integers = array("q")
-        self._floats: array[float] | None = None  # all numbers, once one was no integer
-        self._codes = array("q")  # of texts: places in order of appearance
-        self._classes: dict[str, int] = {}
-        self._class_names_bytes = 0
+        self._floats: array[float] | None = None
 
-    def append(self, label: object) -> None:
-        """Add one label; ``ValueError`` says what is wrong with it."""
-        if isinstance(label, bool) or not isinstance(label, (int, float, str)):
-            msg = f"a label is a number or a text; not {str(label)[:_SHOWN]!r}"
-            raise ValueError(msg)  # noqa: TRY004  # it is a fault of the file, like all the others here
+    def append(self, label: Any) -> None:
         if isinstance(label, str):
-            self._append_text(label)
-        else:
-            self._append_number(label)
-
-    def finish(self) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Labels, int64 or float64 of shape (rows,), and the class names sorted (numbers have none)."""
-        if self._floats is not None:
-            return np.array(self._floats, dtype=np.float64), ()
-        if self._integers:
-            return np.array(self._integers, dtype=np.int64), ()
-        names = sorted(self._classes)
-        place_of_code = np.zeros(len(names), dtype=np.int64)
-        for place, name in enumerate(names):
-            place_of_code[self._classes[name]] = place
-        return place_of_code[np.array(self._codes, dtype=np.int64)], tuple(names)
-
-    def _append_text(self, label: str) -> None:
-        if self._integers or self._floats:
             msg = f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
-            raise ValueError(msg)
-        if not label:
-            msg = "the label is empty"
-            raise ValueError(msg)
-        code = self._classes.get(label)
-        if code is None:
-            self._class_names_bytes += len(label.encode())
-            if self._class_names_bytes > MAX_CLASS_NAMES_BYTES:
-                msg = (
-                    "labels that are texts name classes, which have at most "
-                    f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._classes)} different ones"
-                )
-                raise ValueError(msg)
-            code = self._classes[label] = len(self._classes)
-        self._codes.append(code)
+            raise BadLabelError(msg)
+        self.add(label)
 
-    def _append_number(self, label: float) -> None:
-        if self._codes:
-            msg = f"the label {label} is a number, those before it are texts: {_ONE_KIND}"
-            raise ValueError(msg)
-        if isinstance(label, int) and not -_INT64 <= label < _INT64:
-            msg = f"the label {str(label)[:_SHOWN]} does not fit into 64 bits"
-            raise ValueError(msg)
-        if not math.isfinite(label):
-            msg = f"the label {label} is not finite"
-            raise ValueError(msg)
-        if isinstance(label, int) and self._floats is None:
-            self._integers.append(label)
+    def add(self, number: Any) -> None:
+        """Add one number, of a label or of a list."""
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            msg = f"{_WHAT}; not {str(number)[:_SHOWN]!r}"
+            raise BadLabelError(msg)
+        if isinstance(number, int) and not -_INT64 <= number < _INT64:
+            msg = f"the label {str(number)[:_SHOWN]} does not fit into 64 bits"
+            raise BadLabelError(msg)
+        if not math.isfinite(number):
+            msg = f"the label {number} is not finite"
+            raise BadLabelError(msg)
+        if isinstance(number, int) and self._floats is None:
+            self._integers.append(number)
             return
         if self._floats is None:
             self._floats = array("d", self._integers)
-        self._floats.append(label)
+        self._floats.append(number)
+
+    def finish(self) -> NDArray[Any]:
+        if self._floats is not None:
+            return np.array(self._floats, dtype=np.float64)
+        return np.array(self._integers, dtype=np.int64)
+
+
+class _Texts:
+    """Names of classes: places in order of appearance, sorted in the end."""
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self._codes = array("q")
+        self._code_of: dict[str, int] = {}
+        self._names_bytes = 0
+
+    def append(self, label: Any) -> None:
+        if isinstance(label, (int, float)) and not isinstance(label, bool):
+            msg = f"the label {label} is a number, those before it are texts: {_ONE_KIND}"
+            raise BadLabelError(msg)
+        if not isinstance(label, str):
+            msg = f"{_WHAT}; not {str(label)[:_SHOWN]!r}"
+            raise BadLabelError(msg)
+        if not label:
+            msg = "the label is empty"
+            raise BadLabelError(msg)
+        code = self._code_of.get(label)
+        if code is None:
+            self._names_bytes += len(label.encode())
+            if self._names_bytes > MAX_CLASS_NAMES_BYTES:
+                msg = (
+                    "labels that are texts name classes, which have at most "
+                    f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
+                )
+                raise BadLabelError(msg)
+            code = self._code_of[label] = len(self._code_of)
+        self._codes.append(code)
+
+    def finish(self) -> NDArray[Any]:
+        self.classes = tuple(sorted(self._code_of))
+        place_of_code = np.zeros(len(self.classes), dtype=np.int64)
+        for place, name in enumerate(self.classes):
+            place_of_code[self._code_of[name]] = place
+        return place_of_code[np.array(self._codes, dtype=np.int64)]
+
+
+class _Lists:
+    """Arrays of numbers, of the shape of the first."""
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, first: list[Any]) -> None:
+        self._shape = _shape_of(first)
+        self._numbers = _Numbers()
+
+    def append(self, label: Any) -> None:
+        for number in _flat(label, self._shape):
+            if isinstance(number, str):
+                msg = f"a list is of numbers; not {number[:_SHOWN]!r}"
+                raise BadLabelError(msg)
+            self._numbers.add(number)
+
+    def finish(self) -> NDArray[Any]:
+        return self._numbers.finish().reshape(-1, *self._shape)
+
+
+class _Fields:
+    """Objects with the fields of the first, each a column; one of them at most may be of texts."""
+
+    def __init__(self, first: Mapping[Any, Any]) -> None:
+        if not first or len(first) > MAX_LABEL_FIELDS:
+            msg = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
+            raise BadLabelError(msg)
+        self.classes: tuple[str, ...] = ()
+        self._columns = {name: _column_for(value) for name, value in first.items()}
+        texts = [name for name, column in self._columns.items() if isinstance(column, _Texts)]
+        if len(texts) > 1:
+            msg = f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
+            raise BadLabelError(msg[:400])
+        for name in first:
+            if not name or len(name.encode()) > _MAX_NAME:
+                msg = f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}"
+                raise BadLabelError(msg)
+
+    def append(self, label: Any) -> None:
+        if not isinstance(label, dict) or label.keys() != self._columns.keys():
+            found = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
+            expected = f"those before it have the fields {', '.join(self._columns)}"
+            msg = f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"
+            raise BadLabelError(msg[:400])
+        for name, column in self._columns.items():
+            value = label[name]
+            try:
+                column.append(value)
+            except ValueError as error:
+                msg = f"in the field {name[:_SHOWN]!r}: {error}"
+                raise BadLabelError(msg) from error
+
+    def finish(self) -> NDArray[Any]:
+        columns = {name: column.finish() for name, column in self._columns.items()}
+        dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
+        rows = np.empty(len(next(iter(columns.values()))), dtype=dtype)
+        for name, column in columns.items():
+            rows[name] = column
+        self.classes = next((one.classes for one in self._columns.values() if one.classes), ())
+        return rows
+
+
+def _shape_of(label: Any) -> tuple[int, ...]:
+    """The shape of nested lists by their first elements, checked to be one that a label may have."""
+    shape: list[int] = []
+    while isinstance(label, list) and label and len(shape) <= _MAX_NDIM:
+        shape.append(len(label))
+        label = label[0]
+    if (
+        isinstance(label, list)
+        or len(shape) > _MAX_NDIM
+        or math.prod(shape) * _NUMBER_BYTES > MAX_LABEL_BYTES
+    ):
+        msg = (
+            f"a list has 1 to {MAX_LABEL_BYTES // _NUMBER_BYTES} numbers, in at most {_MAX_NDIM} dimensions, "
+            f"none of them empty; this has the shape {shape}"
+        )
+        raise BadLabelError(msg)
+    return tuple(shape)
+
+
+def _flat(label: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """The numbers of nested lists; ``BadLabelError`` if they do not have the shape."""
+    if not isinstance(label, list) or len(label) != shape[0]:
+        found = f"a list of {len(label)}" if isinstance(label, list) else str(label)[:_SHOWN]
+        msg = f"{found!r} stands where the first label has a list of {shape[0]}: all have the same shape"
+        raise BadLabelError(msg)
+    if len(shape) == 1:
+        yield from label
+        return
+    for inner in label:
+        yield from _flat(inner, shape[1:])

@@ -19,6 +19,7 @@ __all__ = ["FORMATS", "BadRowError", "Row"]
 
 MAX_LINE_BYTES = 2**16
 _ROWS_AT_A_TIME = 8192
+_FIELD = "label."
 
 
 class Row(NamedTuple):
@@ -44,6 +45,7 @@ class BadRowError(ValueError):
 def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
     rows = csv.reader((line for _, line in _lines(stream)), strict=True)
     header: list[str] = []
+    columns: _Columns | None = None
     while True:
         try:
             row = next(rows, None)
@@ -53,14 +55,14 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
             return
         if not row:
             continue
-        if not header:
+        if columns is None:
             header = [name.strip() for name in row]
-            columns = _columns(header, rows.line_num)
+            columns = _columns(header, rows.line_num, fields=_fields(header))
         elif len(row) != len(header):
             raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {len(header)}")
         else:
-            key, label, version = (None if at is None else row[at] for at in columns)
-            yield Row(rows.line_num, key, number_or_text(label or ""), version)
+            key, version = (None if at is None else row[at] for at in (columns.key, columns.version))
+            yield Row(rows.line_num, key, _csv_label(row, columns), version)
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -93,7 +95,8 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
     try:
         table = parquet.ParquetFile(stream)
         names = [*table.schema_arrow.names]
-        wanted = [names[at] for at in _columns(names, 0) if at is not None]
+        found = _columns(names, 0)
+        wanted = [names[at] for at in (found.key, found.label, found.version) if at is not None]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             columns = {name: batch.column(name).to_pylist() for name in wanted}
             versions = columns.get("version", [None] * batch.num_rows)
@@ -112,16 +115,39 @@ FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {
 """Extension of a key list -> what reads its rows; all raise :class:`BadRowError`."""
 
 
-def _columns(names: list[Any], number: int) -> tuple[int, int, int | None]:
-    """Where key, label and version stand; other columns are left alone."""
+class _Columns(NamedTuple):
+    """Where key, label and version stand; ``fields`` of a label that has no column of its own."""
+
+    key: int
+    label: int | None
+    version: int | None
+    fields: dict[str, int]
+
+
+def _columns(names: list[Any], number: int, *, fields: dict[str, int] | None = None) -> _Columns:
+    """Find the columns; others are left alone."""
     found = [names.index(name) if names.count(name) == 1 else None for name in ("key", "label", "version")]
     key, label, version = found
-    if key is None or label is None or names.count("version") > 1:
+    fields = {} if fields is None or "label" in names else fields
+    if key is None or (label is None and not fields) or names.count("version") > 1:
         reason = (
             f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
         )
         raise BadRowError(number, reason[:400])
-    return key, label, version
+    return _Columns(key, label, version, fields)
+
+
+def _fields(header: list[str]) -> dict[str, int]:
+    """Columns ``label.NAME``: the fields of a label in CSV, which has no other way to write them."""
+    names = [name.removeprefix(_FIELD) for name in header]
+    fields = {name: at for at, name in enumerate(names) if header[at] != name}
+    return fields if len(fields) == sum(name.startswith(_FIELD) for name in header) else {}
+
+
+def _csv_label(row: list[str], columns: _Columns) -> object:
+    if columns.label is not None:
+        return number_or_text(row[columns.label])
+    return {name: number_or_text(row[at]) for name, at in columns.fields.items()}
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,41 @@
+"""Writes key lists of every format, and reads them as the lister does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from coordinator.catalog.key_list import read_key_list
+from coordinator.catalog.listing import Tally
+
+
+def read(path, *, of_files=True, progress=lambda _: None):
+    return read_key_list(str(path), Tally(progress, threading.Event()), of_files=of_files)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(rows[0])
+        writer.writerows(row.values() for row in rows)
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_parquet(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+WRITERS = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
+
+
+def written(tmp_path, extension, rows):
+    path = tmp_path / f"labels.{extension}"
+    WRITERS[extension](path, rows)
+    return path

@@ -1,0 +1,157 @@
+"""Labels that are arrays or have named fields: all rows of one form, packed, and the same over the wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.catalog.labels import Labels
+from super_wire.errors import SourceError
+from super_wire.label_dtype import label_dtype_of
+from tests.coordinator.catalog.key_lists import read, write_jsonl, written
+
+BOXED = [
+    {"age": 3, "box": [0, 1, 2.5, 3], "kind": "dog"},
+    {"kind": "cat", "age": 4, "box": [1, 1, 1, 1]},
+]
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "dtype", "values"),
+    [
+        ([[1, 2], [3, -4]], "int64", [[1, 2], [3, -4]]),
+        ([[0.5, 2.0], [3.0, 4.0]], "float64", [[0.5, 2.0], [3.0, 4.0]]),
+        ([[[1], [2]], [[3], [4]]], "int64", [[[1], [2]], [[3], [4]]]),
+    ],
+    ids=["integers", "floats", "nested"],
+)
+def test_lists_become_arrays(tmp_path, extension, labels, dtype, values):
+    found = read(
+        written(tmp_path, extension, [{"key": f"{n}", "label": one} for n, one in enumerate(labels)])
+    )
+    assert found.labels.dtype == dtype
+    assert found.labels.shape == np.shape(values)
+    assert found.labels.tolist() == values
+    assert found.classes == ()
+
+
+def test_integers_in_a_list_become_floats_with_the_first_float(tmp_path):
+    rows = [{"key": "a", "label": [1, 2]}, {"key": "b", "label": [3, 0.5]}]
+    assert read(written(tmp_path, "jsonl", rows)).labels.tolist() == [[1.0, 2.0], [3.0, 0.5]]
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+def test_objects_become_named_fields_of_which_one_may_name_the_class(tmp_path, extension):
+    found = read(written(tmp_path, extension, [{"key": f"{n}", "label": one} for n, one in enumerate(BOXED)]))
+    assert found.labels.dtype.names == ("age", "box", "kind")
+    assert found.labels["age"].tolist() == [3, 4]
+    assert found.labels["box"].tolist() == [[0.0, 1.0, 2.5, 3.0], [1.0, 1.0, 1.0, 1.0]]
+    assert found.labels["kind"].tolist() == [1, 0]
+    assert found.classes == ("cat", "dog")
+
+
+def test_csv_writes_the_fields_of_a_label_as_columns(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("label.age,key,label.kind,other\n3,a,dog,x\n4.5,b,cat,y\n")
+    found = read(path)
+    assert found.labels["age"].tolist() == [3.0, 4.5]
+    assert found.labels["kind"].tolist() == [1, 0]
+    assert found.classes == ("cat", "dog")
+    path.write_text("label.age,key,label\n3,a,7\n")  # a column of its own goes before
+    assert read(path).labels.tolist() == [7]
+
+
+NUMBER = st.integers(-(2**40), 2**40) | st.floats(-1e9, 1e9)
+
+
+@st.composite
+def label_columns(draw):
+    """Labels of one form, and what numpy makes of each field."""
+    shapes = draw(
+        st.dictionaries(
+            st.text("abcäß猫 .", min_size=1, max_size=5),
+            st.lists(st.integers(1, 3), max_size=3),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    rows = draw(st.integers(1, 4))
+    columns = {}
+    for name, shape in shapes.items():
+        size = int(np.prod(shape)) * rows
+        columns[name] = np.array(draw(st.lists(NUMBER, min_size=size, max_size=size))).reshape(rows, *shape)
+    return [{name: column[row].tolist() for name, column in columns.items()} for row in range(rows)], columns
+
+
+@given(label_columns())
+def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory, made):
+    labels, columns = made
+    path = tmp_path_factory.getbasetemp() / "any-labels.jsonl"
+    write_jsonl(path, [{"key": f"{n}", "label": label} for n, label in enumerate(labels)])
+    found = Labels(read(path).labels)
+    travelled = np.frombuffer(found.widened().tobytes(), dtype=label_dtype_of(found.dtype_text))
+    for name, column in columns.items():
+        assert np.array_equal(travelled[name], column)
+        assert travelled[name].dtype == column.dtype
+
+
+BAD = {
+    "label is an empty list": ('{"key": "a", "label": []}\n', "line 1: a list has 1 to 8192 numbers"),
+    "label has an empty list": ('{"key": "a", "label": [[1], []]}\n', "line 1: 'a list of 0' stands where"),
+    "list of texts": ('{"key": "a", "label": ["x"]}\n', "line 1: a list is of numbers; not 'x'"),
+    "list of null": ('{"key": "a", "label": [1, null]}\n', "line 1: a label is a number.*; not 'None'"),
+    "list too deep": (
+        '{"key": "a", "label": ' + "[" * 9 + "1" + "]" * 9 + "}\n",
+        "line 1: .*at most 8 dimensions",
+    ),
+    "list too long": ('{"key": "a", "label": [' + "0," * 8192 + "0]}\n", "line 1: a list has 1 to 8192"),
+    "longer list": (
+        '{"key": "a", "label": [1, 2]}\n{"key": "b", "label": [1, 2, 3]}\n',
+        "line 2: 'a list of 3' stands where the first label has a list of 2",
+    ),
+    "number among lists": (
+        '{"key": "a", "label": [1, 2]}\n{"key": "b", "label": 1}\n',
+        "line 2: '1' stands where the first label has a list of 2",
+    ),
+    "list among numbers": ('{"key": "a", "label": 1}\n{"key": "b", "label": [1]}\n', "line 2: .*not '.1.'"),
+    "list among texts": ('{"key": "a", "label": "x"}\n{"key": "b", "label": [1]}\n', "line 2: .*not '.1.'"),
+    "no fields": ('{"key": "a", "label": {}}\n', "line 1: a label that is an object has 1 to 64 fields"),
+    "field without a name": ('{"key": "a", "label": {"": 1}}\n', "line 1: a field's name has 1 to 200 bytes"),
+    "two classes": (
+        '{"key": "a", "label": {"x": "u", "y": "v"}}\n',
+        "line 1: one field of a label may be a text",
+    ),
+    "objects in objects": (
+        '{"key": "a", "label": {"x": {"y": 1}}}\n',
+        "line 1: in the field 'x': a label is",
+    ),
+    "other fields": (
+        '{"key": "a", "label": {"x": 1, "y": 2}}\n{"key": "b", "label": {"x": 1, "z": 2}}\n',
+        "line 2: the label is 'the fields x, z', those before it have the fields x, y",
+    ),
+    "number among objects": (
+        '{"key": "a", "label": {"x": 1}}\n{"key": "b", "label": 7}\n',
+        "line 2: the label is '7', those before it have the fields x",
+    ),
+    "bad field": (
+        '{"key": "a", "label": {"x": 1}}\n{"key": "b", "label": {"x": "u"}}\n',
+        "line 2: in the field 'x': the label 'u' is a text, those before it are numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD.values(), ids=BAD)
+def test_bad_labels(tmp_path, text, reason):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=f"^key_list {path}, {reason}"):
+        read(path)
+
+
+def test_a_label_of_texts_that_name_too_much_is_refused_in_a_field_too(tmp_path):
+    rows = [{"key": str(i), "label": {"kind": f"{i:05d}" + "x" * 60_000}} for i in range(40)]
+    with pytest.raises(SourceError, match="line 35: in the field 'kind': labels that are texts name classes"):
+        read(written(tmp_path, "jsonl", rows))
