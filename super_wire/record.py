@@ -10,6 +10,7 @@ reader's choice: :func:`verify_payload`.
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import math
 import struct
@@ -136,14 +137,11 @@ def pack(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> tuple
         RecordLengthError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
-    code = DTYPE_CODES.get(array.dtype.name)
-    if code is None:
-        msg = f"records hold {', '.join(DTYPE_CODES)}; not {array.dtype}"
-        raise TypeError(msg)
+    code, stored = _stored_dtype(array.dtype)
     if array.ndim > MAX_NDIM or any(side > _MAX_U32 for side in array.shape):
         msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {array.shape}"
         raise RecordLengthError(msg)
-    little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    little_endian = np.ascontiguousarray(array, dtype=stored)
     payload = little_endian.reshape(-1).view(np.uint8).data
     shape = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
     header = _HEADER.pack(
@@ -160,6 +158,16 @@ def pack(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> tuple
         0,
     )
     return header, payload
+
+
+@functools.lru_cache(maxsize=64)  # numpy spells a dtype's name anew each time it is asked
+def _stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+    """A dtype's code in the header, and the dtype itself with the byte order of records."""
+    code = DTYPE_CODES.get(dtype.name)
+    if code is None:
+        msg = f"records hold {', '.join(DTYPE_CODES)}; not {dtype}"
+        raise TypeError(msg)
+    return code, dtype.newbyteorder("<")
 
 
 def pack_tombstone(tombstone: Tombstone) -> bytes:

@@ -131,7 +131,9 @@ class PrefetchResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""
-        return {"super_result": REQUEST_VERSION, **asdict(self)}
+        # Not asdict(), which copies every number of every column.
+        columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {"super_result": REQUEST_VERSION, **columns, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
