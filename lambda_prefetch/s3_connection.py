@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 """How long one receive may wait."""
 
+_TIMEVAL = struct.pack("ll", int(READ_TIMEOUT_S), 0)
 _SLOWEST_BYTES_PER_S = 256 * 1024  # a body that comes more slowly, in all, is given up
 _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
@@ -71,7 +73,12 @@ class S3Connection:
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
-            self._socket.settimeout(READ_TIMEOUT_S)
+            # The system's own time limits: Python's cost a poll() before each operation.
+            self._socket.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+            # The system waits for the rest of a body, in one call; TLS has no such wait.
+            self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
         except BaseException:
             connected.close()
             raise
@@ -115,7 +122,7 @@ class S3Connection:
         data[:have] = head.begun
         with memoryview(data) as view:
             while have < size:
-                received = self._socket.recv_into(view[have:])
+                received = self._socket.recv_into(view[have:], 0, self._wait_for_all)
                 if not received:
                     raise ConnectionResetError(
                         f"the server closed the connection after {have} of {size} bytes"

@@ -45,6 +45,9 @@ class LeanClient:
     """One bucket's objects; threads share it, each GET has a connection to itself."""
 
     def __init__(self, endpoint: Endpoint, credentials: Credentials) -> None:
+        from botocore.exceptions import BotoCoreError
+
+        self._refresh_error = BotoCoreError  # what credentials raise that cannot be refreshed
         self._endpoint = endpoint
         self._signer = Signer(credentials, region=endpoint.region, host=endpoint.host_header)
         self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
@@ -58,8 +61,6 @@ class LeanClient:
             SampleFailedError: it has another version, or is too large.
             LeanFailedError: anything else. ``reserve`` may have been called.
         """
-        from botocore.exceptions import BotoCoreError
-
         if not (etag.isascii() and etag.isprintable()):
             # It would end a header's line.
             raise LeanFailedError("the version is no ETag", passing=True)
@@ -88,7 +89,7 @@ class LeanClient:
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
             raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
-        except BotoCoreError as error:
+        except self._refresh_error as error:
             raise LeanFailedError(str(error), passing=True) from error
         if head.keeps and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
