@@ -15,6 +15,7 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 BENCHMARKS: Mapping[str, str] = {
     "augment": "augmentation after the cache, operation by operation, beside torchvision's",
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
+    "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
     "steady": "the share of a training loop's time that goes by waiting for data",

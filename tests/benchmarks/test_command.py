@@ -189,3 +189,28 @@ def test_wrong_use_is_refused(capsys):
             main(["bench", *words])
         assert caught.value.code == 2
     assert "--workers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_function_compares_its_ways_with_a_bare_loop(capsys):
+    report = run_json(
+        capsys, "function", "--images", "digits", "--cores", "1", "--rounds", "1", "--passes", "1"
+    )
+
+    check_envelope(report, "function")
+    rows = {row["way"]: row for row in report["rows"]}
+    assert list(rows) == ["bare loop", "files", "S3", "S3, boto3"]
+    assert rows["S3"]["fetch_cpu_ms_per_image"] < rows["S3, boto3"]["fetch_cpu_ms_per_image"]
+    assert rows["files"]["usd_per_million"] < rows["S3"]["usd_per_million"]
+    assert set(report["settings"]["cold_start_s"]) == {"answer a warm event", "produce one object of S3"}
+
+
+@pytest.mark.slow
+def test_function_compares_decoders(capsys):
+    report = run_json(capsys, "function", "--decoders")
+
+    check_envelope(report, "function --decoders")
+    rows = {(row["what"], row["way"]): row for row in report["rows"]}
+    for what in ("decode", "resize"):
+        assert rows[what, "pillow"]["equal"] == rows[what, "pillow"]["images"]
+    assert rows["resize", "pillow with the box of the crop"]["equal"] < report["settings"]["images"]

@@ -1,0 +1,276 @@
+"""``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
+
+It decides which arms there are, on which cores, and makes figures and dollars of what they measured. An arm
+is :mod:`benchmarks.function_arm`'s, weight and cold start are :mod:`benchmarks.function_bundle`'s, the
+comparison of decoders (``--decoders``) is :mod:`benchmarks.decoders`'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cache_server import cache_server
+from benchmarks.decoders import compare_decoders
+from benchmarks.errors import BenchmarkError
+from benchmarks.function_arm import (
+    BARE,
+    FILES,
+    S3_BOTO3,
+    S3_LEAN,
+    FunctionArmResult,
+    FunctionArmSpec,
+    run_arm,
+    s3_event,
+)
+from benchmarks.function_bundle import bundle_sizes, cold_start_s
+from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
+from benchmarks.object_server import object_server
+from benchmarks.options import positive
+from benchmarks.report import BenchmarkReport, Column, describe_machine
+from coordinator.price_table import load_prices
+from lambda_prefetch.cores import LAMBDA_MB_PER_CORE
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["add_arguments", "measure"]
+
+_WAYS = (BARE, FILES, S3_LEAN, S3_BOTO3)
+_SAMPLES_PER_REQUEST = 64  # of the dollars: as many as a request has for the price of its invocation
+_X86_GB_S = 1.66667e-5  # https://aws.amazon.com/lambda/pricing, us-east-1, first tier, 2026-11
+
+_COLUMNS = (
+    Column("way", "way"),
+    Column("images_per_s", "\nimages/s", ",.0f"),
+    Column("share_of_bare", "share\nof bare", ".2f"),
+    Column("busy", "cores\nbusy", ".2f"),
+    Column("images_per_cpu_s", "images\n/CPU s", ",.0f"),
+    Column("cpu_share_of_bare", "share\nof bare", ".2f"),
+    Column("cpu_ms_per_image", "CPU ms\n/image", ".3f"),
+    Column("fetch_cpu_ms_per_image", "of it\nfetch", ".3f"),
+    Column("decode_cpu_ms_per_image", "of it\ndecode", ".3f"),
+    Column("push_cpu_ms_per_image", "of it\npush", ".3f"),
+    Column("usd_per_million", "$ per\nmillion", ".3f"),
+    Column("usd_compute_per_million", "of it\ncompute", ".3f"),
+)
+
+_METHOD = (
+    (
+        "Each arm is a fresh process that is held to so many cores, one after another; S3 server (rclone) "
+        "and cache (Valkey) are held to the other cores where there are any. The first pass over the images "
+        "is not counted. Figures are medians over the rounds."
+    ),
+    (
+        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. The "
+        "others are whole calls of the handler for all images of the set, with as many decoders: from files, "
+        f"from S3 through the lean client ({S3_LEAN}) and through boto3 alone. 'share of bare' is of the "
+        "bare loop's images/s, then of its images per CPU second; where 'cores busy' is below the number of "
+        "cores, the function waited for the servers. Fetch and push are the CPU of those threads, decode is "
+        "the rest."
+    ),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmark's options."""
+    parser.add_argument(
+        "--images", nargs="+", choices=IMAGE_SETS, default=["photos", "digits"], help="image sets (all)"
+    )
+    parser.add_argument("--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="(1 2)")
+    parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
+    parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
+    parser.add_argument("--photos", type=positive, default=256, help="images of the set photos (256)")
+    parser.add_argument(
+        "--decoders", action="store_true", help="compare decoders instead: time, and equal bytes"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
+    )
+
+
+def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
+    """Run all arms; ``say`` is told what happens.
+
+    Raises:
+        SuperError: images or servers cannot be had, or an arm failed.
+
+    """
+    if arguments.decoders:
+        return compare_decoders(say)
+    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    environment = describe_machine()
+    usable = _usable_cores(max(arguments.cores))
+    say("preparing images")
+    directory = data_directory(arguments.data)
+    sets = [prepare_images(name, directory, arguments.photos) for name in arguments.images]
+    runs: list[_Run] = []
+    for images in sets:
+        for count in arguments.cores:
+            runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
+    say("weighing the bundle, starting cold")
+    bundle, cold = bundle_sizes(), _cold_starts(sets[0])
+    return BenchmarkReport(
+        benchmark="function",
+        started_at=started_at,
+        wall_s=time.perf_counter() - began_s,
+        settings={
+            "image_sets": {one.name: {"about": one.about, "images": one.images} for one in sets},
+            "cores": arguments.cores,
+            "rounds": arguments.rounds,
+            "passes": arguments.passes,
+            "samples_per_request": _SAMPLES_PER_REQUEST,
+            "lambda_mb_per_core": LAMBDA_MB_PER_CORE,
+            "bundle_zipped_bytes": bundle,
+            "cold_start_s": cold,
+        },
+        method=(*_METHOD, _dollars_line(), _bundle_line(bundle), _cold_line(cold)),
+        group_by=("images", "cores"),
+        columns=_COLUMNS,
+        rows=tuple(_rows(runs)),
+        rounds=tuple({**run.conditions(), "round": run.round, **asdict(run.result)} for run in runs),
+        environment=environment,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One arm, done."""
+
+    round: int
+    images: str
+    cores: int
+    way: str
+    result: FunctionArmResult
+
+    def conditions(self) -> dict[str, Any]:
+        return {"images": self.images, "cores": self.cores, "way": self.way}
+
+
+def _measure_cores(
+    images: ImageSet, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
+) -> Iterator[_Run]:
+    mine, others = tuple(usable[:count]), tuple(usable[count:])
+    with _servers(images, others or mine) as (cache, environment):
+        for number in range(1, rounds + 1):
+            for way in _WAYS:
+                say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
+                spec = FunctionArmSpec(way, images.directory, images.resize, images.crop, cache, mine, passes)
+                yield _Run(number, images.name, count, way, run_arm(spec, environment))
+
+
+@contextlib.contextmanager
+def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
+    before = os.sched_getaffinity(0)
+    with tempfile.TemporaryDirectory(prefix="super-b-") as directory, contextlib.ExitStack() as stack:
+        os.sched_setaffinity(0, cores)  # what is started here stays there
+        try:
+            socket, _ = stack.enter_context(cache_server(Path(directory)))
+            objects = stack.enter_context(object_server(Path(images.directory).parent))
+        finally:
+            os.sched_setaffinity(0, before)
+        yield f"unix://{socket}", objects.environment
+
+
+def _cold_starts(images: ImageSet) -> dict[str, float]:
+    cores = sorted(os.sched_getaffinity(0))
+    with _servers(images, cores) as (cache, environment):
+        event = s3_event(images.directory, images.resize, images.crop, cache, count=1)
+        return {
+            "answer a warm event": cold_start_s(None, environment),
+            "produce one object of S3": cold_start_s(event, environment),
+        }
+
+
+def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
+    groups: dict[tuple[str, int, str], list[FunctionArmResult]] = {}
+    for run in runs:
+        groups.setdefault((run.images, run.cores, run.way), []).append(run.result)
+    for (images, cores, way), results in groups.items():
+        bare = groups[images, cores, BARE]
+        yield {"images": images, "cores": cores, "way": way, **_figures(results, bare, cores, way)}
+
+
+def _figures(
+    results: Sequence[FunctionArmResult], bare: Sequence[FunctionArmResult], cores: int, way: str
+) -> dict[str, Any]:
+    def per_s(ones: Sequence[FunctionArmResult]) -> float:
+        return median(one.images / one.wall_s for one in ones)
+
+    def per_cpu_s(ones: Sequence[FunctionArmResult]) -> float:
+        return median(one.images / one.cpu_s for one in ones)
+
+    decode = [one.cpu_s - one.fetch_cpu_s - one.push_cpu_s for one in results]
+    function = way != BARE
+    compute_usd = _compute_usd(cores / per_s(results))
+    return {
+        "images_per_s": per_s(results),
+        "share_of_bare": per_s(results) / per_s(bare) if function else None,
+        "busy": median(one.cpu_s / one.wall_s for one in results),
+        "images_per_cpu_s": per_cpu_s(results),
+        "cpu_share_of_bare": per_cpu_s(results) / per_cpu_s(bare) if function else None,
+        "cpu_ms_per_image": 1e3 / per_cpu_s(results),
+        "fetch_cpu_ms_per_image": median(1e3 * one.fetch_cpu_s / one.images for one in results),
+        "decode_cpu_ms_per_image": median(
+            1e3 * cpu_s / one.images for cpu_s, one in zip(decode, results, strict=True)
+        ),
+        "push_cpu_ms_per_image": median(1e3 * one.push_cpu_s / one.images for one in results),
+        "usd_per_million": compute_usd + _requests_usd(s3=way in {S3_LEAN, S3_BOTO3}) if function else None,
+        "usd_compute_per_million": compute_usd if function else None,
+        "usd_compute_per_million_x86": compute_usd / load_prices().of("lambda").gb_s * _X86_GB_S
+        if function
+        else None,
+    }
+
+
+def _compute_usd(core_s_per_image: float) -> float:
+    """Dollars for a million images at Lambda's price of memory, of which a core comes with 1,769 MB."""
+    return 1e6 * core_s_per_image * LAMBDA_MB_PER_CORE / 1024 * load_prices().of("lambda").gb_s
+
+
+def _requests_usd(*, s3: bool) -> float:
+    """Dollars for a million images: invocations, and a GET for each."""
+    prices = load_prices().of("lambda")
+    return 1e6 * (prices.invocation / _SAMPLES_PER_REQUEST + (prices.source_request if s3 else 0.0))
+
+
+def _dollars_line() -> str:
+    table = load_prices()
+    return (
+        f"Dollars are for a million images on AWS Lambda ({table.region}, {table.date}, arm64; x86 costs "
+        f"{_X86_GB_S / table.of('lambda').gb_s:.2f} times as much for computing), if its cores are as fast "
+        f"as these: {LAMBDA_MB_PER_CORE:,} MB for each core for as long as the function took, an invocation "
+        f"for {_SAMPLES_PER_REQUEST} samples, and a GET for each from S3."
+    )
+
+
+def _bundle_line(bundle: dict[str, int]) -> str:
+    parts = ", ".join(
+        f"{name} {size / 1e6:.1f}" for name, size in sorted(bundle.items(), key=lambda one: -one[1])
+    )
+    return (
+        f"The bundle has {sum(bundle.values()) / 1e6:.1f} MB zipped ({parts}); boto3 is in Lambda's runtime."
+    )
+
+
+def _cold_line(cold: dict[str, float]) -> str:
+    parts = ", ".join(f"{seconds:.2f} s to {what}" for what, seconds in cold.items())
+    return f"A fresh process takes {parts}, at best, Python's own start and end included."
+
+
+def _usable_cores(count: int) -> list[int]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise BenchmarkError("this benchmark holds processes to cores, which this system cannot; use Linux")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        raise BenchmarkError(f"this machine has {len(cores)} usable cores; --cores asks for {count}")
+    return cores

@@ -1,0 +1,232 @@
+"""``python -m benchmarks.function_arm SPEC``: one way of producing samples, in a process held to some cores.
+
+Prints one line of JSON. The bare loop decodes bytes that it has in memory; the other ways are the function's
+handler, whole, as an executor calls it. The first pass over the images warms up and is not counted. Which
+ways there are, and what becomes of the figures, is :mod:`benchmarks.function`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.errors import BenchmarkError
+from lambda_prefetch.handler import handler
+from lambda_prefetch.transforms import Program
+from super_wire.ids import sample_ids, split_ids
+from super_wire.recipe import Recipe
+from super_wire.request import Limits, PrefetchRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BARE",
+    "FILES",
+    "S3_BOTO3",
+    "S3_LEAN",
+    "FunctionArmResult",
+    "FunctionArmSpec",
+    "run_arm",
+    "s3_event",
+]
+
+BARE = "bare loop"
+FILES = "files"
+S3_LEAN = "S3"
+S3_BOTO3 = "S3, boto3"
+
+_ROOT = Path(__file__).resolve().parents[1]
+_TIME_LIMIT_S = 600.0
+_TIME_LEFT_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionArmSpec:
+    """One arm; ``directory`` holds the images in class folders, and its name is the bucket's."""
+
+    way: str
+    directory: str
+    resize: int
+    crop: int
+    cache: str
+    cores: tuple[int, ...]
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionArmResult:
+    """What was measured over all passes that count; CPU seconds are of this process."""
+
+    images: int
+    invocations: int
+    wall_s: float
+    cpu_s: float
+    fetch_cpu_s: float
+    push_cpu_s: float
+
+
+def run_arm(spec: FunctionArmSpec, environment: dict[str, str]) -> FunctionArmResult:
+    """Measure an arm in a fresh process.
+
+    Raises:
+        BenchmarkError: it failed; the message has what it said.
+
+    """
+    settings = {
+        "SUPER_S3_CLIENT": "boto3" if spec.way == S3_BOTO3 else "auto",
+        "SUPER_DECODERS": str(len(spec.cores)),
+        "SUPER_LOG_LEVEL": "ERROR",
+        "POWERTOOLS_METRICS_DISABLED": "true",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.function_arm", json.dumps(asdict(spec))],
+        cwd=_ROOT,
+        env={**os.environ, **environment, **settings},
+        capture_output=True,
+        text=True,
+        timeout=_TIME_LIMIT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"{spec.way} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+    return FunctionArmResult(**json.loads(done.stdout.splitlines()[-1]))
+
+
+class _Context:
+    """What an executor hands to the handler."""
+
+    function_name = "bench"
+    aws_request_id = "bench"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return _TIME_LEFT_MS
+
+
+class _ThreadClocks:
+    """Adds up the CPU of threads that end, by the first part of their name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        run = threading.Thread.run
+
+        def timed(thread: threading.Thread) -> None:
+            try:
+                run(thread)
+            finally:
+                kind = "-".join(thread.name.split("-")[:2])
+                self.seconds[kind] += time.thread_time()
+
+        # The function's threads tell nothing of their CPU themselves.
+        setattr(threading.Thread, "run", timed)  # noqa: B010  # mypy allows no assignment to a method
+
+
+def _measure(spec: FunctionArmSpec) -> FunctionArmResult:
+    os.sched_setaffinity(0, spec.cores)
+    clocks = _ThreadClocks()
+    files = sorted(Path(spec.directory).glob("*/*.jpg"))
+    one_pass = _bare(spec, files) if spec.way == BARE else _invocations(spec, files)
+    one_pass()
+    clocks.seconds.clear()
+    invocations = 0
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(spec.passes):
+        invocations += one_pass()
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    return FunctionArmResult(
+        images=spec.passes * len(files),
+        invocations=invocations,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        fetch_cpu_s=clocks.seconds["super-fetch"],
+        push_cpu_s=clocks.seconds["super-push"],
+    )
+
+
+def _recipe(spec: FunctionArmSpec) -> Recipe:
+    return Recipe.image(resize=spec.resize, crop=spec.crop)
+
+
+def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
+    """Decode and resize, with a thread for each core, and drop what comes of it."""
+    contents = [file.read_bytes() for file in files]
+    limit_pixels = Limits().image_pixels
+    program = Program(_recipe(spec), bucket="", epoch=0, limit_pixels=limit_pixels, step_modules=frozenset())
+    count = len(spec.cores)
+
+    def share(number: int) -> None:
+        for content in contents[number::count]:
+            program.make(content, "")
+
+    def one_pass() -> int:
+        if count == 1:
+            share(0)
+        else:
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(share, range(count)))
+        return 0
+
+    return one_pass
+
+
+def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
+    """One call of the handler for all images."""
+    event = _event(spec, files)
+
+    def one_pass() -> int:
+        result = handler({**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}, _Context())
+        if set(result["outcomes"]) != {"cached"}:
+            raise BenchmarkError(f"not all was cached: {list(result['messages'].values())[:3]}")
+        return 1
+
+    return one_pass
+
+
+def s3_event(directory: str, resize: int, crop: int, cache: str, *, count: int) -> dict[str, Any]:
+    """A request for the first images of a directory, from S3."""
+    spec = FunctionArmSpec(S3_LEAN, directory, resize, crop, cache, cores=(), passes=0)
+    event = _event(spec, sorted(Path(directory).glob("*/*.jpg"))[:count])
+    return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
+
+
+def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
+    directory, recipe = Path(spec.directory), _recipe(spec)
+    keys = [file.relative_to(directory).as_posix() for file in files]
+    if spec.way == FILES:
+        bucket = f"file://{directory}"
+        versions = [f"{status.st_size}-{status.st_mtime_ns}" for status in (file.stat() for file in files)]
+    else:
+        bucket = f"s3://{directory.name}"
+        # What rclone's ETags are.
+        versions = [hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest() for file in files]
+    ids = sample_ids(
+        bucket, (key.encode() for key in keys), (version.encode() for version in versions), recipe.digest
+    )
+    request = PrefetchRequest(
+        request_id="bench",
+        bucket=bucket,
+        recipe=recipe.json,
+        epoch=0,
+        cache=spec.cache,
+        expires_at=0.0,
+        keys=tuple(keys),
+        versions=tuple(versions),
+        ids=tuple(one.hex() for one in split_ids(ids)),
+    )
+    event: dict[str, Any] = json.loads(request.to_json())
+    return event
+
+
+if __name__ == "__main__":
+    fields = json.loads(sys.argv[1])
+    print(json.dumps(asdict(_measure(FunctionArmSpec(**{**fields, "cores": tuple(fields["cores"])})))))
