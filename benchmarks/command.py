@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+    from types import ModuleType
 
 __all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
     "augment": "augmentation after the cache, operation by operation, beside torchvision's",
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
+    "first-batch": "how long a training script waits for its first batch",
     "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
         benchmark.add_argument("--json", action="store_true", help="print JSON instead of a table")
         benchmark.add_argument("--output", metavar="FILE", help="write the JSON here too")
-        import_module(f"benchmarks.{name}").add_arguments(benchmark)
+        _module(name).add_arguments(benchmark)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
-    report = import_module(f"benchmarks.{arguments.benchmark}").measure(arguments, progress.print)
+    report = _module(arguments.benchmark).measure(arguments, progress.print)
     if arguments.output:
         write_json(report, arguments.output)
     if arguments.json:
@@ -53,3 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         console = Console()
         print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
     return 0
+
+
+def _module(benchmark: str) -> ModuleType:
+    return import_module(f"benchmarks.{benchmark.replace('-', '_')}")

@@ -168,6 +168,27 @@ def test_train_compares_equal_training(capsys, tmp_path):
     assert produced[1][0] > 0
 
 
+@pytest.mark.slow
+def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
+    words = ["--images", "digits", "--workers", "1", "--rounds", "1", "--data", str(tmp_path)]
+
+    report = run_json(capsys, "first-batch", *words)
+
+    check_envelope(report, "first-batch")
+    rows = {(row["contender"], row["state"]): row for row in report["rows"]}
+    assert {("pillow", "files")} | {
+        ("super", state) for state in ("nothing runs", "cold", "warm")
+    } <= rows.keys()
+    for row in rows.values():
+        assert 0 < row["first_batch_ms_min"] <= row["first_batch_ms"] <= row["first_batch_ms_max"]
+        assert row["open_ms"] > 0
+        assert row["next_epoch_ms"] > 0
+    produced = {(run["contender"], run["state"]): run["result"]["produced"] for run in report["rounds"]}
+    assert produced["super", "nothing runs"] > 0
+    assert produced["super", "cold"] > 0
+    assert produced["super", "warm"] == 0
+
+
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])
 def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
