@@ -10,33 +10,18 @@ import functools
 import importlib
 from typing import Any
 
-import torch
+from benchmarks.torchvision_operators import declare_operators
 
 __all__ = ["torchvision_transforms"]
-
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
 
 
 @functools.cache
 def torchvision_transforms() -> Any:
     """``torchvision.transforms``, or ``None`` if torchvision is not installed."""
-    if torch.version.cuda is None:
-        _declare_operators()
+    declare_operators()
     try:
         return importlib.import_module("torchvision.transforms")
     except ModuleNotFoundError as error:
         if error.name != "torchvision":
             raise
         return None
-
-
-@functools.cache
-def _declare_operators() -> torch.library.Library:
-    """Declare what a CUDA build of torchvision looks for at import; kept, since it would be undone."""
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for schema in _SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
-    return library
