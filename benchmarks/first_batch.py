@@ -149,7 +149,7 @@ def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpe
     for contender in (PILLOW, SUPER, SUPER_LOADER):
         kind = CONTENDERS[contender]
         for workers in arguments.workers:
-            if kind.workers.allow(workers) and not kind.missing():
+            if kind.workers.allow(workers):
                 yield ProbeSpec(
                     contender,
                     Loading(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sampler import SuperSampler
     from super_dataset import SuperDataset
 
-__all__ = ["has_super_loader", "open_planned", "open_super", "open_super_loader"]
+__all__ = ["open_planned", "open_super", "open_super_loader"]
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
@@ -49,18 +49,10 @@ def open_super(loading: Loading) -> Contender:
 
 def open_super_loader(loading: Loading) -> Contender:
     """SUPER by threads of the main process, without a worker."""
-    import super_dataset
+    from super_dataset import SuperLoader
 
-    loader: Any = super_dataset.SuperLoader  # type: ignore[attr-defined]  # not in every version yet
     dataset, sampler = open_planned(loading)
-    return _Super(loader(dataset, sampler), sampler)
-
-
-def has_super_loader() -> bool:
-    """Whether this version of SUPER has it."""
-    import super_dataset
-
-    return hasattr(super_dataset, "SuperLoader")
+    return _Super(SuperLoader(dataset, sampler), sampler)
 
 
 class _Super:
