@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
     "first-batch": "how long a training script waits for its first batch",
     "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
+    "gpu": "whether a GPU waits for its data, with four cores for the trainer",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
     "steady": "the share of a training loop's time that goes by waiting for data",

@@ -28,6 +28,8 @@ class Loading:
         coordinator: SUPER's address; other loaders leave it alone.
         store: URL of an S3 server whose buckets lie around ``directory``; empty where none runs.
         seed: of the shuffle.
+        device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
+            in page-locked memory.
 
     """
 
@@ -40,6 +42,12 @@ class Loading:
     coordinator: str = ""
     store: str = ""
     seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether batches are copied to a GPU."""
+        return self.device.startswith("cuda")
 
     def format_directory(self, name: str) -> Path:
         """Where the images lie in the format of that name."""

@@ -41,6 +41,7 @@ def data_loader(dataset: Dataset[_Pair], loading: Loading) -> DataLoader[Any]:
         generator=torch.Generator().manual_seed(loading.seed),
         num_workers=loading.num_workers,
         persistent_workers=loading.num_workers > 0,
+        pin_memory=loading.pin_memory,
         collate_fn=collate,
     )
 

@@ -43,6 +43,7 @@ def open_super(loading: Loading) -> Contender:
         batch_size=None,
         num_workers=loading.num_workers,
         persistent_workers=loading.num_workers > 0,
+        pin_memory=loading.pin_memory,
     )
     return _Super(batches, sampler)
 
@@ -52,7 +53,8 @@ def open_super_loader(loading: Loading) -> Contender:
     from super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
-    return _Super(SuperLoader(dataset, sampler), sampler)
+    device = loading.device if loading.pin_memory else None
+    return _Super(SuperLoader(dataset, sampler, device), sampler)
 
 
 class _Super:

@@ -6,14 +6,13 @@ It decides which trainers run, on which cores, and makes figures of what they me
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
+from benchmarks.cores import Cores, held_to
 from benchmarks.errors import BenchmarkError
 from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
 from benchmarks.loading import Loading
@@ -25,7 +24,7 @@ from benchmarks.trainer import TrainResult, TrainSpec, run_trainer
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["add_arguments", "measure"]
 
@@ -82,7 +81,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     environment = describe_machine()
-    cores = _Cores.of_this_process()
+    cores = Cores.split(1)
     say("preparing images")
     images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
     runs: list[TrainRun] = []
@@ -128,36 +127,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cores:
-    """The trainer's core, and the others."""
-
-    trainer: list[int]
-    others: list[int]
-
-    @classmethod
-    def of_this_process(cls) -> _Cores:
-        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        if len(usable) < 2:  # noqa: PLR2004  # one to train, one to decode
-            raise BenchmarkError(
-                f"this benchmark holds processes to cores and needs two of them; {len(usable)} can be had "
-                "here (it runs on Linux only)"
-            )
-        return cls(usable[:1], usable[1:])
-
-
-@contextlib.contextmanager
-def _held_to(cores: Sequence[int]) -> Iterator[None]:
-    """Hold this thread, and what it starts meanwhile, to these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: _Cores) -> TrainResult:
+def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
     kind = CONTENDERS[contender]
     loading = Loading(
         directory=images.directory,
@@ -176,7 +146,7 @@ def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, co
         epochs=arguments.epochs + 1,
         alone=plain,
     )
-    with _held_to(cores.others):
+    with held_to(cores.others):
         if plain:
             return run_trainer(spec)
         with Services.start("train") as services:

@@ -193,6 +193,24 @@ def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
     assert produced["super", "warm"] == 0
 
 
+@pytest.mark.slow
+def test_gpu_runs_its_loop_on_a_cpu_to_see_that_it_works(capsys, tmp_path):
+    words = ["--device", "cpu", "--models", "tiny", "--images", "digits", "--batch-size", "512"]
+    small = ["--workers", "1", "--trainer-cores", "1", "--epochs", "1", "--data", str(tmp_path)]
+
+    report = run_json(capsys, "gpu", *words, *small)
+
+    check_envelope(report, "gpu")
+    rows = {row["contender"]: row for row in report["rows"]}
+    assert list(rows) == ["synthetic", "pillow", "super", "super-loader"]
+    assert rows["synthetic"]["percent_of_synthetic"] == 100
+    for row in rows.values():
+        assert row["nvml_percent"] is None
+        assert 0 < row["busy_percent"] <= 100
+        assert row["waiting_ms_per_step"] > 0
+        assert row["first_epoch_images_per_s"] > 0
+
+
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])
 def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:

@@ -102,4 +102,4 @@ def test_one_core_is_too_few(capsys, tmp_path):
         assert main(["bench", "train", "--data", str(tmp_path)]) == 1
     finally:
         os.sched_setaffinity(0, before)
-    assert "needs two of them" in capsys.readouterr().err
+    assert "it needs 2 at least" in capsys.readouterr().err
