@@ -1,8 +1,9 @@
 """Names in the cache: where records lie, and which streams carry reports and outcomes.
 
-All names begin with ``super:``, hold ASCII only and no braces, so that no id looks like a cluster hash tag
-and an ACL can name a prefix. What lies under the names is :mod:`super_wire.record` and
-:mod:`super_wire.report`.
+All names begin with ``super:`` and hold ASCII only, so that an ACL can name a prefix and no id looks like a
+cluster's hash tag. The one hash tag there is keeps the report streams of all jobs in one slot, and so at one
+node, where the coordinator waits on all of them by one command; records spread over all nodes. What lies
+under the names is :mod:`super_wire.record` and :mod:`super_wire.report`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = [
 RECORD_PREFIX = b"super:r1:"
 """Prefix of records; the 32 hex digits of the sample id follow."""
 
-REPORT_PREFIX = b"super:n1:"
+REPORT_PREFIX = b"super:n1:{reports}:"
 """Prefix of read-report streams; the job id follows."""
 
 LOCK_KEY = b"super:lock"

@@ -26,7 +26,7 @@ def test_many_are_the_keys_of_each(samples):
 
 
 def test_streams_and_the_rest():
-    assert report_stream("job-1") == b"super:n1:job-1"
+    assert report_stream("job-1") == b"super:n1:{reports}:job-1"
 
 
 @pytest.mark.parametrize("name", ["RECORD_PREFIX", "REPORT_PREFIX", "LOCK_KEY", "GOLDEN_KEY"])
