@@ -1,27 +1,25 @@
-"""The coordinator's side of the cache: what it asks, deletes and buries there, the lock it holds, what the
-server says of itself.
+"""The coordinator's side of the cache: what it asks, deletes and buries there, and the lock it holds.
 
 Records are written by functions and read by readers; the report streams are read in
-:mod:`coordinator.reports`. Commands raise :class:`~super_wire.errors.CacheError` where the server refuses and
-:class:`~super_wire.errors.CacheUnreachableError` where nobody answers.
+:mod:`coordinator.reports`. Commands raise :class:`~super_wire.errors.CacheError` where a server refuses and
+:class:`~super_wire.errors.CacheUnreachableError` where nobody answers. How many servers there are, and which
+one a command is for, is :mod:`coordinator.cache_nodes`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import redis.asyncio
 import redis.exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from super_wire.errors import CacheError, CacheUnreachableError
+from coordinator.cache_info import CacheInfo, combined
+from coordinator.cache_nodes import CacheNodes
+from super_wire.address import Credentials
+from super_wire.errors import CacheError
 from super_wire.ids import ID_BYTES
 from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
 from super_wire.record import (
@@ -35,20 +33,19 @@ from super_wire.record import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["LOCK_TTL_S", "Cache", "CacheInfo", "LockHeldError"]
+    from coordinator.cache_nodes import Command
+    from super_wire.cluster import Node
+
+__all__ = ["LOCK_TTL_S", "Cache", "LockHeldError"]
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
-_TIMEOUT_S = 10.0
-_HEADROOM_SHARE = 0.1
-_HEADROOM_BYTES = 64 * 2**20
-_UNLIMITED_SHARE = 0.25
-_LOGIN_ERRORS = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
+_CURSORS = 2**64  # of one server's SCAN
 
 # The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
 # holds it or, where ARGV[4] says so, another instance of our owner. Only taking needs memory: a full cache
@@ -76,88 +73,37 @@ class LockHeldError(CacheError):
         self.expires_in_s = expires_in_s
 
 
-@dataclass(frozen=True, slots=True)
-class CacheInfo:
-    """What the server says of itself; sizes in bytes, ``maxmemory`` 0 where it has none."""
-
-    run_id: str
-    used_memory: int
-    maxmemory: int
-    policy: str
-    system_memory: int
-    keys: int
-    evicted_keys: int = 0
-    """Keys that it has dropped of its own accord since it started."""
-
-    def budget(self, wanted: int) -> int:
-        """Memory for records: what was asked for, else what maxmemory leaves after headroom for client
-        buffers.
-        """
-        limit = self.maxmemory or int(self.system_memory * _UNLIMITED_SHARE)
-        headroom = int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * 0.25)))
-        available = limit - headroom
-        return min(wanted, available) if wanted and self.maxmemory else wanted or available
-
-
 class Cache:
-    """An asyncio client of one Redis or Valkey server.
+    """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
 
     Args:
-        address: ``redis://host:port[/db]`` or ``unix:///path``, without credentials.
+        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
+            credentials; any node's of a cluster.
         owner: whose lock it is; a coordinator that is restarted under the same owner takes its lock over.
+        credentials: what the cache lets in; by default those of the environment.
+
+    Raises:
+        ConfigError: address, credentials or certificates cannot be used.
     """
 
-    def __init__(self, address: str, *, owner: str) -> None:
+    def __init__(self, address: str, *, owner: str, credentials: Credentials | None = None) -> None:
         self.address = address
         self._instance = os.urandom(16).hex()
         self._owner = owner or os.urandom(16).hex()
         self._has_held_lock = False
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            address,
-            username=os.environ.get("SUPER_CACHE_USERNAME") or None,
-            password=os.environ.get("SUPER_CACHE_PASSWORD") or None,
-            socket_connect_timeout=_TIMEOUT_S,
-            socket_timeout=_TIMEOUT_S,
-            # Once, for a connection that broke while it was idle; whoever wants more patience has his own.
-            retry=Retry(NoBackoff(), 1),
-            protocol=2,
-        )
-
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Map redis-py's errors to ours; each names the address. A cancellation stays one."""
-        try:
-            yield
-        except redis.exceptions.ResponseError as error:
-            raise self._refused(error) from error
-        except (redis.exceptions.RedisError, OSError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError from error  # closing the connection failed, and hid the reason
-            # Over a unix socket redis-py hides the refusal of a login behind a ConnectionError.
-            for reason in (error, error.__cause__):
-                if isinstance(reason, _LOGIN_ERRORS):
-                    raise self._refused(reason) from error
-            msg = f"the cache at {self.address} does not answer: {error}"
-            raise CacheUnreachableError(msg) from error
-
-    def _refused(self, reason: BaseException) -> CacheError:
-        return CacheError(f"the cache at {self.address} refuses: {reason}")
+        self._nodes = CacheNodes(address, credentials or Credentials.from_environment(os.environ))
 
     async def info(self) -> CacheInfo:
-        """Memory, policy and identity of the server."""
-        with self.errors():
-            info: dict[str, Any] = await self._redis.info()
-            keys = await self._redis.dbsize()
-        return CacheInfo(
-            run_id=str(info["run_id"]),
-            used_memory=int(info["used_memory"]),
-            maxmemory=int(info["maxmemory"]),
-            policy=str(info["maxmemory_policy"]),
-            system_memory=int(info.get("total_system_memory", 0)),
-            keys=int(keys),
-            evicted_keys=int(info.get("evicted_keys", 0)),
-        )
+        """Memory, policy and identity of the server, or of a cluster's masters together."""
+        masters = await self._nodes.masters()
+        infos = await asyncio.gather(*(self._info_of(master.node) for master in masters))
+        if len(infos) == 1:
+            return infos[0]
+        hosts = len({master.node.host for master in masters})
+        return combined(infos, [master.slots for master in masters], hosts)
+
+    async def _info_of(self, node: Node) -> CacheInfo:
+        return CacheInfo.of_server(await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE"))
 
     async def hold_lock(self) -> bool:
         """Take or renew the lock; ``True`` if it had to be taken.
@@ -169,10 +115,9 @@ class Cache:
         """
         may_take_over = "0" if self._has_held_lock else "1"
         ttl_ms = LOCK_TTL_S * 1000
-        with self.errors():
-            reply: Any = await self._redis.eval(
-                _HOLD_LOCK, 1, LOCK_KEY, self._instance, self._owner, ttl_ms, may_take_over
-            )
+        reply = await self._nodes.one(
+            LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, self._instance, self._owner, ttl_ms, may_take_over
+        )
         done, expires_in_ms = bytes(reply[0]), int(reply[1])
         if done == b"refused":
             msg = (
@@ -187,17 +132,16 @@ class Cache:
         """Let the lock go, if it is ours."""
         if not self._has_held_lock:
             return
-        with self.errors():
-            await self._redis.eval(_RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
+        ours = self._instance + self._owner
+        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, ours)
 
     async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
         """The golden digest that records in this cache agree with, and whether it was written just now.
 
         It never expires: a cache without one is new or was emptied.
         """
-        with self.errors():
-            agreed: Any = await self._redis.get(GOLDEN_KEY)
-            is_new = agreed is None and bool(await self._redis.set(GOLDEN_KEY, digest, nx=True))
+        agreed = await self._nodes.one(GOLDEN_KEY, "GET", GOLDEN_KEY)
+        is_new = agreed is None and bool(await self._nodes.one(GOLDEN_KEY, "SET", GOLDEN_KEY, digest, "NX"))
         return digest if is_new else bytes(agreed or b"").decode("ascii", "replace"), is_new
 
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
@@ -209,12 +153,12 @@ class Cache:
         keys = cache_keys(ids)
         for at in range(0, len(keys), _PIPELINE_KEYS):
             some = keys[at : at + _PIPELINE_KEYS]
-            with self.errors():
-                pipeline = self._redis.pipeline(transaction=False)
-                for key in some:
-                    pipeline.getrange(key, 0, HEADER_BYTES - 1)
-                    pipeline.strlen(key)
-                replies = [_or_absent(reply) for reply in await pipeline.execute(raise_on_error=False)]
+            commands: list[Command] = []
+            for key in some:
+                commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
+            asked = [key for key in some for _ in range(2)]
+            replies = [_or_absent(reply) for reply in await self._nodes.each(asked, commands)]
+            self._nodes.check(replies)
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
@@ -227,76 +171,83 @@ class Cache:
         return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
 
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it."""
-        with self.errors():
-            reply: Any = await self._redis.scan(cursor, match=RECORD_PREFIX + b"*", count=count)
-        following, keys = reply
+        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it.
+
+        In a cluster one master is gone through after the other.
+        """
+        place, at = divmod(cursor, _CURSORS)
+        masters = await self._nodes.masters()
+        if place >= len(masters):  # there are fewer than there were
+            return 0, b""
+        pattern = RECORD_PREFIX + b"*"
+        following, keys = await self._nodes.at(
+            masters[place].node, "SCAN", at, "MATCH", pattern, "COUNT", count
+        )
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
-        return int(following), bytes.fromhex(b"".join(digits).decode())
+        found = bytes.fromhex(b"".join(digits).decode())
+        if following := int(following):
+            return place * _CURSORS + following, found
+        return (place + 1) % len(masters) * _CURSORS, found
 
     async def drop(self, ids: bytes) -> None:
         """Delete records; what is not there is no error."""
         keys = cache_keys(ids)
-        for at in range(0, len(keys), _PIPELINE_KEYS):
-            with self.errors():
-                await self._redis.unlink(*keys[at : at + _PIPELINE_KEYS])
+        for start in range(0, len(keys), _PIPELINE_KEYS):
+            await self._nodes.unlink(keys[start : start + _PIPELINE_KEYS])
 
     async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
         """Write tombstones that expire, where there is no record."""
-        with self.errors():
-            pipeline = self._redis.pipeline(transaction=False)
-            for key, tombstone in zip(cache_keys(ids), tombstones, strict=True):
-                pipeline.set(key, pack_tombstone(tombstone), px=int(expires_in_s * 1000), nx=True)
-            await pipeline.execute()
+        keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
+        commands: list[Command] = [
+            ("SET", key, pack_tombstone(tombstone), "PX", expires_in_ms, "NX")
+            for key, tombstone in zip(keys, tombstones, strict=True)
+        ]
+        self._nodes.check(await self._nodes.each(keys, commands))
 
     async def read_streams(
         self, positions: dict[bytes, bytes], *, block_ms: int, count: int
     ) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
         """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
-        with self.errors():
-            streams: dict[Any, Any] = dict(positions)
-            found: Any = await self._redis.xread(streams, count=count, block=block_ms)
+        after = (*positions, *positions.values())
+        found = await self._nodes.one(
+            next(iter(positions)), "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *after
+        )
         answer: Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]] = found or []
         return answer
 
     async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
         """Make a stream, or empty it, and let it expire; the id after which its entries come."""
-        with self.errors():
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.xadd(stream, {b"x": b""}, maxlen=0, approximate=False)
-            pipeline.pexpire(stream, int(expires_in_s * 1000))
-            last: bytes = (await pipeline.execute())[0]
-        return last
+        commands: list[Command] = [
+            ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
+            ("PEXPIRE", stream, int(expires_in_s * 1000)),
+        ]
+        replies = await self._nodes.each([stream, stream], commands)
+        self._nodes.check(replies)
+        return bytes(replies[0])
 
     async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> None:
         """Let streams expire later; what is not there is no error."""
-        for at in range(0, len(streams), _PIPELINE_KEYS):
-            with self.errors():
-                pipeline = self._redis.pipeline(transaction=False)
-                for stream in streams[at : at + _PIPELINE_KEYS]:
-                    pipeline.pexpire(stream, int(expires_in_s * 1000))
-                await pipeline.execute()
+        for start in range(0, len(streams), _PIPELINE_KEYS):
+            some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
+            commands: list[Command] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
+            self._nodes.check(await self._nodes.each(some, commands))
 
     async def ring(self, stream: bytes) -> None:
         """Append an empty entry to a stream, so that whoever waits on it looks up."""
-        with self.errors():
-            await self._redis.xadd(stream, {b"x": b""}, maxlen=1, approximate=False)
+        await self._nodes.one(stream, "XADD", stream, "MAXLEN", 1, "*", b"x", b"")
 
     async def delete(self, *names: bytes) -> None:
         """Delete streams."""
         if names:
-            with self.errors():
-                await self._redis.unlink(*names)
+            await self._nodes.unlink(names)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
+        await self._nodes.close()
 
 
 def _or_absent(reply: Any) -> Any:
     """A reply to a pipelined read; what holds no string at all is as good as absent."""
     if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
         return b""
-    if isinstance(reply, Exception):
-        raise reply
     return reply

@@ -34,7 +34,7 @@ from super_wire.errors import CacheError, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from coordinator.cache import CacheInfo
+    from coordinator.cache_info import CacheInfo
     from coordinator.core.prices import Prices
     from coordinator.executors import Executor
     from coordinator.settings import Settings

@@ -1,7 +1,8 @@
 """The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults; frozen,
 checked when made.
 
-Addresses are checked in :mod:`coordinator.addresses`. Credentials are no settings: see there.
+Addresses are checked in :mod:`coordinator.addresses`. Credentials are no settings: see
+:class:`super_wire.address.Credentials`.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Settings:
     """How a coordinator runs.
 
     ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
-    ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]`` or
-    ``unix:///path``; ``cache_bytes`` of 0 means what the server's maxmemory leaves after headroom; ``owner``
-    lets a restarted coordinator take over its predecessor's lock at once; ``function`` is what local workers
-    import and run, ``module:attribute``.
+    ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]``,
+    ``rediss://host:port[/db]`` or ``unix:///path``, any node's of a cluster; ``cache_bytes`` of 0 means what
+    maxmemory leaves after headroom; ``owner`` lets a restarted coordinator take over its predecessor's lock
+    at once; ``function`` is what local workers import and run, ``module:attribute``.
     """
 
     listen: str = "127.0.0.1:50051"

@@ -16,7 +16,8 @@ from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
-    from coordinator.cache import Cache, CacheInfo
+    from coordinator.cache import Cache
+    from coordinator.cache_info import CacheInfo
     from coordinator.engine import Engine
     from coordinator.reports import ReportReader
     from coordinator.sweeping import Sweep
@@ -109,7 +110,7 @@ class Upkeep:
         self._sweep = sweep
         self._clock = asyncio.get_running_loop().time
         self._settled_at_s = self._clock() + _SETTLED_S
-        self._run_id = info.run_id
+        self._nodes = info.nodes
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         self._golden = golden
@@ -135,7 +136,7 @@ class Upkeep:
             self._answers = False
             return
         self._answers = True
-        if info.run_id == self._run_id and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
+        if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
             _log.warning(
                 "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
                 "small for the budget; its policy is %s, where noeviction would be better",
@@ -143,16 +144,29 @@ class Upkeep:
                 info.policy,
             )
             self._engine.post(CacheEvicted())
-        elif self._is_new or info.run_id != self._run_id:
-            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
-            self._run_id = info.run_id
-            self._reports.rewind()
-            self._engine.post(CacheReset())
+        elif self._is_new or info.nodes != self._nodes:
+            self._lost(info.nodes)
         elif was_taken:
             _log.warning("the lock on the cache had expired and was taken again: this process stood still")
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         await self._watch_memory(info)
+
+    def _lost(self, nodes: frozenset[str]) -> None:
+        """A server was restarted or emptied, or another one has its place."""
+        self._reports.rewind()
+        if self._nodes & nodes and len(nodes) > 1:
+            _log.warning(
+                "%d of the cache's %d nodes are new, or one was emptied: what they held is looked for, and "
+                "produced again as it is needed",
+                len(nodes - self._nodes),
+                len(nodes),
+            )
+            self._engine.post(CacheEvicted())
+        else:
+            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            self._engine.post(CacheReset())
+        self._nodes = nodes
 
     async def _watch_memory(self, info: CacheInfo) -> None:
         if not info.maxmemory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from coordinator.addresses import check_cache_address, check_listen_address, socket_path
@@ -71,6 +73,8 @@ def test_both_forms_of_a_socket_address_name_one_path():
         "redis://[::1]:6379",
         "unix:///run/redis.sock",
         "unix:///run/redis.sock?db=3",
+        "redis://127.0.0.1:6379?protocol=3",
+        "rediss://127.0.0.1:6379",
     ],
 )
 def test_a_cache_on_this_machine_is_taken(cache):
@@ -99,18 +103,18 @@ def test_credentials_in_the_caches_address_are_refused_and_not_repeated(cache):
     [
         "",
         "127.0.0.1:6379",
-        "rediss://127.0.0.1:6379",
         "redis://",
         "redis://127.0.0.1:0",
         "redis://127.0.0.1:port",
+        "redis://127.0.0.1:6379?secure=yes",
         "redis://[::1",
-        "redis://127.0.0.1:6379?protocol=3",
+        "redis://127.0.0.1:6379?protocol=4",
         "redis://127.0.0.1:6379#x",
         "unix://host/redis.sock",
     ],
 )
 def test_what_is_no_cache_address_is_named(cache):
-    with pytest.raises(ConfigError, match="cache is redis://host:port"):
+    with pytest.raises(ConfigError, match=f"address.*{re.escape(repr(cache))}"):
         check_cache_address(cache)
 
 
@@ -123,6 +127,7 @@ def test_a_database_is_a_number(cache):
 @pytest.mark.parametrize(
     "cache", ["redis://10.0.0.7:6379", "redis://cache.example.org", "redis://[2001:db8::1]:6379"]
 )
-def test_a_cache_beyond_loopback_is_refused(cache):
-    with pytest.raises(ConfigError, match="beyond loopback a cache needs TLS"):
+def test_a_cache_beyond_loopback_needs_tls(cache):
+    with pytest.raises(ConfigError, match="beyond loopback a cache needs TLS: use rediss://"):
         check_cache_address(cache)
+    check_cache_address(cache.replace("redis:", "rediss:"))

@@ -1,4 +1,7 @@
-"""The upkeep sweeps a crowded cache, once those of before a restart have had time to come back."""
+"""The upkeep sweeps a crowded cache, once those of before a restart have had time to come back.
+
+It tells the core what is lost: all of a server that was emptied, or what one node of a cluster had.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import os
 import pytest
 
 from coordinator.cache import Cache
+from coordinator.core.events import CacheEvicted, CacheReset
 from coordinator.core.settings import CoreSettings
 from coordinator.engine import Engine
 from coordinator.reports import ReportReader
 from coordinator.sweeping import Sweep
 from coordinator.upkeep import Upkeep
+from super_wire.cluster import key_slot
 from super_wire.keys import RECORD_PREFIX
 from tests.coordinator.running import ScriptedExecutor
 from tests.fixtures.valkey import Valkey
@@ -39,9 +44,15 @@ def fill(valkey, share):
 
 @contextlib.asynccontextmanager
 async def kept(valkey):
-    cache = Cache(valkey.unix_url, owner="")
+    async with kept_at(valkey.unix_url) as upkeep:
+        yield upkeep
+
+
+@contextlib.asynccontextmanager
+async def kept_at(address):
+    cache = Cache(address, owner="me")
     info = await cache.info()
-    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, ScriptedExecutor(valkey.unix_url))
+    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, ScriptedExecutor(address))
     reports = ReportReader(cache, engine.post_all)
     try:
         yield Upkeep(cache, engine, reports, Sweep(cache, list), info=info, golden="aa")
@@ -75,3 +86,45 @@ def test_it_stays_while_there_is_room(small):
 def test_it_stays_while_its_readers_may_come_back(small):
     records = fill(small, 0.97)
     assert records_after_a_look(small, settled=False) == records
+
+
+def told_after(address, fault):
+    """The kinds of event that the core is told of by the look after a fault."""
+    told = []
+
+    async def work():
+        async with kept_at(address) as upkeep:
+            await upkeep.once()
+            upkeep._engine.post = told.append
+            await asyncio.to_thread(fault)
+            await upkeep.once()
+
+    asyncio.run(work())
+    return {type(event) for event in told} & {CacheReset, CacheEvicted}
+
+
+def test_all_of_a_server_that_was_emptied_is_lost(valkey):
+    assert told_after(valkey.url, valkey.restart_empty) == {CacheReset}
+    assert told_after(valkey.url, lambda: valkey.client().flushall()) == {CacheReset}
+    assert told_after(valkey.url, lambda: None) == set()
+
+
+def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
+    for node in valkey_cluster.nodes:
+
+        def empty(node=node):
+            node.restart_empty()
+            valkey_cluster.wait_until_ready()
+
+        assert told_after(valkey_cluster.url, empty) == {CacheEvicted}
+    slot = key_slot(b"any")
+    assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
+
+
+def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
+    def empty():
+        for node in valkey_cluster.nodes:
+            node.restart_empty()
+        valkey_cluster.wait_until_ready()
+
+    assert told_after(valkey_cluster.url, empty) == {CacheReset}

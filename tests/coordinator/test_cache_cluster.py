@@ -1,0 +1,289 @@
+"""The coordinator's side of a real cluster, in plain text and by TLS: while slots move and nodes die, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+
+from coordinator.cache import Cache, LockHeldError
+from super_wire.address import Credentials
+from super_wire.cluster import key_slot
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
+from super_wire.record import HEADER_BYTES, Tombstone, pack
+from tests.fixtures.tls_front import TlsFront
+from tests.fixtures.valkey_cluster import ValkeyCluster
+
+MB = 2**20
+COMMANDS = "info dbsize scan eval get set getrange strlen unlink del xread xadd pexpire pttl cluster|slots"
+"""What a coordinator's user needs beside what belongs to a connection."""
+
+
+def an_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def ids(numbers) -> bytes:
+    return b"".join(map(an_id, numbers))
+
+
+def a_record(count: int) -> bytes:
+    header, payload = pack(np.zeros(count, dtype=np.uint8))
+    return header + bytes(payload)
+
+
+@contextlib.asynccontextmanager
+async def open_cache(address, credentials=None):
+    cache = Cache(address, owner="me", credentials=credentials)
+    try:
+        yield cache
+    finally:
+        await cache.close()
+
+
+def on(cluster, use, credentials=None):
+    """Run ``use(cache)`` on a cache of its own and give what it gives."""
+
+    async def run():
+        async with open_cache(cluster.url, credentials) as cache:
+            return await use(cache)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=["plain", "tls"])
+def cluster(request, certificates, monkeypatch):
+    """A cluster, and the authority of its certificates in the environment."""
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    running = ValkeyCluster(certificates=certificates if request.param == "tls" else None)
+    running.start()
+    yield running
+    running.close()
+
+
+def of_node(cluster, node, count):
+    """Numbers whose records the node has."""
+    found = (n for n in range(100_000) if cluster.owners[key_slot(cache_key(an_id(n)))] == node)
+    return [next(found) for _ in range(count)]
+
+
+def sizes(cluster):
+    found = []
+    for node in cluster.nodes:
+        with node.client() as client:
+            found.append(client.dbsize())
+    return found
+
+
+def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
+    numbers = range(2500)
+    cluster.set({cache_key(an_id(n)): a_record(n % 7 + 1) for n in numbers if n % 3})
+
+    async def use(cache):
+        found = await cache.audit(ids(numbers))
+        await cache.drop(ids(range(1000)))
+        await cache.bury(ids(range(30)), [Tombstone("k", "undecodable", "m", permanent=False)] * 30, 60.0)
+        return found, await cache.audit(ids(range(1002)))
+
+    found, after = on(cluster, use)
+    assert found.tolist() == [HEADER_BYTES + n % 7 + 1 if n % 3 else 0 for n in numbers]
+    assert (after[:30] < 0).all()
+    assert not after[30:1000].any()
+    assert after[1001] > 0
+
+
+def test_lock_digest_and_streams_are_the_clusters(cluster):
+    async def use(cache):
+        assert [await cache.hold_lock(), await cache.hold_lock()] == [True, False]
+        async with open_cache(cluster.url) as other:
+            other._owner = "somebody else"
+            with pytest.raises(LockHeldError):
+                await other.hold_lock()
+        assert await cache.agree_on_golden("aa") == ("aa", True)
+        assert await cache.agree_on_golden("bb") == ("aa", False)
+        streams = [report_stream(f"job-{n}") for n in range(20)]
+        positions = {stream: await cache.empty_stream(stream, 60.0) for stream in streams}
+        waiting = asyncio.create_task(cache.read_streams(positions, block_ms=5000, count=10))
+        await cache.ring(streams[3])
+        ((stream, entries),) = await waiting
+        assert (stream, entries[0][1]) == (streams[3], {b"x": b""})
+        await cache.keep_streams(streams, 60.0)
+        await cache.delete(*streams)
+        await cache.release_lock()
+
+    on(cluster, use)
+    assert sum(sizes(cluster)) == 1  # the digest
+
+
+def test_a_pass_over_the_records_goes_to_every_node(cluster):
+    cluster.set({cache_key(an_id(n)): b"x" for n in range(3000)} | {b"other": b"x"})
+
+    async def use(cache):
+        cursor, found, steps = 0, b"", 0
+        while steps == 0 or cursor:
+            cursor, some = await cache.scan_records(cursor, count=500)
+            found += some
+            steps += 1
+        return found, steps
+
+    found, steps = on(cluster, use)
+    assert {found[at : at + 16] for at in range(0, len(found), 16)} == {an_id(n) for n in range(3000)}
+    assert steps >= 3
+
+
+def test_the_cluster_tells_memory_policy_and_identity(cluster):
+    cluster.set({cache_key(an_id(n)): b"x" for n in range(100)})
+    info = on(cluster, lambda cache: cache.info())
+    assert info.maxmemory == pytest.approx(3 * 512 * MB, rel=1e-3)  # 16384 slots are not a multiple of 3
+    assert (len(info.nodes), info.keys, info.policy) == (3, 100, "noeviction")
+    assert 0 < info.used_memory < info.maxmemory
+
+
+def test_moving_slots_are_followed(cluster):
+    moving, moved = of_node(cluster, 0, 20), of_node(cluster, 1, 20)
+    everything = moving + moved + of_node(cluster, 2, 20)
+    cluster.set({cache_key(an_id(n)): a_record(9) for n in everything})
+
+    async def use(cache):
+        assert (await cache.audit(ids(everything)) > 0).all()
+        for n in moved:
+            cluster.move(key_slot(cache_key(an_id(n))), 2)
+        for n in moving:
+            slot = key_slot(cache_key(an_id(n)))
+            cluster.begin_move(slot, 1)
+            cluster.move_keys(slot, 1)
+        cluster.move(key_slot(LOCK_KEY), 0)
+        assert (await cache.audit(ids(everything)) > 0).all()
+        await cache.hold_lock()
+        await cache.drop(ids(everything))
+
+    on(cluster, use)
+    assert sum(sizes(cluster)) == 1  # the lock
+
+
+def test_streams_on_their_way_are_waited_for(cluster):
+    slot = key_slot(REPORT_PREFIX)
+    source = cluster.owners[slot]
+
+    async def use(cache):
+        positions = {report_stream(job): await cache.empty_stream(report_stream(job), 60.0) for job in "ab"}
+        cluster.begin_move(slot, (source + 1) % 3)
+        cluster.move_keys(slot, (source + 1) % 3, [report_stream("a")])
+        with pytest.raises(CacheUnreachableError, match="does not serve for now"):
+            await cache.read_streams(positions, block_ms=1, count=1)
+        cluster.move_keys(slot, (source + 1) % 3)
+        cluster.end_move(slot, (source + 1) % 3)
+        await cache.ring(report_stream("b"))
+        ((stream, _),) = await cache.read_streams(positions, block_ms=1, count=1)
+        assert stream == report_stream("b")
+
+    on(cluster, use)
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, dead):
+    lost, there = of_node(cluster, dead, 5), of_node(cluster, 2, 5)
+    cluster.set({cache_key(an_id(n)): a_record(9) for n in lost + there})
+
+    async def use(cache):
+        before = await cache.info()
+        cluster.nodes[dead].kill()
+        for command in (
+            lambda: cache.audit(ids(lost + there)),
+            lambda: cache.drop(ids(lost)),
+            cache.info,
+        ):
+            with pytest.raises(CacheUnreachableError):
+                await command()
+        assert (await cache.audit(ids(there)) > 0).all()
+        cluster.nodes[dead].start()
+        await asyncio.to_thread(cluster.wait_until_ready)
+        assert not (await cache.audit(ids(lost))).any()
+        after = await cache.info()
+        assert len(after.nodes & before.nodes) == 2
+        assert len(after.nodes) == 3
+
+    on(cluster, use)
+
+
+def test_every_command_names_a_cluster_that_is_gone(cluster):
+    async def use(cache):
+        await cache.info()
+        for node in cluster.nodes:
+            node.kill()
+        for command in (
+            cache.info,
+            cache.hold_lock,
+            lambda: cache.agree_on_golden("aa"),
+            lambda: cache.audit(an_id(0)),
+            lambda: cache.drop(an_id(0)),
+            lambda: cache.scan_records(0, count=1),
+            lambda: cache.read_streams({b"s": b"0-0"}, block_ms=1, count=1),
+            lambda: cache.ring(b"s"),
+            lambda: cache.delete(b"s"),
+        ):
+            with pytest.raises(CacheUnreachableError, match=r"the cache at rediss?://127.0.0.1:[0-9]+ does"):
+                await command()
+
+    on(cluster, use)
+
+
+def test_a_user_needs_few_permissions(cluster, certificates):
+    rights = [f"+{command}" for command in COMMANDS.split()]
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command(
+                "ACL", "SETUSER", "super", "on", ">pw", "~super:*", "+@connection", *rights
+            )
+            client.execute_command("ACL", "SETUSER", "default", ">closed")
+
+    async def use(cache):
+        await cache.info()
+        await cache.hold_lock()
+        await cache.agree_on_golden("aa")
+        await cache.audit(ids(range(50)))
+        await cache.bury(an_id(1), [Tombstone("k", "undecodable", "m", permanent=False)], 60.0)
+        await cache.scan_records(0, count=10)
+        await cache.drop(ids(range(50)))
+        last = await cache.empty_stream(report_stream("j"), 60.0)
+        await cache.ring(report_stream("j"))
+        await cache.read_streams({report_stream("j"): last}, block_ms=1, count=1)
+        await cache.keep_streams([report_stream("j")], 60.0)
+        await cache.delete(report_stream("j"))
+        await cache.release_lock()
+
+    credentials = Credentials("super", "pw", certificates.ca_file)
+    on(cluster, use, credentials)
+    with pytest.raises(CacheError, match="refuses"):
+        on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", certificates.ca_file))
+
+
+@pytest.fixture
+def front(valkey, certificates):
+    running = TlsFront(f"{valkey.directory}/redis.sock", certificates)
+    running.start()
+    yield running
+    running.close()
+
+
+def test_a_single_server_by_tls(valkey, front, certificates):
+    async def use(address, credentials):
+        async with open_cache(address, credentials) as cache:
+            await cache.hold_lock()
+            return await cache.info()
+
+    address = f"rediss://localhost:{front.port}"
+    info = asyncio.run(use(address, Credentials(ca_file=certificates.ca_file)))
+    assert (info.keys, len(info.nodes)) == (1, 1)
+    for trusted in (Credentials(), Credentials(ca_file=certificates.strange_ca_file)):
+        with pytest.raises(CacheError, match=f"{address}.*SUPER_CACHE_CA_FILE") as caught:
+            asyncio.run(use(address, trusted))
+        assert not isinstance(caught.value, CacheUnreachableError)
+
+
+def test_certificates_that_cannot_be_read_are_told_at_once(tmp_path):
+    with pytest.raises(ConfigError, match=r"nobody\.pem"):
+        Cache("rediss://127.0.0.1:1", owner="", credentials=Credentials(ca_file=str(tmp_path / "nobody.pem")))
