@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from super_dataset.resp import CRLF
 from super_wire.record import HEADER_BYTES
+from super_wire.resp import CRLF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from super_dataset.buffer import Reply
 from super_dataset.checks import check_records
-from super_dataset.connection import is_passing, refusal
 from super_dataset.explanations import batch_name, timeout_message
+from super_dataset.refusals import is_passing, refusal
 from super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
 from super_wire.record import SPENDING_CAP
 from super_wire.report import ReadReport

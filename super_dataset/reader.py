@@ -1,8 +1,8 @@
 """Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
-misses leaves a read report that says so, since a report may be lost. The connection belongs to the thread
-(:mod:`super_dataset.reader_state`). Tensors are :mod:`super_dataset.tensors`'.
+misses leaves a read report that says so, since a report may be lost. The link to the cache belongs to the
+thread (:mod:`super_dataset.reader_state`). Tensors are :mod:`super_dataset.tensors`'.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from super_dataset.backoff import Backoff
 from super_dataset.bad_samples import bad_sample_error
 from super_dataset.buffer import BatchBuffer, Reply
 from super_dataset.checks import to_verify
-from super_dataset.gather import gather
+from super_dataset.gather import Wanted
 from super_dataset.progress import BatchProgress
 from super_dataset.reader_state import ReaderState, ReaderStates
 from super_dataset.resp import encode_gets, encode_report
 from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.keys import report_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,10 +80,10 @@ class BatchReader:
         return self._states.here()
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
-        """Reach the cache once over a connection of its own; see ``SuperDataset.ping_cache``."""
+        """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
         state = ReaderState(None, self._clock)
         try:
-            state.connection(cache, timeout_s=timeout_s).ask(b"PING")
+            state.link(cache, timeout_s=timeout_s).ping()
         finally:
             state.drop()
 
@@ -155,43 +156,40 @@ class BatchReader:
         deadline_s: float,
     ) -> CacheUnreachableError | None:
         left_s = deadline_s - self._clock()
+        wanted = Wanted(
+            requests=requests,
+            sample_ids=read.ref.sample_ids,
+            buffer=read.buffer,
+            in_flight_bytes=self._settings.in_flight_bytes,
+            record_bytes=state.record_bytes,
+            deadline_s=deadline_s,
+            clock=self._clock,
+        )
         try:
-            connection = state.connection(read.ref.cache, timeout_s=left_s)
-            connection.limit_wait(left_s)
-            gather(
-                connection,
-                requests,
-                asked,
-                read.buffer,
-                in_flight_bytes=self._settings.in_flight_bytes,
-                record_bytes=state.record_bytes,
-                deadline_s=deadline_s,
-                clock=self._clock,
-            )
+            link = state.link(read.ref.cache, timeout_s=left_s)
+            return link.gather(wanted, asked, left_s=left_s)
         except CacheUnreachableError as error:
             state.drop()
             return error
         except BaseException:  # also a Ctrl-C: replies are under way that nobody would read
             state.drop()
             raise
-        return None
 
     def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
         """Leave a read report, without waiting for the answer. Its loss is harmless."""
         if not state.connected:
             return
-        data = encode_report(read.ref.job, read.report(done=done))
+        job = read.ref.job
+        command = encode_report(job, read.report(done=done))
         try:
-            connection = state.connection(read.ref.cache, timeout_s=self._settings.read_timeout_s)
-            connection.send(data)
+            link = state.link(read.ref.cache, timeout_s=self._settings.read_timeout_s)
+            link.report(report_stream(job), command)
         except CacheError as error:
             state.drop()
             _LOG.debug("a read report was lost: %s", error)
         except BaseException:
             state.drop()
             raise
-        else:
-            connection.owed += 1
 
     def _pause(self, state: ReaderState, read: BatchProgress, until_s: float) -> None:
         now_s = self._clock()

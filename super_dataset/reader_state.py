@@ -1,7 +1,7 @@
-"""What a reader owns in one thread of one process: a connection, and what it learned.
+"""What a reader owns in one thread of one process: a link to the cache, and what it learned.
 
 Nothing here is inherited: after a fork the child finds another process id and starts with a state of its own,
-closing its copy of the parent's socket (which does not disturb the parent). Nothing here is shared by
+closing its copies of the parent's sockets (which does not disturb the parent). Nothing here is shared by
 threads, so that several can read at once. Nothing here is pickled.
 """
 
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from super_dataset.bad_samples import BadSampleLog
 from super_dataset.buffer import Reply
-from super_dataset.connection import CacheConnection
+from super_dataset.link import open_link
 from super_wire.address import CacheAddress, Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from super_dataset.buffer import BatchBuffer
+    from super_dataset.link import CacheLink
 
 __all__ = ["ReaderState", "ReaderStates"]
 
@@ -38,24 +39,24 @@ class ReaderState:
         self.record_bytes = record_bytes
         self.uniform = True
         self.bad_samples = BadSampleLog(clock)
-        self._connection: CacheConnection | None = None
+        self._link: CacheLink | None = None
         self._cache = ""
 
-    def connection(self, cache: str, *, timeout_s: float) -> CacheConnection:
-        """The open connection to ``cache``, or a new one.
+    def link(self, cache: str, *, timeout_s: float) -> CacheLink:
+        """The open link to ``cache``, or a new one.
 
         Raises:
             CacheUnreachableError: a new one was needed and could not be had.
             CacheError: the cache refused the credentials.
             ConfigError: the address or the credentials' settings are wrong.
         """
-        if self._connection is not None and self._cache != cache:
+        if self._link is not None and self._cache != cache:
             self.drop()
-        if self._connection is None:
+        if self._link is None:
             credentials = Credentials.from_environment(os.environ)
-            self._connection = CacheConnection(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
+            self._link = open_link(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
             self._cache = cache
-        return self._connection
+        return self._link
 
     def learn(self, buffer: BatchBuffer) -> None:
         """Remember for the next batch how large records are, and whether they are of one size."""
@@ -67,13 +68,13 @@ class ReaderState:
     @property
     def connected(self) -> bool:
         """Whether a connection is open, as far as this side knows."""
-        return self._connection is not None
+        return self._link is not None and self._link.connected
 
     def drop(self) -> None:
-        """Close the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        """Close the link, if there is one."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 class ReaderStates:

@@ -1,7 +1,7 @@
-"""The few words of the Redis protocol (RESP2) that a reader speaks, as bytes.
+"""The few words of the Redis protocol that a reader speaks, as bytes, and the lines that answer a GET.
 
 Who sends them is :mod:`super_dataset.connection`, who understands the replies to a batch's GETs is
-:mod:`super_dataset.scatter`.
+:mod:`super_dataset.scatter`. Replies of any other shape are :mod:`super_wire.resp`'s.
 """
 
 from __future__ import annotations
@@ -11,39 +11,21 @@ from typing import TYPE_CHECKING, Literal
 from super_wire.errors import CacheUnreachableError
 from super_wire.keys import cache_keys, report_stream
 from super_wire.report import REPORT_STREAM_MAXLEN
+from super_wire.resp import CRLF, MAX_BULK_BYTES, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from super_wire.report import ReadReport
 
-__all__ = [
-    "CRLF",
-    "MAX_BULK_BYTES",
-    "MAX_LINE_BYTES",
-    "ProtocolDoubtError",
-    "encode_command",
-    "encode_gets",
-    "encode_report",
-    "parse_line",
-]
+__all__ = ["ASKING", "ProtocolDoubtError", "encode_gets", "encode_report", "parse_line"]
 
-CRLF = b"\r\n"
-MAX_BULK_BYTES = 512 * 2**20
-"""The largest value that Redis holds."""
-MAX_LINE_BYTES = 65536
-"""The longest line, without a bulk's bytes, that a reader waits for the end of."""
+ASKING = encode_command(b"ASKING")
+"""Goes before a GET where a node of a cluster has answered ``ASK``."""
 
 
 class ProtocolDoubtError(CacheUnreachableError):
     """What came is not what can come: replies can no longer be told apart, so the connection must go."""
-
-
-def encode_command(*words: bytes) -> bytes:
-    """One command as an array of bulk strings."""
-    parts = [b"*%d\r\n" % len(words)]
-    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
-    return b"".join(parts)
 
 
 def encode_gets(sample_ids: bytes) -> list[bytes]:

@@ -9,6 +9,8 @@ them. Two ways lead through the stream:
 - predicted: while records are of one size, one call receives many frames and payloads, each to its place
   (:mod:`super_dataset.prediction`). At the first reply that differs, the bytes after it are put in line again
   and read the general way.
+
+Push messages (RESP3), which answer nothing, are let pass wherever a reply may begin.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from super_dataset.prediction import PredictedReplies
-from super_dataset.resp import CRLF, MAX_LINE_BYTES, ProtocolDoubtError, parse_line
+from super_dataset.resp import ProtocolDoubtError, parse_line
 from super_wire.record import HEADER_BYTES
+from super_wire.resp import CRLF, MAX_LINE_BYTES, MalformedReplyError, parse_reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +39,18 @@ class ReplyScatter:
         buffer: takes records, and notes of what was no record.
         offsets: the samples asked for, in order of their requests.
         skip: replies to earlier commands that come before, and are let pass.
+        asking: whether some requests follow an ``ASKING``, whose answers are let pass.
     """
 
-    def __init__(self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0) -> None:
+    def __init__(
+        self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: bool = False
+    ) -> None:
+        self.skipped_errors: list[str] = []
+        """What those of the skipped replies said that were errors."""
         self._buffer = buffer
         self._offsets = offsets
         self._skip = skip
+        self._asking = asking
         self._asked = 0
         self._done = 0  # replies to our own requests that were read to their end
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -108,6 +117,8 @@ class ReplyScatter:
         following = self._offsets[self._done + 1 : self._asked]
         if not following or self._line or self._skip or record_bytes != HEADER_BYTES + buffer.item_bytes:
             return None
+        if self._asking:  # other replies stand between
+            return None
         return PredictedReplies(rest, record_bytes, following, [buffer.slot(offset) for offset in following])
 
     def _leave(self, window: PredictedReplies) -> None:
@@ -160,6 +171,8 @@ class ReplyScatter:
 
     def _begin(self, data: bytes, at: int) -> int:
         """Read a reply's frame and a record's header; how many bytes that took, 0 if there are too few."""
+        if data[at : at + 1] == b">":
+            return _pushed(data, at)
         if not self._skip and self._done >= self._asked:
             msg = f"a reply came that nobody asked for: {data[at : at + 40]!r}"
             raise ProtocolDoubtError(msg)
@@ -175,7 +188,14 @@ class ReplyScatter:
             return self._begin_bulk(data, body, length) and body - at + self._header_bytes(length)
         if self._skip:
             self._skip -= 1
-            return body - at
+            if kind == "error":
+                self.skipped_errors.append(text)
+        elif kind != "simple" or not self._asking:
+            self._note(kind, text)
+        return body - at
+
+    def _note(self, kind: str, text: str) -> None:
+        """Take note of a reply that is a line and no more."""
         offset = self._offsets[self._done]
         if kind == "nil":
             self._buffer.note_nil(offset)
@@ -185,7 +205,6 @@ class ReplyScatter:
             msg = f"a GET was answered by {text[:40]!r}"
             raise ProtocolDoubtError(msg)
         self._done += 1
-        return body - at
 
     def _header_bytes(self, length: int) -> int:
         return HEADER_BYTES if self._current is not None and length >= HEADER_BYTES else 0
@@ -213,3 +232,17 @@ class ReplyScatter:
             return
         self._buffer.note_record(self._offsets[self._done], *self._current)
         self._done += 1
+
+
+def _pushed(data: bytes, at: int) -> int:
+    """How many bytes a push message takes, 0 if it is not all there yet."""
+    try:
+        found = parse_reply(data, at)
+    except MalformedReplyError as error:
+        raise ProtocolDoubtError(str(error)) from error
+    if found is None:
+        if len(data) - at > MAX_LINE_BYTES:
+            msg = f"a push message is longer than {MAX_LINE_BYTES} bytes"
+            raise ProtocolDoubtError(msg)
+        return 0
+    return found[1] - at

@@ -177,5 +177,5 @@ def test_ping(valkey, monkeypatch):
     nobody = f"redis://127.0.0.1:{free_port()}"
     with pytest.raises(CacheUnreachableError, match=nobody):
         dataset.ping_cache(nobody)
-    with pytest.raises(ConfigError, match="rediss"):
-        dataset.ping_cache("rediss://host")
+    with pytest.raises(ConfigError, match="cache address"):
+        dataset.ping_cache("http://host")

@@ -9,10 +9,11 @@ import pytest
 
 from super_dataset.buffer import BatchBuffer, Reply
 from super_dataset.connection import CacheConnection
-from super_dataset.gather import gather
-from super_dataset.resp import encode_command, encode_gets
+from super_dataset.gather import Share, Wanted, gather
+from super_dataset.resp import encode_gets
 from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import CacheUnreachableError
+from super_wire.resp import encode_command
 from tests.super_dataset.stored_batches import images, stored
 
 
@@ -38,16 +39,16 @@ def connection(valkey):
 
 def read(connection, ref, *, offsets=None, in_flight_bytes=2**24, record_bytes=None, deadline_s=None):
     buffer = BatchBuffer(len(ref))
-    gather(
-        connection,
-        encode_gets(ref.sample_ids),
-        list(range(len(ref))) if offsets is None else offsets,
-        buffer,
+    wanted = Wanted(
+        requests=encode_gets(ref.sample_ids),
+        sample_ids=ref.sample_ids,
+        buffer=buffer,
         in_flight_bytes=in_flight_bytes,
         record_bytes=record_bytes,
         deadline_s=time.monotonic() + 60 if deadline_s is None else deadline_s,
         clock=time.monotonic,
     )
+    gather(Share(connection, wanted, list(range(len(ref))) if offsets is None else offsets), wanted)
     return buffer
 
 
@@ -93,6 +94,7 @@ def test_owed_replies_pass_first(valkey, connection):
         connection.owed += 1
     buffer = read(connection, ref)
     assert connection.owed == 0
+    assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
     assert buffer.replies.tolist() == [Reply.RECORD] * 4
 
 

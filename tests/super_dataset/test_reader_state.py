@@ -16,7 +16,7 @@ from super_wire.errors import CacheError
 
 
 def own_id(states: ReaderStates, cache: str) -> str:
-    return states.here().connection(cache, timeout_s=5.0).ask(b"CLIENT", b"ID")
+    return states.here().link(cache, timeout_s=5.0).connection.ask(b"CLIENT", b"ID")
 
 
 def tell_own_ids(states, cache, pipe):

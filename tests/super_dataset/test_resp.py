@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from super_dataset.resp import ProtocolDoubtError, encode_command, encode_gets, encode_report, parse_line
+from super_dataset.resp import ProtocolDoubtError, encode_gets, encode_report, parse_line
 from super_wire import ReadReport
 from super_wire.keys import cache_key
+from super_wire.resp import encode_command
 from tests.super_dataset.stored_batches import JOB, reports
 
 
 def test_commands():
-    assert encode_command(b"GET", b"k\r\n") == b"*2\r\n$3\r\nGET\r\n$3\r\nk\r\n\r\n"
     ids = bytes(range(32))
     assert encode_gets(ids) == [encode_command(b"GET", cache_key(i)) for i in (ids[:16], ids[16:])]
     assert encode_gets(b"") == []
