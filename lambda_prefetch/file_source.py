@@ -20,6 +20,8 @@ from super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lambda_prefetch.sources import Pending
+
 __all__ = ["FileSource"]
 
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
@@ -33,9 +35,8 @@ class FileSource:
         ConfigError: ``root`` is relative, or lies outside all of ``allowed_roots`` (where there are any).
     """
 
-    threads = (
-        2  # enough to read ahead of one decoding thread from a disk; more only fight for the interpreter
-    )
+    threads = 2  # enough to read ahead of a decoder; more only fight for the interpreter
+    in_flight = 1
 
     def __init__(self, root: str, *, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
@@ -49,7 +50,19 @@ class FileSource:
             raise ConfigError(msg)
         self._real_directories: dict[str, str] = {}
 
-    def read(self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
+    def begin(self, key: str, version: str) -> Pending | None:  # noqa: ARG002  # see the protocol
+        """Nothing: files are not asked for ahead."""
+        return None
+
+    def read(
+        self,
+        key: str,
+        version: str,
+        *,
+        limit_bytes: int,
+        reserve: Callable[[int], None],
+        begun: Pending | None = None,  # noqa: ARG002  # see the protocol
+    ) -> bytes:
         """The file's bytes; see :class:`lambda_prefetch.sources.Source`."""
         try:
             descriptor = self._open(key)

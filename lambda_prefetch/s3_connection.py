@@ -87,14 +87,21 @@ class S3Connection:
         """Close the socket."""
         self._socket.close()
 
-    def ask(self, request: bytes) -> Head:
-        """Send a request and read the head of its answer.
+    def fileno(self) -> int:
+        """The socket's descriptor, which gets readable once an answer begins."""
+        return self._socket.fileno()
+
+    def send(self, request: bytes) -> None:
+        """Send a request; raises ``OSError`` if the connection broke, or takes nothing in time."""
+        self._socket.sendall(request)
+
+    def head(self) -> Head:
+        """Read the head of the answer to what was sent.
 
         Raises:
             OSError: the connection broke, or nothing came in time.
             UnusualAnswerError: it is no ``200`` with a length and an ETag.
         """
-        self._socket.sendall(request)
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")

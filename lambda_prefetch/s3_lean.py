@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lambda_prefetch.s3_connection import S3Connection, UnusualAnswerError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from lambda_prefetch.s3_endpoint import Endpoint
 
-__all__ = ["LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
+__all__ = ["Asked", "LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
 
 _MAX_IDLE = 64
 
@@ -41,6 +42,24 @@ class LeanFailedError(Exception):
         self.passing = passing
 
 
+@dataclass(slots=True)
+class Asked:
+    """One GET that was sent, on a connection of its own."""
+
+    client: LeanClient
+    connection: S3Connection
+    request: bytes
+    etag: str
+
+    def fileno(self) -> int:
+        """The connection's descriptor, which gets readable once the answer begins."""
+        return self.connection.fileno()
+
+    def close(self) -> None:
+        """Give up; the answer is read by nobody."""
+        self.connection.close()
+
+
 class LeanClient:
     """One bucket's objects; threads share it, each GET has a connection to itself."""
 
@@ -52,49 +71,67 @@ class LeanClient:
         self._signer = Signer(credentials, region=endpoint.region, host=endpoint.host_header)
         self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
 
-    def read(
-        self, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]
-    ) -> bytes | bytearray:
-        """The bytes of an object; arguments as :class:`lambda_prefetch.sources.Source` has them.
+    def begin(self, key: str, etag: str) -> Asked:
+        """Ask for an object; :meth:`finish` reads the answer.
 
         Raises:
-            SampleFailedError: it has another version, or is too large.
-            LeanFailedError: anything else. ``reserve`` may have been called.
+            LeanFailedError: it cannot be asked for.
         """
         if not (etag.isascii() and etag.isprintable()):
             # It would end a header's line.
             raise LeanFailedError("the version is no ETag", passing=True)
         try:
             request = self._signer.get(object_path(self._endpoint.path_prefix, key), etag)
-            connection = self._connection()
             try:
-                try:
-                    head = connection.ask(request)
-                except ConnectionError:
-                    # The server may have closed a kept connection at any time before.
-                    if not connection.used:
-                        raise
-                    connection.close()
-                    connection = self._connect()
-                    head = connection.ask(request)
-                check_version(head.etag, etag)
-                check_size(head.size_bytes, limit_bytes)
-                reserve(head.size_bytes)
-                data = connection.body(head)
-            except BaseException:
+                connection = self._idle.pop()  # the one used last is the least likely to have been closed
+            except IndexError:
+                return self._ask_anew(request, etag)
+            try:
+                connection.send(request)
+            except OSError:
                 connection.close()
-                raise
-        except UnusualAnswerError as answer:
-            passing = answer.status == 0 or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
-            raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
+                return self._ask_anew(request, etag)
         except OSError as error:
             raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
         except self._refresh_error as error:
             raise LeanFailedError(str(error), passing=True) from error
+        return Asked(self, connection, request, etag)
+
+    def finish(self, asked: Asked, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes | bytearray:
+        """The bytes of an object that was asked for; arguments as :class:`lambda_prefetch.sources.Source`'s.
+
+        Raises:
+            SampleFailedError: it has another version, or is too large.
+            LeanFailedError: anything else. ``reserve`` may have been called.
+        """
+        try:
+            try:
+                head = asked.connection.head()
+            except ConnectionError:
+                # The server may have closed a kept connection at any time before.
+                if not asked.connection.used:
+                    raise
+                asked.connection.close()
+                asked = self._ask_anew(asked.request, asked.etag)
+                head = asked.connection.head()
+            check_version(head.etag, asked.etag)
+            check_size(head.size_bytes, limit_bytes)
+            reserve(head.size_bytes)
+            data = asked.connection.body(head)
+        except UnusualAnswerError as answer:
+            asked.connection.close()
+            passing = answer.status == 0 or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
+            raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
+        except OSError as error:
+            asked.connection.close()
+            raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
+        except BaseException:
+            asked.connection.close()
+            raise
         if head.keeps and len(self._idle) < _MAX_IDLE:
-            self._idle.append(connection)
+            self._idle.append(asked.connection)
         else:
-            connection.close()
+            asked.connection.close()
         return data
 
     def close(self) -> None:
@@ -102,14 +139,14 @@ class LeanClient:
         while self._idle:
             self._idle.pop().close()
 
-    def _connection(self) -> S3Connection:
+    def _ask_anew(self, request: bytes, etag: str) -> Asked:
+        connection = S3Connection(self._endpoint.host, self._endpoint.port, self._endpoint.tls)
         try:
-            return self._idle.pop()  # the one used last is the least likely to have been closed
-        except IndexError:
-            return self._connect()
-
-    def _connect(self) -> S3Connection:
-        return S3Connection(self._endpoint.host, self._endpoint.port, self._endpoint.tls)
+            connection.send(request)
+        except BaseException:
+            connection.close()
+            raise
+        return Asked(self, connection, request, etag)
 
 
 def lean_client(bucket: str, endpoint_url: str) -> LeanClient | None:

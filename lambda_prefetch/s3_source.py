@@ -10,12 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lambda_prefetch.s3_boto3 import Boto3Client
-from lambda_prefetch.s3_lean import LeanClient, LeanFailedError, give_up, lean_client
+from lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lambda_prefetch.sources import Pending
+
 __all__ = ["S3Source"]
+
+# A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
+_LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
+_BOTO3_THREADS = 16
 
 
 class S3Source:
@@ -27,8 +33,6 @@ class S3Source:
         lean: whether the lean client may be used at all.
     """
 
-    threads = 16  # a GET waits some 20 ms for S3, and a small image decodes in one
-
     def __init__(self, bucket: str, *, endpoint_url: str = "", lean: bool = True) -> None:
         self._bucket = bucket
         self._endpoint_url = endpoint_url
@@ -39,12 +43,38 @@ class S3Source:
         """Whether the lean client reads it."""
         return self._lean is not None
 
+    @property
+    def threads(self) -> int:
+        """How many threads read it best."""
+        return _BOTO3_THREADS if self._lean is None else _LEAN_THREADS
+
+    @property
+    def in_flight(self) -> int:
+        """How many objects a thread may have begun."""
+        return 1 if self._lean is None else _LEAN_IN_FLIGHT
+
+    def begin(self, key: str, version: str) -> Asked | None:
+        """Ask for an object; see :class:`lambda_prefetch.sources.Source`."""
+        if self._lean is None:
+            return None
+        try:
+            return self._lean.begin(key, version.strip('"'))
+        except LeanFailedError:
+            return None
+
     def read(
-        self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]
+        self,
+        key: str,
+        version: str,
+        *,
+        limit_bytes: int,
+        reserve: Callable[[int], None],
+        begun: Pending | None = None,
     ) -> bytes | bytearray:
         """The object's bytes; see :class:`lambda_prefetch.sources.Source`."""
         etag = version.strip('"')
-        lean = self._lean
+        asked = begun if isinstance(begun, Asked) else None
+        lean = self._lean if asked is None else asked.client
         if lean is None:
             return self._through_boto3(key, etag, limit_bytes, reserve)
         reserved_bytes: list[int] = []
@@ -55,7 +85,7 @@ class S3Source:
                 reserve(size_bytes)
 
         try:
-            return lean.read(key, etag, limit_bytes=limit_bytes, reserve=reserve_once)
+            return lean.finish(asked or lean.begin(key, etag), limit_bytes=limit_bytes, reserve=reserve_once)
         except LeanFailedError as failure:
             data = self._through_boto3(key, etag, limit_bytes, reserve_once)
             if not failure.passing:

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from lambda_prefetch.settings import Settings
 
-__all__ = ["Source", "check_size", "check_version", "open_source"]
+__all__ = ["Pending", "Source", "check_size", "check_version", "open_source"]
+
+
+class Pending(Protocol):
+    """An object that was asked for; :mod:`select` can wait for its answer to begin."""
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+
+    def close(self) -> None:
+        """Give up."""
 
 
 class Source(Protocol):
@@ -26,8 +36,24 @@ class Source(Protocol):
     def threads(self) -> int:
         """How many threads read it best."""
 
+    @property
+    def in_flight(self) -> int:
+        """How many objects each of them should have begun at a time."""
+
+    def begin(self, key: str, version: str) -> Pending | None:
+        """Ask for an object whose bytes :meth:`read` is to give later.
+
+        ``None`` if it cannot be asked for ahead; :meth:`read` gives it, or says why not.
+        """
+
     def read(
-        self, key: str, version: str, *, limit_bytes: int, reserve: Callable[[int], None]
+        self,
+        key: str,
+        version: str,
+        *,
+        limit_bytes: int,
+        reserve: Callable[[int], None],
+        begun: Pending | None = None,
     ) -> bytes | bytearray:
         """The bytes of one object in exactly this version.
 
@@ -35,6 +61,7 @@ class Source(Protocol):
             key: the object's key.
             version: what the catalog listed.
             limit_bytes: larger objects are refused before their bytes are read.
+            begun: what :meth:`begin` gave for this key and version; it is used up.
             reserve: called once, with the object's size in bytes, before its bytes are read; it may wait for
                 room.
 

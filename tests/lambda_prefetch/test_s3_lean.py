@@ -236,8 +236,11 @@ def test_tls_trusts_whom_botocore_trusts(tmp_path, certificate, monkeypatch):
         (store.directory / "data" / "one.jpg").write_bytes(body)
         client = lean_client("data", store.url)
         with pytest.raises(LeanFailedError, match="CERTIFICATE_VERIFY_FAILED"):
-            client.read("one.jpg", etag, limit_bytes=LIMIT, reserve=lambda _: None)
+            client.finish(client.begin("one.jpg", etag), limit_bytes=LIMIT, reserve=lambda _: None)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
         client = lean_client("data", store.url + "/")
         for _ in range(2):
-            assert client.read("one.jpg", etag, limit_bytes=LIMIT, reserve=lambda _: None) == body
+            assert (
+                client.finish(client.begin("one.jpg", etag), limit_bytes=LIMIT, reserve=lambda _: None)
+                == body
+            )

@@ -1,0 +1,83 @@
+"""Objects of S3 are asked for ahead of their reading, and each arrives once, read or failed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import numpy as np
+import pytest
+
+from lambda_prefetch import fetching
+from lambda_prefetch.s3_source import S3Source
+from tests.fixtures.object_store import ObjectStore, object_store
+from tests.fixtures.together_server import together_server
+from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for, run
+
+__all__ = ["object_store", "together_server"]
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore):
+    """300 small images, one in ten missing: keys and versions."""
+    (object_store.directory / "data").mkdir()
+    versions = {}
+    for n in range(300):
+        body = encode(pixels(20, 30 + n % 7, seed=n))
+        if n % 10 != 3:
+            (object_store.directory / "data" / f"{n:03}.png").write_bytes(body)
+        versions[f"{n:03}.png"] = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    return versions
+
+
+@pytest.mark.parametrize("decoders", ["1", "2", "40"])
+@pytest.mark.parametrize("fetch_threads", ["0", "1", "7"])
+def test_every_object_arrives_once(bucket, valkey, monkeypatch, decoders, fetch_threads):
+    monkeypatch.setenv("SUPER_DECODERS", decoders)
+    monkeypatch.setenv("SUPER_FETCH_THREADS", fetch_threads)
+    request = request_for("s3://data", bucket, valkey.unix_url)
+    result = run(request)
+    assert list(result.outcomes) == ["missing" if n % 10 == 3 else "cached" for n in range(300)]
+    assert np.array_equal(array_of(valkey, request, 299), pixels(20, 30 + 299 % 7, seed=299))
+    assert all(
+        us > 0 for us, outcome in zip(result.fetch_us, result.outcomes, strict=True) if outcome == "cached"
+    )
+
+
+def test_a_small_budget_holds_back_what_was_asked_for(object_store, valkey, monkeypatch):
+    monkeypatch.setattr(fetching, "_ENOUGH_ARRIVED", 2)
+    monkeypatch.setattr(fetching, "_FEW_ARRIVED", 0)
+    monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
+    body = encode(pixels(400, 400), "BMP")
+    assert len(body) < 2**19  # two fit
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    (object_store.directory / "data").mkdir()
+    for n in range(50):
+        (object_store.directory / "data" / f"{n}.bmp").write_bytes(body)
+    request = request_for("s3://data", {f"{n}.bmp": etag for n in range(50)}, valkey.unix_url)
+    assert run(request).outcomes == ("cached",) * 50
+
+
+def test_several_are_in_flight_in_one_thread(together_server):
+    """The server answers nobody before eight have asked."""
+    body = encode(pixels())
+    server = together_server(together=8, body=body)
+    source = S3Source("data", endpoint_url=server.url)
+    begun = [source.begin(f"{n}.png", "0" * 32) for n in range(8)]
+    got = [
+        source.read(f"{n}.png", "0" * 32, limit_bytes=10**6, reserve=lambda _: None, begun=one)
+        for n, one in enumerate(begun)
+    ]
+    assert got == [body] * 8
+    assert source.in_flight >= 8
+
+
+def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valkey, monkeypatch):
+    monkeypatch.setattr(fetching, "_MAX_SILENCE_S", 1)
+    server = together_server(together=1000, body=b"")
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", server.url)
+    begun_s = time.monotonic()
+    result = run(request_for("s3://data", {f"{n}.png": "0" * 32 for n in range(20)}, valkey.unix_url))
+    assert set(result.outcomes) == {"source_error"}
+    assert "no answer came for 1 s" in result.messages["0"]
+    assert time.monotonic() - begun_s < 60  # not the 80 s that one read may take, and never their sum
