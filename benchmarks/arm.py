@@ -75,55 +75,41 @@ def run_arm(spec: ArmSpec) -> ArmResult:
     return ArmResult(**json.loads(printed))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """All clocks at one moment, in seconds."""
-
-    wall_s: float
-    main_s: float
-    workers_s: float
-    cache_s: float
-    coordinator_s: float
-    functions_s: float
-    store_s: float
-
-    @classmethod
-    def now(cls, spec: ArmSpec) -> _Reading:
-        return cls(
-            wall_s=time.perf_counter(),
-            main_s=process_cpu_s(os.getpid()),
-            workers_s=children_cpu_s(),
-            cache_s=process_cpu_s(spec.cache_pid),
-            coordinator_s=process_cpu_s(spec.coordinator_pid),
-            functions_s=descendants_cpu_s(spec.coordinator_pid),
-            store_s=process_cpu_s(spec.store_pid) if spec.store_pid else 0.0,
-        )
-
-
 def _measure(spec: ArmSpec) -> ArmResult:
     contender = CONTENDERS[spec.contender].open(spec.loading)
     try:
         found = sum(_checked(images, labels, spec.loading.crop) for images, labels in contender)
         produced = contender.produced()
-        start = _Reading.now(spec)
+        # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at
+        # the end first.
+        beside = _cpu_beside(spec)
+        main_s, wall_s = process_cpu_s(os.getpid()), time.perf_counter()
         images, batches = _consume(contender, spec.epochs)
-        end = _Reading.now(spec)
+        wall_s, main_s = time.perf_counter() - wall_s, process_cpu_s(os.getpid()) - main_s
+        beside = {name: after_s - beside[name] for name, after_s in _cpu_beside(spec).items()}
         produced = contender.produced() - produced
     finally:
         contender.close()
     return ArmResult(
         images=images,
         batches=batches,
-        wall_s=end.wall_s - start.wall_s,
-        main_cpu_s=end.main_s - start.main_s,
-        workers_cpu_s=end.workers_s - start.workers_s,
-        cache_cpu_s=end.cache_s - start.cache_s,
-        coordinator_cpu_s=end.coordinator_s - start.coordinator_s,
-        functions_cpu_s=end.functions_s - start.functions_s,
-        store_cpu_s=end.store_s - start.store_s,
+        wall_s=wall_s,
+        main_cpu_s=main_s,
+        **beside,
         produced=produced,
         checksum=found,
     )
+
+
+def _cpu_beside(spec: ArmSpec) -> dict[str, float]:
+    """CPU seconds until now of all but the main process, by the result's names."""
+    return {
+        "workers_cpu_s": children_cpu_s(),
+        "cache_cpu_s": process_cpu_s(spec.cache_pid),
+        "coordinator_cpu_s": process_cpu_s(spec.coordinator_pid),
+        "functions_cpu_s": descendants_cpu_s(spec.coordinator_pid),
+        "store_cpu_s": process_cpu_s(spec.store_pid) if spec.store_pid else 0.0,
+    }
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
