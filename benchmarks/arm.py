@@ -26,6 +26,8 @@ from benchmarks.loading import Contender, Loading
 from benchmarks.object_store import ENVIRONMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 __all__ = ["ArmResult", "ArmSpec", "checksum", "run_arm"]
@@ -63,15 +65,15 @@ class ArmResult:
     checksum: int
 
 
-def run_arm(spec: ArmSpec) -> ArmResult:
-    """Measure an arm in a fresh process.
+def run_arm(spec: ArmSpec, environment: Mapping[str, str]) -> ArmResult:
+    """Measure an arm in a fresh process, whose environment is added to this one's.
 
     Raises:
         BenchmarkError: it failed; the message has what it said.
 
     """
     arguments = [json.dumps(asdict(spec))]
-    printed = run_child("arm", arguments, name=spec.contender, environment=ENVIRONMENT)
+    printed = run_child("arm", arguments, name=spec.contender, environment={**ENVIRONMENT, **environment})
     return ArmResult(**json.loads(printed))
 
 

@@ -24,6 +24,7 @@ from benchmarks.options import not_negative, positive
 from benchmarks.read_figures import COLUMNS, Cell, Run, rows_of
 from benchmarks.report import BenchmarkReport, describe_machine
 from benchmarks.services import Services
+from benchmarks.tls_services import tls_services
 from benchmarks.versions import with_versions
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ _METHOD = (
     ),
 )
 
+_TLS = (
+    "The cache is reached by TLS over loopback, its certificate verified; the process that speaks TLS for "
+    "the cache server is in no column."
+)
+_UNIX_SOCKET = "The cache is reached by a unix socket."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
@@ -74,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
     parser.add_argument("--epochs", type=positive, default=5, help="epochs measured in each arm (5)")
     parser.add_argument("--photos", type=positive, default=1024, help="images of the set photos (1024)")
+    parser.add_argument("--tls", action="store_true", help="reach the cache by TLS, not by a unix socket")
     parser.add_argument(
         "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
     )
@@ -96,13 +104,13 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     _convert(present, say)
     runs: list[Run] = []
     with contextlib.ExitStack() as stack:
-        services = stack.enter_context(Services.start("read"))
+        services = stack.enter_context(tls_services() if arguments.tls else Services.start("read"))
         wants_store = any(cell.kind.needs_store for cell in present)
         store = stack.enter_context(object_store(directory)) if wants_store else None
         for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
             say(f"round {number} of {arguments.rounds}: {cell}")
             epochs = 1 if cell.kind.decodes else arguments.epochs
-            result = run_arm(_spec(cell, epochs, services, store))
+            result = run_arm(_spec(cell, epochs, services, store), services.environment)
             _check(cell, result, epochs)
             runs.append(Run(number, cell, result))
             _check_same_images(runs)
@@ -117,8 +125,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             "num_workers": arguments.workers,
             "rounds": arguments.rounds,
             "epochs": arguments.epochs,
+            "tls": arguments.tls,
         },
-        method=(*_METHOD, *_absences(cells)),
+        method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *_absences(cells)),
         group_by=("images", "batch_size"),
         columns=COLUMNS,
         rows=tuple(rows_of(cells, runs)),

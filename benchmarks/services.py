@@ -8,7 +8,7 @@ apart, so that each one's CPU can be read.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import psutil
@@ -17,6 +17,7 @@ from benchmarks.errors import BenchmarkError
 from sampler.embedded import Embedded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 __all__ = ["Services"]
@@ -24,12 +25,16 @@ __all__ = ["Services"]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """A context manager's worth of services. The functions are the coordinator's children."""
+    """A context manager's worth of services. The functions are the coordinator's children.
 
-    embedded: Embedded
+    ``environment`` is what processes that read need beside the coordinator's address.
+    """
+
     coordinator: str
     coordinator_pid: int
     cache_pid: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    embedded: Embedded | None = None
 
     @classmethod
     def start(cls, benchmark: str) -> Services:
@@ -49,7 +54,7 @@ class Services:
             raise BenchmarkError(
                 f"expected one coordinator and one cache server below the supervisor, not {children}"
             )
-        return cls(embedded, embedded.coordinator, coordinator[0], cache[0])
+        return cls(embedded.coordinator, coordinator[0], cache[0], embedded=embedded)
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +62,8 @@ class Services:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.embedded.release()
+        if self.embedded is not None:
+            self.embedded.release()
 
 
 def _children_of_supervisor() -> list[psutil.Process]:

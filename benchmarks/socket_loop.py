@@ -8,7 +8,9 @@ which samples there are and has them produced; from then on it shares no code wi
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
     from benchmarks.loading import Contender, Loading
 
-__all__ = ["SocketLoop", "connected", "open_loop"]
+__all__ = ["Connection", "SocketLoop", "connected", "open_loop"]
 
 _HEADER_BYTES = 64  # of a record
-_MAX_VIEWS = 64  # of one receive
 _KEY_PREFIX = "super:r1:"
 _ID_BYTES = 16
 _EOL_BYTES = 2
@@ -63,7 +64,7 @@ class SocketLoop:
     """A contender over an open connection; ``ids`` are sample ids in hex."""
 
     def __init__(
-        self, connection: socket.socket, ids: Sequence[str], labels: Sequence[int], loading: Loading
+        self, connection: Connection, ids: Sequence[str], labels: Sequence[int], loading: Loading
     ) -> None:
         self._connection = connection
         self._requests = [_request(_KEY_PREFIX + digits) for digits in ids]
@@ -76,7 +77,7 @@ class SocketLoop:
         order = self._random.permutation(len(self._requests))
         for at in range(0, len(order), self._batch_size):
             chosen = order[at : at + self._batch_size]
-            self._connection.sendall(b"".join([self._requests[index] for index in chosen]))
+            self._connection.send(b"".join([self._requests[index] for index in chosen]))
             self._buffer.receive(self._connection, len(chosen))
             images = torch.from_numpy(self._buffer.images[: len(chosen)]).permute(0, 3, 1, 2)
             yield images, torch.from_numpy(self._labels[chosen])
@@ -107,16 +108,16 @@ class _Buffer:
         self._last_eol = scratch[:_EOL_BYTES]
         self._ends = list(accumulate(len(view) for view in self._views))
 
-    def receive(self, connection: socket.socket, count: int) -> None:
+    def receive(self, connection: Connection, count: int) -> None:
         """Receive ``count`` replies."""
         views = [*self._views[: 2 * count], self._last_eol]
         total = self._ends[2 * count - 1] + _EOL_BYTES
         at = 0
         while at < total:
             index = bisect_right(self._ends, at)
-            rest = views[index : index + _MAX_VIEWS]
+            rest = views[index : index + connection.max_views]
             rest[0] = rest[0][at - (self._ends[index - 1] if index else 0) :]
-            received = connection.recvmsg_into(rest)[0]
+            received = connection.receive(rest)
             if not received:
                 raise BenchmarkError("the cache closed the connection of the bare socket loop")
             at += received
@@ -126,20 +127,55 @@ def _request(key: str) -> bytes:
     return f"*2\r\n$3\r\nGET\r\n${len(key)}\r\n{key}\r\n".encode()
 
 
-def connected(address: str) -> socket.socket:
-    """A connection to a cache at ``unix:///path`` or ``redis://host:port``.
+class Connection:
+    """A socket that receives into many places at once."""
+
+    max_views = 64
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        self._socket.sendall(data)
+
+    def receive(self, views: Sequence[memoryview]) -> int:
+        """Receive what is there into these places in order; how many bytes came."""
+        return self._socket.recvmsg_into(views)[0]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class _TlsConnection(Connection):
+    """One place at a time is all that TLS in Python can do."""
+
+    max_views = 1
+
+    def receive(self, views: Sequence[memoryview]) -> int:
+        return self._socket.recv_into(views[0])
+
+
+def connected(address: str) -> Connection:
+    """A connection to a cache at ``unix:///path``, ``redis://host:port`` or ``rediss://host:port``.
+
+    A certificate is verified by the authorities of ``SUPER_CACHE_CA_FILE``, or else by the system's.
 
     Raises:
-        BenchmarkError: the address is neither.
+        BenchmarkError: the address is none of these.
 
     """
     parts = urlsplit(address)
     if parts.scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(parts.path)
-    elif parts.scheme == "redis":
-        connection = socket.create_connection((parts.hostname, parts.port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    else:
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        opened.connect(parts.path)
+        return Connection(opened)
+    if parts.scheme not in ("redis", "rediss") or parts.hostname is None:
         raise BenchmarkError(f"the bare socket loop cannot reach a cache at {address}")
-    return connection
+    opened = socket.create_connection((parts.hostname, parts.port))
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if parts.scheme == "redis":
+        return Connection(opened)
+    context = ssl.create_default_context(cafile=os.environ.get("SUPER_CACHE_CA_FILE") or None)
+    return _TlsConnection(context.wrap_socket(opened, server_hostname=parts.hostname))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 
 import numpy as np
 import pytest
@@ -12,43 +13,63 @@ import torch
 from benchmarks.errors import BenchmarkError
 from benchmarks.loading import Loading
 from benchmarks.socket_loop import SocketLoop, connected
+from benchmarks.tls_services import tls_cache
 
 SIDE = 40
 COUNT = 90
 
 
-@pytest.fixture
-def images(valkey):
-    """Records of random images in the cache; gives them by label, with their ids."""
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, size=(COUNT, SIDE, SIDE, 3), dtype=np.uint8)
-    ids = [hashlib.blake2b(bytes([label]), digest_size=16).hexdigest() for label in range(COUNT)]
-    with redis.Redis(unix_socket_path=valkey.unix_url.removeprefix("unix://")) as client:
-        for digits, image in zip(ids, pixels, strict=True):
-            client.set(f"super:r1:{digits}", bytes(64) + image.tobytes())
-    return ids, pixels
+IDS = [hashlib.blake2b(bytes([label]), digest_size=16).hexdigest() for label in range(COUNT)]
+PIXELS = np.random.default_rng(0).integers(0, 256, size=(COUNT, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def fill(client: redis.Redis) -> None:
+    """Records of all images; an image's label is its number."""
+    for digits, image in zip(IDS, PIXELS, strict=True):
+        client.set(f"super:r1:{digits}", bytes(64) + image.tobytes())
+
+
+def labels_of_an_epoch(loop: SocketLoop) -> list[int]:
+    """The labels in their order, once the images that came with them have been compared."""
+    seen: list[int] = []
+    for batch, labels in loop:
+        assert batch.shape == (len(labels), 3, SIDE, SIDE)
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), PIXELS[labels.numpy()])
+        seen += labels.tolist()
+    return seen
+
+
+def loading_of(batch_size: int) -> Loading:
+    return Loading("", "", resize=SIDE, crop=SIDE, batch_size=batch_size, num_workers=0)
 
 
 @pytest.mark.parametrize("kind", ["unix_url", "url"])
 @pytest.mark.parametrize("batch_size", [1, 32, 45, COUNT, 2 * COUNT])
-def test_every_image_comes_once_with_its_label(valkey, images, kind, batch_size):
-    ids, pixels = images
-    loading = Loading("", "", resize=SIDE, crop=SIDE, batch_size=batch_size, num_workers=0)
-    loop = SocketLoop(connected(getattr(valkey, kind)), ids, list(range(COUNT)), loading)
-    orders = []
-    for _ in range(2):
-        seen = []
-        for batch, labels in loop:
-            assert batch.shape == (len(labels), 3, SIDE, SIDE)
-            assert batch.is_contiguous(memory_format=torch.channels_last)
-            assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), pixels[labels.numpy()])
-            seen += labels.tolist()
-        assert sorted(seen) == list(range(COUNT))
-        orders.append(seen)
+def test_every_image_comes_once_with_its_label(valkey, kind, batch_size):
+    with redis.Redis(unix_socket_path=valkey.unix_url.removeprefix("unix://")) as client:
+        fill(client)
+    loop = SocketLoop(connected(getattr(valkey, kind)), IDS, list(range(COUNT)), loading_of(batch_size))
+    orders = [labels_of_an_epoch(loop) for _ in range(2)]
     loop.close()
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(COUNT))
     assert orders[0] != orders[1]
 
 
+def test_over_tls_the_certificate_is_verified(monkeypatch, tmp_path):
+    with tls_cache(tmp_path) as cache:
+        ca_file = cache.environment["SUPER_CACHE_CA_FILE"]
+        with redis.Redis.from_url(cache.address, ssl_ca_certs=ca_file) as client:
+            fill(client)
+        monkeypatch.delenv("SUPER_CACHE_CA_FILE", raising=False)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            connected(cache.address)
+        monkeypatch.setenv("SUPER_CACHE_CA_FILE", ca_file)
+        loop = SocketLoop(connected(cache.address), IDS, list(range(COUNT)), loading_of(32))
+        assert sorted(labels_of_an_epoch(loop)) == list(range(COUNT))
+        loop.close()
+
+
 def test_an_address_that_it_does_not_know_is_named():
-    with pytest.raises(BenchmarkError, match="rediss://cache:6380"):
-        connected("rediss://cache:6380")
+    with pytest.raises(BenchmarkError, match="memcached://cache:11211"):
+        connected("memcached://cache:11211")
