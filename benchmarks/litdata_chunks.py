@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +29,18 @@ def write_raw(loading: Loading, target: Path) -> None:
     from litdata import optimize
 
     pairs = Pairs(loading)
-    optimize(
-        fn=partial(_item, pairs),
-        inputs=list(range(len(pairs))),
-        output_dir=str(target),
-        chunk_bytes="64MB",
-        num_workers=1,
-        verbose=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="superdl-litdata-") as scratch:
+        # Where it works; else it leaves folders of common names in the system's temporary directory.
+        os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = scratch
+        os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = scratch
+        optimize(
+            fn=partial(_item, pairs),
+            inputs=list(range(len(pairs))),
+            output_dir=str(target),
+            chunk_bytes="64MB",
+            num_workers=1,
+            verbose=False,
+        )
 
 
 def open_raw(loading: Loading) -> Contender:

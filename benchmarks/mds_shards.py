@@ -63,9 +63,7 @@ def open_raw(loading: Loading) -> Contender:
 def _data_loader(name: str, loading: Loading, **more: Any) -> DataLoader[Any]:
     declare_operators()
     from streaming import StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
 
-    clean_stale_shared_memory()  # of a process that was killed
     dataset = StreamingDataset(
         local=str(loading.format_directory(name)),
         batch_size=loading.batch_size,
