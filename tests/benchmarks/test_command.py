@@ -81,6 +81,22 @@ def test_read_measures_chosen_loaders_only(capsys, tmp_path):
 
 
 @pytest.mark.slow
+def test_read_reaches_the_cache_by_tls(capsys, tmp_path):
+    loaders = ["pillow", "socket", "super", "super-loader"]
+    words = ["--tls", "--images", "digits", "--contenders", *loaders, "--workers", "0", "1"]
+
+    report = run_json(capsys, "read", *words, "--rounds", "1", "--epochs", "1", "--data", str(tmp_path))
+
+    assert report["settings"]["tls"]
+    assert any("by TLS" in line for line in report["method"])
+    assert {(row["contender"], row["num_workers"]) for row in report["rows"]} == {
+        *((name, workers) for name in ("pillow", "super") for workers in (0, 1)),
+        *((name, 0) for name in ("socket", "super-loader")),
+    }
+    assert len({run["checksum"] for run in report["rounds"]}) == 1
+
+
+@pytest.mark.slow
 def test_status_tells_of_every_batch_in_every_way(capsys, tmp_path):
     words = ["--batch-size", "256", "--page", "4", "--rounds", "1", "--data", str(tmp_path)]
 
