@@ -17,6 +17,8 @@ __all__ = ["CacheInfo", "combined"]
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
 _UNLIMITED_SHARE = 0.25
+_SPREAD_SHARE = 0.95
+"""Of a node's maxmemory in a cluster: among thousands of records, chance gives a node up to 5% too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
     Records spread over nodes as slots do, so a node that has a third of the slots and takes 1 GB makes a
     cluster of 3 GB, however much the others take; and a node that has 100 MB left leaves 300 MB to the
     cluster. So a cluster that fills unevenly is told as one that holds more than it does, and the fullest
-    node stays below its own maxmemory.
+    node stays below its own maxmemory; a twentieth of that is left to chance.
 
     Args:
         infos: of the masters that have slots, at least one.
@@ -72,9 +74,13 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         hosts: how many machines they are on, as far as is known: servers on one share its memory.
     """
     total = sum(slots)
-    limited = [(info, total / count) for info, count in zip(infos, slots, strict=True) if info.maxmemory]
-    maxmemory = int(min((info.maxmemory * times for info, times in limited), default=0))
-    room = min(((info.maxmemory - info.used_memory) * times for info, times in limited), default=0)
+    limited = [
+        (info.maxmemory * _SPREAD_SHARE, info.used_memory, total / count)
+        for info, count in zip(infos, slots, strict=True)
+        if info.maxmemory
+    ]
+    maxmemory = int(min((limit * times for limit, _, times in limited), default=0))
+    room = min(((limit - used) * times for limit, used, times in limited), default=0)
     return replace(
         infos[0],
         nodes=frozenset().union(*(info.nodes for info in infos)),

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _REACH_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # one node of a cluster that hangs must not let the lock on another expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
@@ -125,14 +126,15 @@ class Upkeep:
         """
         try:
             was_taken = await self._cache.hold_lock()
-            self._is_new |= await agree_on_golden(self._cache, self._golden)
-            info = await self._cache.info()
-            await self._reports.keep(self._clock())
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                self._is_new |= await agree_on_golden(self._cache, self._golden)
+                info = await self._cache.info()
+                await self._reports.keep(self._clock())
         except LockHeldError:
             raise
-        except CacheError as error:
+        except (CacheError, TimeoutError) as error:
             if self._answers:
-                _log.warning("waiting for the cache: %s", error)
+                _log.warning("waiting for the cache: %s", str(error) or "it does not answer in time")
             self._answers = False
             return
         self._answers = True

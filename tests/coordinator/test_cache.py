@@ -52,11 +52,11 @@ def a_tombstone(key="a.jpg", message="cannot be decoded") -> Tombstone:
     return Tombstone(key, "undecodable", message, permanent=True)
 
 
-def test_an_audit_tells_records_tombstones_and_what_is_neither(valkey):
+def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
     tombstone = pack_tombstone(a_tombstone())
     record = a_record(1)
     ids = b"".join(map(an_id, range(9)))
-    with valkey.client() as client:
+    with either.client() as client:
         client.set(cache_key(an_id(0)), record)
         client.set(cache_key(an_id(2)), tombstone)
         client.set(cache_key(an_id(3)), b"garbage")
@@ -65,7 +65,7 @@ def test_an_audit_tells_records_tombstones_and_what_is_neither(valkey):
         client.set(cache_key(an_id(6)), record[:4] + b"\x07" + record[5:])  # of a later version
         client.set(cache_key(an_id(7)), record[:5] + b"\x07" + record[6:])  # of no known kind
         client.rpush(cache_key(an_id(8)), b"a list")
-    found = on(valkey.url, lambda cache: cache.audit(ids))
+    found = on(either.url, lambda cache: cache.audit(ids))
     assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, 0, 0, 0, 0]
     assert found.dtype == np.int64
 
@@ -107,25 +107,25 @@ def test_burying_writes_a_tombstone_that_expires(valkey):
         assert 0 < client.pttl(cache_key(an_id(1))) <= 60_000
 
 
-def test_burying_overwrites_nothing(valkey):
+def test_burying_overwrites_nothing(either):
     record = a_record(1)
-    with valkey.client() as client:
+    with either.client() as client:
         client.set(cache_key(an_id(1)), record)
-        on(valkey.url, lambda cache: cache.bury(an_id(1) + an_id(2), [a_tombstone(), a_tombstone()], 60.0))
+        on(either.url, lambda cache: cache.bury(an_id(1) + an_id(2), [a_tombstone(), a_tombstone()], 60.0))
         assert client.get(cache_key(an_id(1))) == record
         assert client.pttl(cache_key(an_id(1))) == -1
         assert client.exists(cache_key(an_id(2)))
 
 
-def test_the_lock_is_taken_once_and_then_renewed(valkey):
+def test_the_lock_is_taken_once_and_then_renewed(either):
     async def use(cache):
         taken = await cache.hold_lock()
-        with valkey.client() as client:
+        with either.client() as client:
             client.pexpire(LOCK_KEY, 1000)
             renewed = await cache.hold_lock()
             return taken, renewed, client.pttl(LOCK_KEY)
 
-    taken, renewed, ttl_ms = on(valkey.url, use)
+    taken, renewed, ttl_ms = on(either.url, use)
     assert (taken, renewed) == (True, False)
     assert 1000 < ttl_ms <= LOCK_TTL_S * 1000
 
@@ -235,17 +235,17 @@ def test_the_first_golden_digest_stays(valkey):
         assert client.ttl(GOLDEN_KEY) == -1
 
 
-def test_the_server_tells_memory_policy_and_identity(valkey):
-    with valkey.client() as client:
+def test_the_server_tells_memory_policy_and_identity(either):
+    with either.client() as client:
         client.set("a", "b")
-    before = on(valkey.unix_url, lambda cache: cache.info())
+    before = on(either.unix_url, lambda cache: cache.info())
     assert before.maxmemory == 512 * MB
     assert before.policy == "noeviction"
     assert before.keys == 1
     assert 0 < before.used_memory < before.maxmemory
     assert before.system_memory > before.maxmemory
-    valkey.restart_empty()
-    after = on(valkey.unix_url, lambda cache: cache.info())
+    either.restart_empty()
+    after = on(either.unix_url, lambda cache: cache.info())
     assert not after.nodes & before.nodes
     assert after.keys == 0
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 
 import pytest
 
+from coordinator import upkeep as upkeep_module
 from coordinator.cache import Cache
 from coordinator.core.events import CacheEvicted, CacheReset
 from coordinator.core.settings import CoreSettings
@@ -19,7 +21,7 @@ from coordinator.reports import ReportReader
 from coordinator.sweeping import Sweep
 from coordinator.upkeep import Upkeep
 from super_wire.cluster import key_slot
-from super_wire.keys import RECORD_PREFIX
+from super_wire.keys import LOCK_KEY, RECORD_PREFIX
 from tests.coordinator.running import ScriptedExecutor
 from tests.fixtures.valkey import Valkey
 
@@ -119,6 +121,27 @@ def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
         assert told_after(valkey_cluster.url, empty) == {CacheEvicted}
     slot = key_slot(b"any")
     assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
+
+
+def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
+    locking = valkey_cluster.node_of(LOCK_KEY)
+    hanging = next(node for node in valkey_cluster.nodes if node is not locking)
+
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            await upkeep.once()
+            hanging.process.send_signal(signal.SIGSTOP)
+            try:
+                with locking.client() as client:
+                    client.pexpire(LOCK_KEY, 5000)
+                    for _ in range(2):
+                        await upkeep.once()
+                    assert client.pttl(LOCK_KEY) > 5000
+            finally:
+                hanging.process.send_signal(signal.SIGCONT)
+
+    asyncio.run(work())
 
 
 def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
