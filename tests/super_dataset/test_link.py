@@ -135,3 +135,18 @@ def test_a_report_is_answered_before_the_next_batch(valkey):
     assert buffer.replies.tolist() == [Reply.RECORD] * 3
     assert link.connection.owed == 0
     link.close()
+
+
+def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeypatch):
+    arrays = images(3)
+    ref = ref_of(3, valkey.unix_url)
+    store(valkey, ref, arrays)
+    words = ["on", ">p", "%R~super:r1:*", "%W~super:n1:*", "+get", "+xadd", "+cluster|slots", "+asking"]
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", *words)
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
+        reader = BatchReader(ReadSettings())
+        for _ in range(2):
+            assert reader.read(ref).hits == 3
+        assert client.xlen(report_stream(JOB)) >= 1
