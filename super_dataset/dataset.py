@@ -64,9 +64,9 @@ class SuperDataset(Dataset[Any]):
         return_info: whether items have a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
         verify: which payloads are hashed: ``"sample"``, one in 64, or ``"all"``.
-        in_flight_bytes: bound on the replies that one process has asked for and not yet received; at least
-            one record is always under way. Smaller where many readers share a cache with little room for
-            output buffers.
+        in_flight_bytes: bound on the replies that one reading thread has asked for and not yet received; at
+            least one record is always under way. Smaller where many readers share a cache with little room
+            for output buffers.
 
     Raises:
         ConfigError: an argument is wrong.
