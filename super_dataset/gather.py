@@ -110,6 +110,12 @@ class Share:
         self._sent += len(more)
         self._scatter.asked(len(more))
 
+    def begin(self) -> None:
+        """Ask, and take what may be here already: the socket would not tell of it."""
+        self.ask()
+        if self.connection.pending:
+            self.receive_what_came()
+
     def receive(self) -> None:
         """Wait for bytes and put them where they belong."""
         scatter = self._scatter
@@ -172,7 +178,7 @@ def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, Cac
             poll.register(share.connection, select.POLLIN)
             going[share.connection.fileno()] = share
         for share in shares:
-            step(share, share.ask)
+            step(share, share.begin)
         while going:
             left_s = min(max(wanted.deadline_s - wanted.clock(), 0.0), IO_TIMEOUT_S)
             ready = poll.poll(left_s * 1000)

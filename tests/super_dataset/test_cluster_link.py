@@ -350,3 +350,21 @@ def test_all_nodes_by_tls(certificates, monkeypatch):
         assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
     finally:
         cluster.close()
+
+
+def test_the_node_that_takes_over_is_found_without_a_pause(valkey_cluster):
+    arrays = images(COUNT, seed=11)
+    ref = batch(valkey_cluster, arrays)
+    reader = BatchReader(ReadSettings(verify="all"))
+    reader.read(ref)
+    replica = valkey_cluster.add_replica(0)  # of the node whose address readers were given
+    valkey_cluster.nodes[0].kill()
+    with replica.client() as client:
+        client.execute_command("CLUSTER FAILOVER TAKEOVER")
+        while client.execute_command("ROLE")[0] != b"master":
+            pass
+    with valkey_cluster.nodes[1].client() as client:  # who is asked knows it, too
+        while f"127.0.0.1', {replica.port}" not in str(client.execute_command("CLUSTER SLOTS")):
+            pass
+    read = reader.read(ref)
+    assert (read.attempts, read.hits, payloads(read)) == (1, COUNT, as_bytes(arrays))

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import redis
 
 from super_dataset.buffer import BatchBuffer, Reply
 from super_dataset.gather import Wanted
@@ -16,6 +17,7 @@ from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import CacheError
 from super_wire.keys import cache_key, report_stream
 from tests.fixtures.tls_front import TlsFront
+from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
 
 # What docs/cache.md tells operators to give a reader. Redis 6.2 has no %R~ and %W~.
@@ -150,3 +152,25 @@ def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeyp
         for _ in range(2):
             assert reader.read(ref).hits == 3
         assert client.xlen(report_stream(JOB)) >= 1
+
+
+class OldServer(Valkey):
+    """It knows neither HELLO nor CLUSTER."""
+
+    def __init__(self):
+        super().__init__(arguments=("--rename-command", "HELLO", "", "--rename-command", "CLUSTER", ""))
+
+    def client(self):
+        return redis.Redis.from_url(self.unix_url, protocol=2)
+
+
+def test_a_server_that_lacks_newer_commands_is_a_single_node_in_resp2():
+    server = OldServer()
+    try:
+        server.start()
+        arrays = images(3)
+        ref = ref_of(3, f"{server.unix_url}?protocol=3")
+        store(server, ref, arrays)
+        assert BatchReader(ReadSettings()).read(ref).hits == 3
+    finally:
+        server.close()
