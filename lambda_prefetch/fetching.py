@@ -174,7 +174,11 @@ class Fetchers:
             why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
             arrived.failure = SampleFailedError(Outcome.CACHE_ERROR, why)
             return None
-        return self._source.begin(self._request.keys[arrived.index], self._request.versions[arrived.index])
+        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
+        try:
+            return self._source.begin(key, version)
+        except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
+            return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
         """Read an object that has not failed yet, and hand it to the decoders."""

@@ -1,9 +1,10 @@
 """The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
 
 The caller is one of the decoders, and the only one unless the function has several cores (see
-:mod:`lambda_prefetch.cores`): Pillow decodes without the interpreter's lock. Objects are decoded in the order
-in which they arrive. Whatever happens to one sample becomes its outcome and leaves the others alone. All
-threads end with the invocation; connections stay for the next one.
+:mod:`lambda_prefetch.cores`) and a sample takes long enough: Pillow decodes without the interpreter's lock,
+but threads that decode small images mostly wait for it. Objects are decoded in the order in which they
+arrive. Whatever happens to one sample becomes its outcome and leaves the others alone. All threads end with
+the invocation; connections stay for the next one.
 
 The memory used beside the interpreter's own is at most
 
@@ -11,7 +12,8 @@ The memory used beside the interpreter's own is at most
 
 where ``pixels`` are those of the largest image; the settings and the request's limits bound each term. A
 decoder may hold an image, what a step makes of it, and a third one in between, at 4 bytes a pixel; the record
-that it waits to hand over is smaller. Custom steps come on top, with what they allocate.
+that it waits to hand over is smaller. Custom steps come on top, with what they allocate, and what the system
+keeps of answers that wait to be read: the first window of each connection.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ __all__ = ["MAX_RECORD_BYTES", "Ledger", "produce"]
 
 MAX_RECORD_BYTES = 512 * 2**20
 """The largest value that Redis takes."""
+
+_WORTH_A_THREAD_US = 500
+"""A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
 
 _NO_PAYLOAD = memoryview(b"")
 
@@ -118,18 +123,16 @@ class _Decoders:
         self._putting = threading.Lock()  # the pusher takes records from one thread at a time
         self._ledger = ledger
         self._expires_at = expires_at
+        self._longest_us = 0
         self._errors: list[BaseException] = []
 
     def run(self, count: int) -> None:
-        """Decode everything with ``count`` threads; an error that is nobody's sample's is raised here."""
-        others = [
-            threading.Thread(target=self._run_beside, name=f"super-decode-{number}", daemon=True)
-            for number in range(1, count)
-        ]
-        for thread in others:
-            thread.start()
+        """Decode everything with up to ``count`` threads; an error that is no sample's is raised here."""
+        others: list[threading.Thread] = []
         try:
-            self._decode_all()
+            while self._decode_next():
+                if not others and self._longest_us >= _WORTH_A_THREAD_US:
+                    others = self._start(count - 1)
         except BaseException:
             self._fetchers.stop(count)
             raise
@@ -139,21 +142,35 @@ class _Decoders:
         if self._errors:
             raise self._errors[0]
 
+    def _start(self, count: int) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._run_beside, name=f"super-decode-{number}", daemon=True)
+            for number in range(1, count + 1)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
     def _run_beside(self) -> None:
         try:
-            self._decode_all()
+            while self._decode_next():
+                pass
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
 
-    def _decode_all(self) -> None:
-        while (arrived := self._fetchers.next()) is not None:
-            try:
-                if arrived.failure is None and time.time() >= self._expires_at:
-                    why = "the request expired before it was decoded"
-                    arrived.failure = SampleFailedError(Outcome.EXPIRED, why)
-                self._finish(arrived)
-            finally:
-                self._fetchers.release(arrived)
+    def _decode_next(self) -> bool:
+        """Decode what arrives next; false if nothing does any more."""
+        arrived = self._fetchers.next()
+        if arrived is None:
+            return False
+        try:
+            if arrived.failure is None and time.time() >= self._expires_at:
+                why = "the request expired before it was decoded"
+                arrived.failure = SampleFailedError(Outcome.EXPIRED, why)
+            self._finish(arrived)
+        finally:
+            self._fetchers.release(arrived)
+        return True
 
     def _finish(self, arrived: Arrived) -> None:
         """Decode what arrived and hand it to the pusher, or note why not."""
@@ -164,8 +181,10 @@ class _Decoders:
         begun_ns = time.perf_counter_ns()
         try:
             array = self._make(arrived, key)
-            self._ledger.decode_us[index] = (time.perf_counter_ns() - begun_ns) // 1000
-            header, payload = pack(array, fetch_us=arrived.fetch_us, decode_us=self._ledger.decode_us[index])
+            decode_us = (time.perf_counter_ns() - begun_ns) // 1000
+            self._ledger.decode_us[index] = decode_us
+            self._longest_us = max(self._longest_us, decode_us)
+            header, payload = pack(array, fetch_us=arrived.fetch_us, decode_us=decode_us)
             self._ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
             self._put(index, name, header, payload)
         except SampleFailedError as failure:

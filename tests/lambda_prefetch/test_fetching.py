@@ -34,6 +34,7 @@ def bucket(object_store: ObjectStore):
 @pytest.mark.parametrize("fetch_threads", ["0", "1", "7"])
 def test_every_object_arrives_once(bucket, valkey, monkeypatch, decoders, fetch_threads):
     monkeypatch.setenv("SUPER_DECODERS", decoders)
+    monkeypatch.setattr("lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
     monkeypatch.setenv("SUPER_FETCH_THREADS", fetch_threads)
     request = request_for("s3://data", bucket, valkey.unix_url)
     result = run(request)
@@ -81,3 +82,13 @@ def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valke
     assert set(result.outcomes) == {"source_error"}
     assert "no answer came for 1 s" in result.messages["0"]
     assert time.monotonic() - begun_s < 60  # not the 80 s that one read may take, and never their sum
+
+
+def test_what_goes_wrong_while_asking_is_told_with_each_object(bucket, valkey, monkeypatch):
+    def get(*_):
+        raise RuntimeError("credentials were refreshed, and are still expired")
+
+    monkeypatch.setattr("lambda_prefetch.s3_signing.Signer.get", get)
+    result = run(request_for("s3://data", bucket, valkey.unix_url))
+    assert set(result.outcomes) == {"source_error"}
+    assert "RuntimeError: credentials were refreshed" in result.messages["0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lambda_prefetch import pipeline
 from super_wire.recipe import Recipe
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
@@ -31,6 +33,7 @@ MIB = 2**20
 @pytest.mark.parametrize("decoders", ["1", "2", "5", "64"])
 def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoders):
     monkeypatch.setenv("SUPER_DECODERS", decoders)
+    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     expected, keys = [], []
     for n in range(60):
         key = f"{n}.png"
@@ -57,34 +60,68 @@ def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoder
             assert str(n) in result.messages
 
 
-def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch):
-    """A step that waits until four samples are in it at once ends only if four decoders are at work."""
-    (tmp_path / "meeting_of_pipeline_test.py").write_text(
-        "import threading\n"
-        "__version__ = '1'\n"
-        "barrier = threading.Barrier(4)\n"
-        "def meet(array):\n"
-        "    barrier.wait(timeout=20)\n"
-        "    return array\n"
-    )
+MEETING = """
+import threading
+__version__ = '1'
+barrier, names = threading.Barrier(4), []
+def meet(array):
+    names.append(threading.current_thread().name)
+    if len(names) > 1:
+        barrier.wait(timeout=20)
+    return array
+def note(array):
+    names.append(threading.current_thread().name)
+    return array
+"""
+
+
+@pytest.fixture
+def meeting(tmp_path, monkeypatch):
+    """A module with steps that know in which threads they run, made anew for each test."""
+    (tmp_path / "meeting_of_pipeline_test.py").write_text(MEETING)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SUPER_STEP_MODULES", "meeting_of_pipeline_test")
+    monkeypatch.delitem(sys.modules, "meeting_of_pipeline_test", raising=False)
+    return importlib.import_module("meeting_of_pipeline_test")
+
+
+def run_step(directory, cache, step):
+    for n in range(9):
+        (directory / f"{n}.png").write_bytes(encode(pixels(seed=n)))
+    recipe = Recipe([{"op": "custom", "name": f"meeting_of_pipeline_test:{step}@1"}])
+    return run(file_request(directory, [f"{n}.png" for n in range(9)], cache, recipe))
+
+
+def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch, meeting):
+    """After the first sample, a step waits until four samples are in it: so four decoders are at work."""
     monkeypatch.setenv("SUPER_DECODERS", "4")
-    for n in range(8):
-        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
-    recipe = Recipe([{"op": "custom", "name": "meeting_of_pipeline_test:meet@1"}])
-    request = file_request(tmp_path, [f"{n}.png" for n in range(8)], valkey.unix_url, recipe)
-    assert run(request).outcomes == ("cached",) * 8
+    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
+    assert run_step(tmp_path, valkey.unix_url, "meet").outcomes == ("cached",) * 9
+    assert len(set(meeting.names)) == 4
+
+
+def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, meeting):
+    monkeypatch.setenv("SUPER_DECODERS", "4")
+    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 10**9)
+    assert run_step(tmp_path, valkey.unix_url, "note").outcomes == ("cached",) * 9
+    assert set(meeting.names) == {threading.current_thread().name}
 
 
 @pytest.mark.parametrize("decoders", ["1", "3"])
 def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, decoders):
     (tmp_path / f"exit_{decoders}_of_pipeline_test.py").write_text(
-        "__version__ = '1'\ndef leave(array):\n    raise SystemExit(3)\n"
+        "__version__ = '1'\n"
+        "seen = []\n"
+        "def leave(array):\n"
+        "    if seen:\n"
+        "        raise SystemExit(3)\n"
+        "    seen.append(1)\n"
+        "    return array\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SUPER_STEP_MODULES", f"exit_{decoders}_of_pipeline_test")
     monkeypatch.setenv("SUPER_DECODERS", decoders)
+    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     for n in range(20):
         (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
     recipe = Recipe([{"op": "custom", "name": f"exit_{decoders}_of_pipeline_test:leave@1"}])
