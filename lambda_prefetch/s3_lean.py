@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
 
 _MAX_IDLE = 64
+_PASSING = frozenset({0, 408, 429})  # no answer; said to a connection that idled; too many requests
 
 # Per process, endpoint and bucket; None where boto3 is to read.
 _clients: dict[tuple[int, str, str], LeanClient | None] = {}
@@ -120,7 +121,7 @@ class LeanClient:
             data = asked.connection.body(head)
         except UnusualAnswerError as answer:
             asked.connection.close()
-            passing = answer.status == 0 or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
+            passing = answer.status in _PASSING or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
             asked.connection.close()

@@ -130,6 +130,7 @@ def test_a_server_that_says_close_is_heeded(server):
     "first",
     [
         refusal("503 Slow Down", "SlowDown"),
+        refusal("408 Request Timeout", "RequestTimeout") + b"<cut>",
         refusal("500 Internal Server Error", "InternalError"),
         ok(b"x" * 50_000)[:30_000] + b"<cut>",
         b"HTTP/1.1 200 O<cut>",
@@ -137,7 +138,7 @@ def test_a_server_that_says_close_is_heeded(server):
         b"HTTP/1.1 200 OK\r\nPadding: " + b"x" * 100_000 + b"\r\n\r\n",
         CLOSE,
     ],
-    ids=["slow down", "internal error", "cut body", "cut head", "no HTTP", "endless head", "closed"],
+    ids=["slow down", "idled", "internal error", "cut body", "cut head", "no HTTP", "endless head", "closed"],
 )
 def test_what_may_pass_is_tried_again_by_boto3_and_then_by_the_lean_client(server, first):
     server.script = [first, ok(b"one"), ok(b"two")]
