@@ -46,10 +46,10 @@ _METHOD = (
         "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
-        "'gain' is the step time with Pillow over this row's. Decoding and computing alone, in CPU time on "
-        "one core, bound it: warm at (decode + compute) / compute; cold at (decode + compute) / the "
-        "larger of computing and of what functions and services spent, over the other cores. Where functions "
-        "decode no faster than Pillow, one added core caps the cold gain at 2."
+        "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
+        "the step cannot go below, the larger of two CPU times: computing alone on the trainer's core, and "
+        "what functions and services spent, over the other cores. Where functions decode no faster than Pillow, "
+        "one added core caps the cold gain at 2."
     ),
     (
         "Results of others with preprocessing split from training: steps 2.2 times faster (192 to 86 ms, CPU "

@@ -71,12 +71,11 @@ class Alone:
         """The ratio that decides what splitting can gain."""
         return self.decode_ms_per_image / self.compute_ms_per_image
 
-    def gain_bound(self, beside_ms_per_image: float) -> float:
-        """How many times faster a step can be whose decoding costs the trainer nothing, if functions and
-        services need so many milliseconds for an image.
+    def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
+        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
+        nor what functions and services do for an image can take less.
         """
-        slower = max(self.compute_ms_per_image, beside_ms_per_image)
-        return (self.decode_ms_per_image + self.compute_ms_per_image) / slower
+        return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
 
 
 def rows_of(
@@ -93,7 +92,7 @@ def rows_of(
                 **_named(contender, part, workers),
                 **figures,
                 "gain": plain["step_ms"] / figures["step_ms"],
-                "gain_bound": alone.gain_bound(beside_ms / other_cores),
+                "gain_bound": alone.gain_bound(1e3 / plain["images_per_s"], beside_ms / other_cores),
             }
 
 

@@ -53,16 +53,16 @@ def test_rows_tell_step_time_waiting_and_gain_with_what_bounds_it():
     assert (cold["epochs"], warm["epochs"]) == ("cold", "warm")
     assert cold["gain"] == pytest.approx(2)
     assert cold["functions_cpu_ms_per_image"] == pytest.approx(1.8)
-    assert cold["gain_bound"] == pytest.approx((3 + 1) / 2)  # functions and services need 2 ms for an image
+    assert cold["gain_bound"] == pytest.approx(4 / 2)  # functions and services need 2 ms for an image
     assert warm["gain"] == pytest.approx(4 / 1.1)
-    assert warm["gain_bound"] == pytest.approx((3 + 1) / 1)
+    assert warm["gain_bound"] == pytest.approx(4 / 1)  # computing takes 1 ms
     assert warm["wait_percent"] == pytest.approx(100 * (0.1 + 0.1 / 1.2) / 2)
 
 
 def test_more_cores_for_functions_raise_the_bound():
     alone = Alone(decode_ms_per_image=3.0, compute_ms_per_image=1.0)
     assert alone.decode_to_compute == 3
-    assert [alone.gain_bound(3.0 / cores) for cores in (1, 2, 4)] == pytest.approx([4 / 3, 4 / 1.5, 4])
+    assert [alone.gain_bound(4.2, 3.0 / cores) for cores in (1, 2, 4)] == pytest.approx([1.4, 2.8, 4.2])
 
 
 def test_losses_are_compared_step_by_step():
