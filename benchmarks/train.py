@@ -48,8 +48,8 @@ _METHOD = (
     (
         "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
         "the step cannot go below, the larger of two CPU times: computing alone on the trainer's core, and "
-        "what functions and services spent, over the other cores. Where functions decode no faster than Pillow, "
-        "one added core caps the cold gain at 2."
+        "what functions and services spent, over the other cores. Where functions decode no faster than "
+        "Pillow, one added core caps the cold gain at 2."
     ),
     (
         "Results of others with preprocessing split from training: steps 2.2 times faster (192 to 86 ms, CPU "
