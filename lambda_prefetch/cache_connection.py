@@ -40,6 +40,7 @@ _BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024 on Linux and macOS
 _JOINED_BYTES = 65536  # four TLS records
 _ASKING = encode_command(b"ASKING")
 _RESP3 = 3
+_NO_RESP3 = ("ERR unknown command", "NOPROTO", "NOPERM")
 
 
 class CacheConnection:
@@ -146,21 +147,25 @@ class CacheConnection:
 
     def _greet(self, credentials: Credentials) -> None:
         user, password = credentials.username.encode(), credentials.password.encode()
-        if self.address.protocol == _RESP3:
-            login = (b"AUTH", user or b"default", password) if password else ()
-            self._demand(b"HELLO", b"3", *login)
-        elif password:
+        greeted = self.address.protocol == _RESP3 and self._says_hello(user, password)
+        if password and not greeted:
             self._demand(b"AUTH", *([user] if user else []), password)
         if self.address.db:
             self._demand(b"SELECT", b"%d" % self.address.db)
         self._demand(b"PING")
 
+    def _says_hello(self, user: bytes, password: bytes) -> bool:
+        """Ask for RESP3; whether the server knows of it. All that we need is said in RESP2 as well."""
+        reply = self.ask(b"HELLO", b"3", *((b"AUTH", user or b"default", password) if password else ()))
+        if isinstance(reply, ErrorReply) and not reply.text.startswith(_NO_RESP3):
+            raise self._refused(b"HELLO", reply)
+        return isinstance(reply, dict)
+
     def _demand(self, *words: bytes) -> None:
         reply = self.ask(*words)
         if isinstance(reply, ErrorReply):
-            msg = f"the cache at {self.address} refuses {words[0].decode()}: {reply.text}"
-            raise CacheError(msg)
-        if not isinstance(reply, bytes | dict):
+            raise self._refused(words[0], reply)
+        if not isinstance(reply, bytes):
             raise self._no_redis()
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
@@ -211,6 +216,9 @@ class CacheConnection:
             return line[1:].decode(errors="replace")
         msg = f"the cache at {self.address} answered {line[:40]!r}, which is neither yes nor no"
         raise CacheError(msg)
+
+    def _refused(self, command: bytes, reply: ErrorReply) -> CacheError:
+        return CacheError(f"the cache at {self.address} refuses {command.decode()}: {reply.text}")
 
     def _broke(self, error: OSError) -> CacheUnreachableError:
         return CacheUnreachableError(f"the connection to the cache at {self.address} broke: {_reason(error)}")

@@ -227,3 +227,26 @@ def test_resp3_is_spoken_where_it_is_asked_for(valkey, connect, user):
     assert connection.store([record(b"k", b"x")]) == [""]
     with pytest.raises(CacheError, match="refuses HELLO.*WRONGPASS"):
         open_connection(valkey.url + "?protocol=3", username=user, password="other")
+
+
+@pytest.mark.parametrize("refusal", [b"-ERR unknown command 'HELLO'", b"-NOPROTO", b"-NOPERM hello"])
+def test_a_server_that_refuses_hello_is_spoken_to_in_resp2(refusal):
+    listener = socket.create_server(("127.0.0.1", 0))
+    told = []
+
+    def serve():
+        client, _ = listener.accept()
+        for answer in (refusal, b"+OK", b"+PONG", b"+OK"):
+            told.append(client.recv(65536).split(b"\r\n")[2])
+            client.sendall(answer + b"\r\n")
+        client.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"redis://127.0.0.1:{listener.getsockname()[1]}?protocol=3"
+    connection = open_connection(url, password="word")
+    assert connection.store([record(b"k", b"x")]) == [""]
+    connection.close()
+    thread.join(10)
+    listener.close()
+    assert told == [b"HELLO", b"AUTH", b"PING", b"SET"]

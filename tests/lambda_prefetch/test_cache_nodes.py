@@ -160,6 +160,18 @@ def test_a_cluster_that_is_gone_is_unreachable(valkey_cluster, nodes):
         nodes.store(records(range(100)))
 
 
+def test_a_user_needs_few_permissions(valkey_cluster):
+    rights = [f"+{command}" for command in ["set", "ping", "cluster|slots", "asking"]]
+    for node in valkey_cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "%W~super:r1:*", *rights)
+    (number,) = numbers_of(valkey_cluster, 0, 1)
+    valkey_cluster.begin_move(key_slot(a_key(number)), 1)
+    nodes = CacheNodes(valkey_cluster.url, Credentials("fn", "word"))
+    assert nodes.store(records([number, *range(100)])) == [""] * 101
+    nodes.close()
+
+
 def test_a_cluster_takes_no_database(valkey_cluster):
     with pytest.raises(CacheError, match="SELECT"):
         CacheNodes(valkey_cluster.url + "/3", NOBODY)
