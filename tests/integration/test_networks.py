@@ -1,0 +1,187 @@
+"""A whole SUPER over a cache that is reached by TLS, with a user for each side, and over a Redis Cluster.
+
+Each epoch delivers every sample once, with its pixels: while slots move, while a node dies, and where the
+data is larger than the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.cluster import key_slot
+from super_wire.keys import RECORD_PREFIX
+from tests.fixtures.images import SIDE, expected_pixels, write_images
+from tests.fixtures.stack import Stack
+from tests.fixtures.tls_front import TlsFront
+from tests.fixtures.valkey import Valkey
+from tests.fixtures.valkey_cluster import READY_TIMEOUT_S, ValkeyCluster
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.fixtures.certificates import Certificates
+
+READER = "get xadd cluster|slots asking"
+COORDINATOR = "info dbsize scan eval get set getrange strlen unlink del xread xadd pexpire pttl"
+FUNCTION = "set ping cluster|slots asking"
+LARGE = 128
+
+
+def let_in(server: Valkey, user: str, commands: str, *keys: str) -> None:
+    """A user with the password ``word`` that may do what is named."""
+    rights = [f"+{command}" for command in commands.split()]
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", user, "on", ">word", *(f"~{key}" for key in keys), *rights)
+
+
+def let_only_two_in(server: Valkey) -> None:
+    """A user for the coordinator and its local functions, one for readers, and nobody else."""
+    let_in(server, "coordinator", f"{COORDINATOR} {FUNCTION}", "super:*")
+    let_in(server, "reader", READER, "super:r1:*", "super:n1:*")
+    with server.client() as client:
+        client.execute_command(
+            "ACL", "SETUSER", "default", "resetkeys", "-@all", "+ping", "+client", "+hello"
+        )
+
+
+@contextlib.contextmanager
+def tls_server(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
+    server = Valkey()
+    server.start()
+    front = TlsFront(f"{server.directory}/redis.sock", certificates)
+    front.start()
+    yield f"rediss://localhost:{front.port}", [server]
+    front.close()
+    server.close()
+
+
+@contextlib.contextmanager
+def tls_cluster(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
+    cluster = ValkeyCluster(certificates=certificates)
+    cluster.start()
+    yield cluster.url, cluster.nodes
+    cluster.close()
+
+
+@pytest.mark.parametrize("cache", [tls_server, tls_cluster])
+def test_two_epochs_by_tls_with_a_user_for_each_side(
+    images: Path,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: Callable[[Certificates], contextlib.AbstractContextManager[tuple[str, list[Valkey]]]],
+) -> None:
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
+    with cache(certificates) as (url, servers):
+        for server in servers:
+            let_only_two_in(server)
+        stack = Stack(
+            arguments=("--workers", "2"), environment={"SUPER_CACHE_USERNAME": "coordinator"}, cache=url
+        )
+        stack.start()
+        try:
+            dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+            with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+                loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
+                for _ in range(2):
+                    assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        finally:
+            stack.close()
+
+
+@pytest.fixture(scope="module")
+def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 MB of pixels."""
+    return write_images(tmp_path_factory.mktemp("large"), 400, side=LARGE)
+
+
+def records_in(cluster: ValkeyCluster) -> int:
+    count = 0
+    for node in cluster.nodes:
+        with node.client() as client:
+            count += len(client.keys(RECORD_PREFIX + b"*"))
+    return count
+
+
+def figures(node: Valkey) -> tuple[int, int]:
+    """A node's used memory in bytes, and how often it has refused a command for want of memory."""
+    with node.client() as client:
+        refused = client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
+        return client.info("memory")["used_memory"], refused
+
+
+def swap_some_slots(cluster: ValkeyCluster) -> None:
+    """Hand ten slots that hold records from the first node to the second, and ten back: both are full."""
+    slots = []
+    for node in cluster.nodes[:2]:
+        with node.client() as client:
+            slots.append(sorted({key_slot(key) for key in client.scan_iter(RECORD_PREFIX + b"*")})[:10])
+    for target, moving in zip((1, 0), slots, strict=True):
+        for slot in moving:
+            cluster.move(slot, target)
+        wait_for_one_epoch(cluster)
+
+
+def wait_for_one_epoch(cluster: ValkeyCluster) -> None:
+    """A node that does not know yet who took slots last may claim its next ones in vain, and lose them."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while len({epoch_of(node) for node in cluster.nodes}) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def epoch_of(node: Valkey) -> int:
+    with node.client() as client:
+        return int(client.execute_command("CLUSTER INFO")["cluster_current_epoch"])
+
+
+def restart_a_node(cluster: ValkeyCluster) -> None:
+    cluster.nodes[2].restart_empty()
+    cluster.wait_until_ready()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", [swap_some_slots, restart_a_node])
+def test_a_cluster_smaller_than_the_data_while_it_changes(
+    large_images: Path, fault: Callable[[ValkeyCluster], None], workers: int
+) -> None:
+    cluster = ValkeyCluster()
+    maxmemory = 8 * 2**20
+    for node in cluster.nodes:
+        node.maxmemory = str(maxmemory)
+    cluster.start()
+    stack = Stack(arguments=("--workers", "2"), cache=cluster.url)
+    try:
+        stack.start()
+        dataset = SuperDataset(large_images.as_uri(), Recipe.image(resize=LARGE, crop=LARGE))
+        expected = expected_pixels(large_images, resize=LARGE, crop=LARGE)
+        with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+            undisturbed = collect(loader)
+            sampler.set_epoch(0)
+            disturbed = []
+            for number, batch in enumerate(loader):
+                if number in {10, 30}:
+                    fault(cluster)
+                disturbed += collect([batch])
+                assert all(used < maxmemory for used, _ in map(figures, cluster.nodes))
+            after = collect(loader)
+        assert disturbed == undisturbed
+        for delivered in (disturbed, after):
+            assert_exactly_once(delivered, expected)
+        assert 100 < records_in(cluster) < len(expected)
+        assert [refused for _, refused in map(figures, cluster.nodes)] == [0, 0, 0]
+    finally:
+        stack.close()
+        cluster.close()
