@@ -221,6 +221,8 @@ class Augment:
                 f"channels, as SuperDataset delivers them; not {_described(images)}"
             )
             raise UsageError(msg)
+        if any(0 in shape for shape in shapes):
+            raise UsageError(f"Augment takes images that have pixels; not {_described(images)}")
         if self._size is None and len(set(shapes)) > 1:
             msg = (
                 "these images differ in height or width, and an Augment without size does not change it: "

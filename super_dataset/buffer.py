@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchBuffer", "Reply"]
 
+_MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
 _PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
 
@@ -56,9 +57,19 @@ class BatchBuffer:
         memory: where the block comes from.
         uniform: whether records of one size are to be expected; without it every payload gets memory of its
             own.
+        expected_bytes: the length of their payloads, if it is known: one of another length then makes no
+            block. Where it is not known, a block has 64 MiB at most, or the first record, if it is a large
+            one, would reserve its size for every sample.
     """
 
-    def __init__(self, size: int, *, memory: Memory | None = None, uniform: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        memory: Memory | None = None,
+        uniform: bool = True,
+        expected_bytes: int | None = None,
+    ) -> None:
         self.size = size
         self.memory: Memory = memory or FreshMemory()
         self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
@@ -70,6 +81,7 @@ class BatchBuffer:
         self.item_bytes = -1
         """Payload bytes of one slot of the block; -1 while there is no block."""
         self._uniform = uniform
+        self._expected_bytes = expected_bytes
         self._block: torch.Tensor | None = None
         self._bytes = memoryview(bytearray())
 
@@ -131,6 +143,9 @@ class BatchBuffer:
 
     def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
         says = int.from_bytes(header[_PAYLOAD_BYTES], "little")
+        known = self._expected_bytes == payload_bytes
+        if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
+            return
         if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != Kind.DATA or says != payload_bytes:
             return
         self._block = self.memory.take(self.size * payload_bytes)

@@ -92,8 +92,8 @@ class ClusterLink:
             if connection.owed >= _MOST_OWED:
                 connection.converse()
                 self._heed(connection)
+            connection.owed += 1  # first: an answer that nobody expects would be taken for a sample's
             connection.send(command)
-            connection.owed += 1
         except CacheError as error:  # the others are none the worse for it
             self._drop(node)
             _LOG.debug("a read report was lost: %s", error)

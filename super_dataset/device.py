@@ -7,11 +7,14 @@ buffer of our own could be received into again before a copy has read it.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from super_dataset.memory import PinnedMemory, RecycledMemory
 from super_wire.errors import ConfigError
@@ -95,13 +98,30 @@ class _CudaStream:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
+        # Items whose copies are under way: their memory stays theirs whatever the allocator knows of it.
+        self._leaving: deque[_Sent] = deque()
+        self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self.memory: Memory = PinnedMemory()
 
     def send(self, item: Any) -> Any:
+        made_on = torch.cuda.current_stream(self._device)
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "cuda":
+                self._stream.wait_stream(made_on)  # what a transform made there may be unfinished
+            elif not tensor.is_pinned():
+                tensor = tensor.pin_memory()
+            return tensor.to(self._device, non_blocking=True)
+
         with torch.cuda.stream(self._stream):
-            moved = map_tensors(item, self._copy)
-            return _Sent(moved, self._stream.record_event())
+            moved = map_tensors(item, copy)
+            copied = self._stream.record_event()
+        with self._lock:
+            self._leaving.append(_Sent(item, copied))
+            while self._leaving and self._leaving[0].copied.query():  # type: ignore[no-untyped-call]
+                self._leaving.popleft()
+        return _Sent(moved, copied)
 
     def receive(self, sent: Any) -> Any:
         using = torch.cuda.current_stream(self._device)
@@ -113,11 +133,6 @@ class _CudaStream:
 
         return map_tensors(sent.item, note_use)
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu" and not tensor.is_pinned():
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
-
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """``item`` with every tensor changed, also those in tuples, lists and mappings at any depth."""
@@ -125,17 +140,24 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
         return change(item)
     if isinstance(item, Mapping):
         changed = {key: map_tensors(value, change) for key, value in item.items()}
-        return changed if type(item) is dict else _like(item, changed)
+        return _like(item, changed)
+    if isinstance(item, PackedSequence):  # its batch sizes stay on CPU
+        return item._replace(
+            data=change(item.data),
+            sorted_indices=None if item.sorted_indices is None else change(item.sorted_indices),
+            unsorted_indices=None if item.unsorted_indices is None else change(item.unsorted_indices),
+        )
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(map_tensors(value, change) for value in item))
     if isinstance(item, (tuple, list)):
-        return type(item)(map_tensors(value, change) for value in item)
+        return _like(item, [map_tensors(value, change) for value in item])
     return item
 
 
-def _like(item: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
+def _like(item: Any, changed: Any) -> Any:
+    """``changed`` as the type of ``item``, or as it is where that type is made in another way."""
     make: Any = type(item)
     try:
         return make(changed)
-    except TypeError:  # a mapping of the user's that is made in another way
+    except TypeError:
         return changed

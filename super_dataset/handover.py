@@ -2,31 +2,40 @@
 
 torch gives every batch new shared memory: its pages are made, faulted in and given back once for each batch,
 which costs a worker more than receiving the batch, and a file descriptor travels over a connection of its
-own. Here a worker owns a few blocks (``memfd_create``). A message names one; the trainer opens it under
-``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. Then the worker receives
-another batch into it. Where blocks run short, since batches are kept, or where the system has no such files,
-torch's own way is taken: nothing is refused.
+own. Here a worker owns a few blocks (:mod:`super_dataset.blocks`). A message names one; the trainer opens it
+under ``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. Then the worker
+receives another batch into it. Where blocks run short, since batches are kept, or where the system has no
+such files, torch's own way is taken: nothing is refused.
 
-A block's last page holds a token, by which the trainer knows that it opened the right file, and flags: one
-byte for each tensor under way, set by the worker, cleared by whoever got it. Single bytes need no lock.
+To this end multiprocessing's pickler is told, in the worker and in whoever gets a message, what to send for a
+tensor of ours; for all others torch's own way stays.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import secrets
-import sys
 import threading
 import weakref
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from super_dataset.blocks import (
+    FLAGS,
+    HELD,
+    TOKEN_BYTES,
+    UNDER_WAY,
+    Block,
+    file_path,
+    files_can_be_opened,
+    flag_after,
+    forks,
+    mapped_bytes,
+)
 from super_wire.errors import SuperError
 
 if TYPE_CHECKING:
@@ -38,10 +47,9 @@ __all__ = ["WorkerMemory", "send_by_value", "shared_bytes"]
 
 _MAX_BLOCKS = 16
 """A worker's blocks, at most; a trainer that keeps more batches than that gets the others by torch's way."""
+_IDLE_BLOCKS = 5
+"""More free blocks than that go back to the system, one with each batch."""
 _MIN_BYTES = 64 * 1024  # below that, torch's way costs no more
-_TOKEN_BYTES = 16
-_TRAILER_BYTES = mmap.PAGESIZE
-_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors in one block that may be under way or held at once
 _BY_VALUE = "_super_by_value"
 
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
@@ -71,14 +79,14 @@ class WorkerMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._usable = True
 
     def take(self, size: int) -> torch.Tensor:
         """Uint8 of shape (size,), in a block that is free, or else as torch allocates it."""
         if self._pid != os.getpid():  # also in a fork of a process that had blocks: they are not ours
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
-            self._usable = _files_can_be_opened()
+            self._usable = files_can_be_opened()
             ForkingPickler.register(torch.Tensor, self._reduce)
         if not self._usable or size < _MIN_BYTES:
             return shared_bytes(size)
@@ -86,30 +94,39 @@ class WorkerMemory:
             block = self._free_block(size)
             return shared_bytes(size) if block is None else block.lend(size)
 
-    def _free_block(self, size: int) -> _Block | None:
+    def _free_block(self, size: int) -> Block | None:
+        for block in [block for block in self._blocks if block.retired]:
+            self._close(block)
         free = sorted((block for block in self._blocks if block.free), key=lambda block: block.size)
+        if len(free) > _IDLE_BLOCKS:  # a loop that once kept many batches does so no more
+            self._close(free.pop(0))
         for block in free:
             if size <= block.size:
                 return block
         if len(self._blocks) >= _MAX_BLOCKS:
             if not free:
                 return None
-            self._blocks.remove(free[0])
-            free[0].close()
+            self._close(free[0])
         try:
-            block = _Block(size)
+            block = Block(size)
         except OSError:  # no memory or no file descriptor left: torch finds another way, or says so
             return None
         self._blocks.append(block)
         return block
 
+    def _close(self, block: Block) -> None:
+        self._blocks.remove(block)
+        block.close()
+
     def _reduce(self, tensor: torch.Tensor) -> Any:
-        """What multiprocessing's pickler is to send for a tensor."""
-        if getattr(tensor, _BY_VALUE, False):
-            return _rebuild_value, (tensor.numpy(),)
-        place = self._place(tensor) if self._pid == os.getpid() and _is_plain(tensor) else None
-        if place is None:
+        """What multiprocessing's pickler is to send for a tensor, in a worker."""
+        if not _is_plain(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
+        if getattr(tensor, _BY_VALUE, False) and tensor.dtype != torch.bfloat16:  # which numpy lacks
+            return _rebuild_value, (tensor.numpy(),)
+        place = self._place(tensor) if self._pid == os.getpid() else None
+        if place is None:
+            return _reduce_received(tensor)
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         return _rebuild, (place, layout)
 
@@ -120,73 +137,6 @@ class WorkerMemory:
                 if block.start == start and (flag := block.send()) is not None:
                     return os.getpid(), block.fd, block.token, block.size, flag
         return None
-
-
-class _Block:
-    """A file in memory, mapped: room for a batch, then the trailer."""
-
-    def __init__(self, size: int) -> None:
-        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
-        self.fd = os.memfd_create("super-batch", os.MFD_CLOEXEC)
-        try:
-            # Reserved now: a page that cannot be had later would be a SIGBUS in the middle of a receive.
-            os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
-            memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
-        except OSError:
-            os.close(self.fd)
-            raise
-        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)
-        self._bytes[self.size : self.size + _TOKEN_BYTES] = np.frombuffer(self.token, dtype=np.uint8)
-        self._flags = self._bytes[self.size + _TOKEN_BYTES :][:_FLAGS]
-        self.start = self._bytes.ctypes.data
-        self._lent: weakref.ref[NDArray[np.uint8]] | None = None
-
-    @property
-    def free(self) -> bool:
-        """Whether nobody holds what lies in it, here or elsewhere."""
-        # In this order: a message is made while the array lives, so after its end flags are only cleared.
-        return (self._lent is None or self._lent() is None) and not self._flags.any()
-
-    def lend(self, size: int) -> torch.Tensor:
-        """Its first ``size`` bytes."""
-        lent = np.frombuffer(self._bytes.data, dtype=np.uint8, count=size)
-        self._lent = weakref.ref(lent)
-        return torch.from_numpy(lent)
-
-    def send(self) -> int | None:
-        """Raise a flag for one more tensor; ``None`` if too many are under way."""
-        flag = int(self._flags.argmin())
-        if self._flags[flag]:
-            return None
-        self._flags[flag] = 1
-        return flag
-
-    def close(self) -> None:
-        """Close the file; whoever maps it keeps it."""
-        os.close(self.fd)
-
-
-def _files_can_be_opened() -> bool:
-    """Whether there are such files, and another process of this user can open them by their number."""
-    if sys.platform != "linux":
-        return False
-    try:
-        # A process that others may not look into belongs to root there.
-        if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
-            return False
-        fd = os.memfd_create("super-probe", os.MFD_CLOEXEC)
-        try:
-            os.close(os.open(_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _path(pid: int, fd: int) -> str:
-    return f"/proc/{pid}/fd/{fd}"
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -201,19 +151,42 @@ def _rebuild_value(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+# What this process has mapped, by token, as long as a tensor lies in it; and the arrays that keep the memory
+# of these tensors, by address.
+_mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
+_received: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
+_registered_in = 0
+
+
 def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
     """In the trainer: the tensor that a worker sent."""
+    global _registered_in  # noqa: PLW0603 # a process registers once
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        ForkingPickler.register(torch.Tensor, _reduce_received)
     pid, fd, token, size, flag = place
     memory = _open(pid, fd, token, size)
+    flags = np.frombuffer(memory, dtype=np.uint8, offset=size + TOKEN_BYTES, count=FLAGS)
+    if flags[flag] != UNDER_WAY:
+        msg = f"a batch of DataLoader worker {pid} was received twice: a message can be unpickled once"
+        raise SuperError(msg)
+    flags[flag] = HELD
     array = np.frombuffer(memory, dtype=np.uint8, count=size)
-    flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)
-    weakref.finalize(array, _give_back, flags, flag, os.getpid()).atexit = False
+    weakref.finalize(array, _give_back, flags, flag, os.getpid(), forks()).atexit = False
+    _received[array.ctypes.data] = array
     dtype, offset, shape, stride = layout
     return torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), offset, shape, stride)
 
 
-# What this process has mapped, by token, as long as a tensor lies in it.
-_mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
+def _reduce_received(tensor: torch.Tensor) -> Any:
+    """What to send for a tensor that may lie in a worker's block: then a copy of it.
+
+    torch would move the tensor itself to other memory and so give the block back, though an array made of it
+    may still be in use.
+    """
+    if _is_plain(tensor) and tensor.untyped_storage().data_ptr() in _received:
+        tensor = tensor.clone()
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # as above
 
 
 def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
@@ -222,12 +195,12 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
         return known
     reason = ""
     try:
-        opened = os.open(_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(file_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
         try:
-            memory = mmap.mmap(opened, size + _TRAILER_BYTES)
+            memory = mmap.mmap(opened, mapped_bytes(size))
         finally:
             os.close(opened)
-        if memory[size : size + _TOKEN_BYTES] == token:
+        if memory[size : size + TOKEN_BYTES] == token:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
@@ -238,6 +211,6 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
     raise SuperError(msg)
 
 
-def _give_back(flags: NDArray[np.uint8], flag: int, pid: int) -> None:
+def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:
     if os.getpid() == pid:  # a fork's copy of the tensor ends without the tensor's end
-        flags[flag] = 0
+        flags[flag] = flag_after(forks_then)

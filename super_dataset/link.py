@@ -86,8 +86,8 @@ class NodeLink:
 
     def report(self, stream: bytes, command: bytes) -> None:  # noqa: ARG002 # there is one node for all
         """See :class:`CacheLink`."""
+        self.connection.owed += 1  # first: an answer that nobody expects would be taken for a sample's
         self.connection.send(command)
-        self.connection.owed += 1
 
     def ping(self) -> None:
         """See :class:`CacheLink`."""

@@ -180,10 +180,14 @@ class _Pass(Iterator[Any]):
                 raise trouble
             self._progress.finished = True
             raise StopIteration
+        self._threads.check()
         wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
         future = self._ahead.popleft()
         self._passed += 1
-        item = self._mover.receive(future.result())
+        try:
+            item = self._mover.receive(future.result())
+        finally:
+            del future  # or an error, its frames and the future would hold one another
         self._progress.taken = self._passed
         return item
 

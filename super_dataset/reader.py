@@ -103,7 +103,9 @@ class BatchReader:
         state = self._states.here()
         read = BatchProgress(
             ref=ref,
-            buffer=BatchBuffer(len(ref), memory=memory, uniform=state.uniform),
+            buffer=BatchBuffer(
+                len(ref), memory=memory, uniform=state.uniform, expected_bytes=state.payload_bytes
+            ),
             verify=to_verify(ref.sample_ids, ref.epoch, self._settings.verify),
             missing=list(range(len(ref))),
         )

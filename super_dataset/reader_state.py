@@ -12,10 +12,13 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from super_dataset.bad_samples import BadSampleLog
 from super_dataset.buffer import Reply
 from super_dataset.link import open_link
 from super_wire.address import CacheAddress, Credentials
+from super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +65,15 @@ class ReaderState:
         """Remember for the next batch how large records are, and whether they are of one size."""
         came = buffer.record_bytes[buffer.replies == Reply.RECORD]
         if len(came):
-            self.record_bytes = int(came.mean())
-            self.uniform = len(buffer.own) <= len(came) // 2 or bool((came == came[0]).all())
+            usual = int(came[0])
+            alike = bool((came == usual).all())
+            self.record_bytes = usual if alike else int(np.median(came))
+            self.uniform = alike or len(buffer.own) <= len(came) // 2
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """The expected length of a payload, if one is known."""
+        return None if self.record_bytes is None else self.record_bytes - HEADER_BYTES
 
     @property
     def connected(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from super_wire.errors import ConfigError
 from super_wire.ids import ID_BYTES
 from super_wire.label_dtype import label_dtype_of
 
@@ -52,9 +53,16 @@ class BatchRef:
         each is an array.
 
         Raises:
-            ConfigError: ``label_dtype`` is none that labels have.
+            ConfigError: ``label_dtype`` is none that labels have, or there are not as many as samples.
         """
-        return np.frombuffer(self.labels, dtype=label_dtype_of(self.label_dtype))
+        dtype = label_dtype_of(self.label_dtype)
+        if len(self.labels) != len(self) * dtype.itemsize:
+            msg = (
+                f"batch {self.batch_id.hex()} has {len(self)} samples and {len(self.labels)} bytes of "
+                f"labels, which is not {dtype.itemsize} for each: use one version of SUPER on both sides"
+            )
+            raise ConfigError(msg)
+        return np.frombuffer(self.labels, dtype=dtype)
 
     def padding_mask(self) -> NDArray[np.bool_]:
         """Which samples are padding, as an array of shape (samples,)."""

@@ -50,7 +50,7 @@ def label_dtype_text(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> str:
         for name in dtype.names:
             base, inner = dtype[name].base, dtype[name].shape
             fields[name] = _plain_text(base, inner)
-        text = json.dumps(fields, separators=(",", ":"))
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     else:
         text = _plain_text(dtype, shape)
     label_dtype_of(text)

@@ -103,8 +103,10 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
             for key, label, version in zip(columns["key"], columns["label"], versions, strict=True):
                 number += 1
                 yield Row(number, key, label, "" if version is None and "version" in columns else version)
-    except (pa.ArrowException, OSError) as error:
-        raise BadRowError(number, f"no Parquet: {error}") from error
+    except BadRowError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
+        raise BadRowError(number, f"no Parquet that can be read: {error}") from error
 
 
 FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {

@@ -56,3 +56,21 @@ def test_a_record_without_header_leaves_a_zeroed_one():
     buffer.note_record(0, b"", 3)
     assert buffer.record_bytes[0] == 3
     assert not buffer.raw_headers[0].any()
+
+
+def test_a_record_of_an_unexpected_size_makes_no_block():
+    buffer = BatchBuffer(3, expected_bytes=7)
+    put(buffer, 0, SIX)
+    assert buffer.block is None
+    put(buffer, 1, record(np.arange(7, dtype=np.uint8)))
+    assert buffer.item_bytes == 7
+
+
+def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
+    large = record(np.zeros(2**20, dtype=np.uint8))
+    buffer = BatchBuffer(100)
+    put(buffer, 0, large)
+    assert buffer.block is None
+    buffer = BatchBuffer(100, expected_bytes=2**20)
+    put(buffer, 0, large)
+    assert buffer.block is not None

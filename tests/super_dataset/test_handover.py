@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from super_dataset import handover
 from super_dataset.handover import WorkerMemory, send_by_value
 from super_dataset.memory import memory_here
 from super_wire.errors import SuperError
@@ -189,7 +190,7 @@ def test_a_worker_that_is_gone_is_named():
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     resume, go_on = context.Pipe()
-    worker = context.Process(target=give_one, args=(there, go_on))
+    worker = context.Process(target=give_one, args=(there, go_on), daemon=True)
     worker.start()
     message = here.recv_bytes()
     held = pickle.loads(message)
@@ -212,6 +213,105 @@ def test_small_tensors_go_by_value_where_told():
     assert len(bytes(ForkingPickler.dumps(large))) < 2**16
 
 
+def looks_again(held, told, sent):
+    told.recv()  # meanwhile the trainer has dropped its own and read on
+    sent.send(bool((held.numpy() == 0).all()))  # numpy: torch's threads do not survive a fork
+
+
+def test_what_a_fork_holds_is_never_received_into_again():
+    batches = iter(DataLoader(Giver(), sampler=range(40), batch_size=None, num_workers=1, timeout=60))
+    held = next(batches)
+    context = multiprocessing.get_context("fork")
+    told, tell = context.Pipe(duplex=False)
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=looks_again, args=(held, told, sending), daemon=True)
+    child.start()
+    del held
+    assert [int(block[0]) for block in batches] == list(range(1, 40))
+    tell.send(True)
+    assert receiving.poll(60)
+    assert receiving.recv()
+    child.join()
+
+
+def check_what_comes(queue, sending):
+    sending.send(bool((queue.get().numpy() == 0).all()))
+
+
+def test_a_batch_that_is_sent_on_is_copied_so_that_arrays_of_it_stay_right():
+    batches = iter(DataLoader(Giver(), sampler=range(30), batch_size=None, num_workers=1, timeout=60))
+    held = next(batches)
+    array = held.numpy()
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    queue.put(held)  # pickles at once
+    del held
+    assert [int(block[0]) for block in batches] == list(range(1, 30))
+    assert bool((array == 0).all())
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=check_what_comes, args=(queue, sending), daemon=True)
+    child.start()
+    assert receiving.poll(60)
+    assert receiving.recv()
+    child.join()
+
+
+def give_twice(connection, go_on):
+    block = WorkerMemory().take(BLOCK_BYTES)
+    connection.send_bytes(bytes(ForkingPickler.dumps(block)))
+    go_on.recv()
+
+
+def test_a_message_is_received_once():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    resume, go_on = context.Pipe()
+    worker = context.Process(target=give_twice, args=(there, go_on), daemon=True)
+    worker.start()
+    message = here.recv_bytes()
+    held = pickle.loads(message)
+    with pytest.raises(SuperError, match="received twice"):
+        pickle.loads(message)
+    resume.send(True)
+    worker.join()
+    assert len(held) == BLOCK_BYTES
+
+
+def refused(*_, **__):
+    raise PermissionError(13, "denied")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "make"),
+    [
+        (os, "memfd_create", None),  # a Python built without it: a nameless file in /dev/shm
+        (os, "memfd_create", refused),
+        (os, "posix_fallocate", refused),
+        (os, "listdir", refused),  # what another process has open may not be seen
+    ],
+)
+def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, module, name, make):
+    if make is None:
+        monkeypatch.delattr(module, name)
+    else:
+        monkeypatch.setattr(module, name, make)
+    for n, (batch, _) in enumerate(loader_of(bound_dataset(), refs[:5])):
+        assert np.array_equal(pixels(batch), expected(n))
+        assert lies_in_a_block(batch) is False
+
+
+def test_labels_that_want_a_gradient_travel_as_torch_sends_them(refs):
+    for _, labels in loader_of(bound_dataset(transform=wanting_a_gradient), refs[:2]):
+        assert labels.requires_grad
+        assert labels.tolist() == list(range(100, 100 + SIZE))
+
+
+def wanting_a_gradient(batch, labels, info):
+    """A transform."""
+    labels.data = labels.to(torch.float32)
+    return batch, labels.requires_grad_()
+
+
 @pytest.fixture(autouse=True)
 def _torch_s_own_pickler():
     """Undo what a worker does to the pickler of its process, where a test did so in this one."""
@@ -219,3 +319,4 @@ def _torch_s_own_pickler():
     from torch.multiprocessing.reductions import init_reductions
 
     init_reductions()
+    handover._registered_in = 0
