@@ -33,6 +33,7 @@ __all__ = ["CacheNodes", "Command", "Master"]
 Command: TypeAlias = "tuple[Any, ...]"
 
 _TIMEOUT_S = 10.0
+_SLOTS_TIMEOUT_S = 2.0
 _MAX_ROUNDS = 6
 _UNKNOWN_HOST = "127.0.0.1"  # of a node on a unix socket, where a slot map gives none
 _LOGIN_ERRORS = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
@@ -200,6 +201,7 @@ class CacheNodes:
                 "ssl_certfile": given.cert_file or None,
                 "ssl_keyfile": given.key_file or None,
                 "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+                "ssl_check_hostname": True,  # redis-py's own default before 6.0 is not to
             }
         return redis.asyncio.Redis(
             **options,
@@ -282,6 +284,9 @@ class CacheNodes:
             self._out_of_date = self._slots is not None
             self._silent.add(to.node)
             raise
+        except asyncio.CancelledError:  # somebody's patience was spent, perhaps with this node
+            self._silent.add(to.node)
+            raise
         return replies[1::2] if to.asking else replies
 
     async def _learn_slots(self) -> None:
@@ -294,9 +299,11 @@ class CacheNodes:
         reason: CacheError | None = None
         for node in sorted({*known, self._first}, key=lambda node: (node in self._silent, node)):
             try:
+                # A node that hangs must not keep the others from telling: the lock on them runs out.
                 with self.errors(node):
-                    client: Any = self._client_of(node)
-                    reply = await client.execute_command("CLUSTER", "SLOTS")
+                    async with asyncio.timeout(_SLOTS_TIMEOUT_S):
+                        client: Any = self._client_of(node)
+                        reply = await client.execute_command("CLUSTER", "SLOTS")
                 self._slots = parse_slots(reply, node)
             except CacheError as error:
                 self._silent.add(node)

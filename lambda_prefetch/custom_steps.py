@@ -7,7 +7,8 @@ function or ``__version__`` of the module: else one sample id could stand for th
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
 gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
-not write to it. It returns an array that a record can hold.
+not write to it. It returns an array that a record can hold. A function with several cores calls it in several
+threads at once.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CustomStep:
             raise self._wrong_result(type(made).__name__)
         if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
             raise self._wrong_result(f"{made.dtype} of shape {made.shape}")
-        return made
+        return made.copy()  # it waits to be stored, and the step may use its memory again
 
     def _wrong_result(self, found: str) -> SampleFailedError:
         why = (

@@ -186,7 +186,9 @@ class Fetchers:
             if arrived.failure is None:
                 self._read(arrived, pending)
         except SampleFailedError as failure:
-            arrived.failure = failure
+            # Without the frames that it passed, which hold what was received and would outlive its room.
+            failure.__cause__ = failure.__context__ = None
+            arrived.failure = failure.with_traceback(None)
         except BudgetClosedError:
             raise
         except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation

@@ -8,12 +8,14 @@ the invocation; connections stay for the next one.
 
 The memory used beside the interpreter's own is at most
 
-    max(fetch_bytes, largest object) + max(push_bytes, largest record) + decoders x 12 bytes x pixels
+    max(fetch_bytes, largest object) + max(push_bytes, largest record)
+        + decoders x (largest object + 16 bytes x pixels)
 
 where ``pixels`` are those of the largest image; the settings and the request's limits bound each term. A
-decoder may hold an image, what a step makes of it, and a third one in between, at 4 bytes a pixel; the record
-that it waits to hand over is smaller. Custom steps come on top, with what they allocate, and what the system
-keeps of answers that wait to be read: the first window of each connection.
+decoder may hold the object once more, an image, what a step makes of it, and others in between, at 4 bytes a
+pixel (WebP's decoder keeps two); the record that it waits to hand over is smaller. Custom steps come on top,
+with what they allocate, and what the system keeps of answers that wait to be read: the first window of each
+connection.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ MAX_RECORD_BYTES = 512 * 2**20
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
 
+_STORED = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 _NO_PAYLOAD = memoryview(b"")
 
 
@@ -94,6 +97,11 @@ def produce(
         Fetchers(request, source, settings, pusher, expires_at) as fetchers,
     ):
         _Decoders(request, program, fetchers, pusher, ledger, expires_at).run(count)
+    answered = {pushed.index for pushed in pusher.results}
+    for index, outcome in enumerate(ledger.outcomes):
+        if outcome in _STORED and index not in answered:  # never cached without the cache's word
+            ledger.outcomes[index] = Outcome.CACHE_ERROR
+            ledger.explain(index, "it was not stored")
     for pushed in pusher.results:
         ledger.push_us[pushed.index] = pushed.push_us
         if pushed.refusal:

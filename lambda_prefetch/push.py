@@ -156,7 +156,11 @@ class Pusher:
         if self._cache is None:
             self._cache = _take(self._url, self._settings)
         try:
-            return self._cache.store(commands)
+            refusals = self._cache.store(commands)
+            demoted = any(refusal.startswith("READONLY") for refusal in refusals)
+            if not (demoted and self._may_reconnect):  # a replica by now: another server has the name
+                return refusals
+            self._disconnect()
         except CacheError:
             self._disconnect()
             if not self._may_reconnect:

@@ -73,10 +73,14 @@ class S3Connection:
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
-            # The system's own time limits: Python's cost a poll() before each operation.
-            self._socket.settimeout(None)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+            if tls is None:
+                # The system's own time limits: Python's cost a poll() before each operation.
+                self._socket.settimeout(None)
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+            else:
+                # A blocking TLS socket asks again, for ever, when the system's limit ends a receive.
+                self._socket.settimeout(READ_TIMEOUT_S)
             # The system waits for the rest of a body, in one call; TLS has no such wait.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
         except BaseException:

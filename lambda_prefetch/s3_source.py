@@ -87,12 +87,14 @@ class S3Source:
         try:
             return lean.finish(asked or lean.begin(key, etag), limit_bytes=limit_bytes, reserve=reserve_once)
         except LeanFailedError as failure:
-            data = self._through_boto3(key, etag, limit_bytes, reserve_once)
-            if not failure.passing:
-                # boto3 was not refused: a redirect to another region, another way of signing, ...
-                self._lean = None
-                give_up(self._bucket, self._endpoint_url)
-            return data
+            passing = failure.passing
+        # Out of the handler, so that what was received of the body is gone before it comes again.
+        data = self._through_boto3(key, etag, limit_bytes, reserve_once)
+        if not passing:
+            # boto3 was not refused: a redirect to another region, another way of signing, ...
+            self._lean = None
+            give_up(self._bucket, self._endpoint_url)
+        return data
 
     def _through_boto3(self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
         client = Boto3Client(self._bucket, self._endpoint_url)

@@ -129,6 +129,7 @@ class ClusterLink:
         for node in sorted(asked, key=lambda node: node not in self._open):
             offsets = asked[node]
             try:
+                left_s = min(left_s, wanted.deadline_s - wanted.clock())
                 connection = self._connection(node, left_s)
                 connection.limit_wait(left_s)
                 theirs = asking.intersection(offsets)

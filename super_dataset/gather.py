@@ -80,7 +80,7 @@ class Share:
         self._wanted = wanted
         self._part = part
         self._asking = asking
-        self._scatter = ReplyScatter(wanted.buffer, offsets, skip=connection.owed, asking=bool(asking))
+        self._scatter = ReplyScatter(wanted.buffer, offsets, skip=connection.owed, asking=asking)
         self._sent = 0
 
     @property

@@ -23,7 +23,7 @@ from super_wire.record import HEADER_BYTES
 from super_wire.resp import CRLF, MAX_LINE_BYTES, MalformedReplyError, parse_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from super_dataset.buffer import BatchBuffer
 
@@ -43,7 +43,7 @@ class ReplyScatter:
     """
 
     def __init__(
-        self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: bool = False
+        self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: Collection[int] = ()
     ) -> None:
         self.skipped_errors: list[str] = []
         """What those of the skipped replies said that were errors."""
@@ -51,6 +51,7 @@ class ReplyScatter:
         self._offsets = offsets
         self._skip = skip
         self._asking = asking
+        self._asked_leave: str | None = None  # the answer to the current ASKING; None before it came
         self._asked = 0
         self._done = 0  # replies to our own requests that were read to their end
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -71,7 +72,7 @@ class ReplyScatter:
     @property
     def finished(self) -> bool:
         """Whether all requests and skipped replies have been answered."""
-        return self._done == len(self._offsets) and not self._skip
+        return self._done == len(self._offsets) and not self._skip and not self._line
 
     def asked(self, count: int) -> None:
         """``count`` more requests have been sent."""
@@ -184,13 +185,19 @@ class ReplyScatter:
             return 0
         kind, length, text = parse_line(data[at:end])
         body = end + len(CRLF)
+        if not self._skip and self._asked_leave is None and self._offsets[self._done] in self._asking:
+            if kind not in ("simple", "error"):
+                msg = f"ASKING was answered by {data[at:end][:40]!r}"
+                raise ProtocolDoubtError(msg)
+            self._asked_leave = text if kind == "error" else ""  # the GET's own answer follows either way
+            return body - at
         if kind == "bulk":
             return self._begin_bulk(data, body, length) and body - at + self._header_bytes(length)
         if self._skip:
             self._skip -= 1
             if kind == "error":
                 self.skipped_errors.append(text)
-        elif kind != "simple" or not self._asking:
+        else:
             self._note(kind, text)
         return body - at
 
@@ -200,11 +207,12 @@ class ReplyScatter:
         if kind == "nil":
             self._buffer.note_nil(offset)
         elif kind == "error":
-            self._buffer.note_error(offset, text)
+            self._buffer.note_error(offset, self._asked_leave or text)
         else:
             msg = f"a GET was answered by {text[:40]!r}"
             raise ProtocolDoubtError(msg)
         self._done += 1
+        self._asked_leave = None
 
     def _header_bytes(self, length: int) -> int:
         return HEADER_BYTES if self._current is not None and length >= HEADER_BYTES else 0
@@ -232,6 +240,7 @@ class ReplyScatter:
             return
         self._buffer.note_record(self._offsets[self._done], *self._current)
         self._done += 1
+        self._asked_leave = None
 
 
 def _pushed(data: bytes, at: int) -> int:

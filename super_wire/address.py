@@ -23,6 +23,10 @@ __all__ = ["CACHE_FORMS", "CacheAddress", "Credentials"]
 
 CACHE_FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
+_CREDENTIALS_IN_ADDRESS = (
+    "the cache's address holds credentials; leave them out and set SUPER_CACHE_USERNAME and "
+    "SUPER_CACHE_PASSWORD"
+)
 _DEFAULT_PORT = 6379
 _MAX_SOCKET_PATH = 107  # bytes that fit into the kernel's sockaddr_un
 _MAX_DB = 2**31
@@ -48,6 +52,8 @@ class CacheAddress:
     @classmethod
     def parse(cls, text: str) -> CacheAddress:
         """Read an address; ``ConfigError`` names what is wrong with it."""
+        if "@" in text and not text.startswith("unix:"):  # before anything that could repeat it
+            raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -56,11 +62,7 @@ class CacheAddress:
             raise ConfigError(msg) from error
         options = parse_qs(parts.query, keep_blank_values=True)
         if parts.username or parts.password or options.keys() & _CREDENTIAL_OPTIONS:
-            msg = (
-                f"the cache address of {parts.hostname or 'the cache'} holds credentials; leave them out "
-                "and set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
-            )
-            raise ConfigError(msg)
+            raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
             msg = f"a cache address is {CACHE_FORMS}; not {text!r}"
             raise ConfigError(msg)

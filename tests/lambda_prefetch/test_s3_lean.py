@@ -7,6 +7,8 @@ import datetime as dt
 import hashlib
 import ipaddress
 import socket
+import ssl
+import struct
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lambda_prefetch import s3_connection
 from lambda_prefetch.failures import SampleFailedError
 from lambda_prefetch.s3_lean import LeanFailedError, lean_client
 from lambda_prefetch.s3_source import S3Source
@@ -245,3 +248,34 @@ def test_tls_trusts_whom_botocore_trusts(tmp_path, certificate, monkeypatch):
                 client.finish(client.begin("one.jpg", etag), limit_bytes=LIMIT, reserve=lambda _: None)
                 == body
             )
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("answer", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: "a"\r\n\r\nabc'])
+def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificate, monkeypatch, tls, answer):
+    """Also over TLS, where the system's limit alone would make OpenSSL ask again and again."""
+    monkeypatch.setattr(s3_connection, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(s3_connection, "_TIMEVAL", struct.pack("ll", 0, 200_000))
+    listening = socket.create_server(("127.0.0.1", 0))
+    kept = []
+
+    def serve():
+        accepted, _ = listening.accept()
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            accepted = context.wrap_socket(accepted, server_side=True)
+        kept.append(accepted)
+        accepted.recv(4096)
+        accepted.sendall(answer)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    context = ssl.create_default_context(cafile=certificate[0]) if tls else None
+    connection = s3_connection.S3Connection("127.0.0.1", listening.getsockname()[1], context)
+    connection.send(b"GET / HTTP/1.1\r\n\r\n")
+    server.join()
+    with pytest.raises(OSError, match=r"timed out|temporarily unavailable"):
+        connection.body(connection.head())
+    for each in (connection, listening, *kept):
+        each.close()

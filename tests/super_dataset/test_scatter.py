@@ -116,7 +116,7 @@ def test_what_stands_between_replies_is_let_pass(asked, skip, cuts):
     """Push messages anywhere, and the answers to ASKING."""
     buffer = BatchBuffer(len(asked))
     offsets = list(range(len(asked)))
-    asking = any(redirected for _, _, redirected in asked)
+    asking = [at for at, (_, _, redirected) in enumerate(asked) if redirected]
     scatter = ReplyScatter(buffer, offsets, skip=len(skip), asking=asking)
     scatter.asked(len(asked))
     parts = [PUSHED + reply for reply in skip]
@@ -127,6 +127,31 @@ def test_what_stands_between_replies_is_let_pass(asked, skip, cuts):
     assert scatter.skipped_errors == [reply[1:-2].decode() for reply in skip if reply[:1] == b"-"]
     for offset, (kind, _, _) in enumerate(asked):
         check(buffer, offset, kind)
+
+
+def test_an_error_in_answer_to_asking_shifts_nothing():
+    """The GET is answered all the same; were the error taken for its answer, others would get its record."""
+    buffer = BatchBuffer(3)
+    scatter = ReplyScatter(buffer, [0, 1, 2], asking={0, 1})
+    scatter.asked(3)
+    first = b"-LOADING not yet\r\n" + reply_of("equal", 0)
+    feed(scatter, first, [1000])
+    assert not scatter.finished
+    feed(scatter, b"-LOADING not yet\r\n-MOVED 1 h:1\r\n" + b"$-1\r\n", [7])
+    assert scatter.finished
+    check(buffer, 0, "equal")
+    assert buffer.errors == {1: "LOADING not yet"}
+    assert buffer.replies[2] == Reply.NIL
+
+
+def test_a_push_that_is_cut_off_is_waited_for():
+    buffer = BatchBuffer(1)
+    scatter = ReplyScatter(buffer, [0])
+    scatter.asked(1)
+    feed(scatter, b"$-1\r\n>2\r\n", [1000])
+    assert not scatter.finished
+    feed(scatter, b"$1\r\na\r\n:5\r\n", [1000])
+    assert scatter.finished
 
 
 @given(data=st.data(), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
