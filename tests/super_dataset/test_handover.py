@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from super_dataset import handover
+from super_dataset.blocks import files_can_be_opened
 from super_dataset.handover import WorkerMemory, send_by_value
 from super_dataset.memory import memory_here
 from super_wire.errors import SuperError
@@ -287,7 +288,7 @@ def refused(*_, **__):
         (os, "memfd_create", None),  # a Python built without it: a nameless file in /dev/shm
         (os, "memfd_create", refused),
         (os, "posix_fallocate", refused),
-        (os, "listdir", refused),  # what another process has open may not be seen
+        (handover, "files_can_be_opened", lambda: False),
     ],
 )
 def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, module, name, make):
@@ -298,6 +299,14 @@ def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, m
     for n, (batch, _) in enumerate(loader_of(bound_dataset(), refs[:5])):
         assert np.array_equal(pixels(batch), expected(n))
         assert lies_in_a_block(batch) is False
+
+
+def test_a_system_where_open_files_of_others_may_not_be_seen_is_known(monkeypatch):
+    assert files_can_be_opened()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        usable = files_can_be_opened()
+    assert not usable
 
 
 def test_labels_that_want_a_gradient_travel_as_torch_sends_them(refs):
