@@ -133,6 +133,7 @@ def test_a_node_that_was_restarted_is_met_again_at_once(valkey_cluster, nodes):
     assert keys_at(valkey_cluster, 2)
 
 
+@pytest.mark.slow
 def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes, monkeypatch):
     nodes.store(records(range(100)))
     for module in (cache_connection, cache_nodes):
