@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.cache import Cache, LockHeldError
+from coordinator.cache_nodes import CacheNodes
 from super_wire.address import Credentials
 from super_wire.cluster import SLOTS, key_slot
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
@@ -276,6 +277,12 @@ def test_a_node_beyond_loopback_needs_tls():
             on(server, lambda cache: cache.info())
     finally:
         server.close()
+
+
+def test_host_names_are_checked_whatever_redis_py_does_by_itself(certificates):
+    nodes = CacheNodes("rediss://127.0.0.1:1", Credentials(ca_file=certificates.ca_file))
+    (client,) = nodes._clients.values()
+    assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True
 
 
 @pytest.fixture
