@@ -97,6 +97,7 @@ class AnswersAlone:
     """
 
     name = "none"
+    remote = False
     golden = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
 

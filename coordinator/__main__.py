@@ -62,6 +62,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--owner", help="a restarted coordinator of the same owner takes the cache's lock over at once"
     )
+    parser.add_argument(
+        "--insecure",
+        action="store_const",
+        const=True,
+        help="allow what is not on this machine without TLS and a token",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of this server's certificate chain")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="PEM file: clients must show a certificate of this authority"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="tokens, one in each line, of which clients must know one"
+    )
+    parser.add_argument(
+        "--health-listen", help="another address, on this machine, for the health service alone"
+    )
+    parser.add_argument("--file-roots", help="directories that file:// sources must lie in (any)")
+    parser.add_argument(
+        "--lambda-function", help="name, ARN or alias of the deployed function (super-prefetch)"
+    )
+    parser.add_argument("--lambda-region", help="its AWS region, if it is not the environment's")
+    parser.add_argument("--lambda-endpoint-url", help="where Lambda's API is, if it is not AWS")
+    parser.add_argument("--lambda-invocation", help="RequestResponse (default) or Event")
+    parser.add_argument("--lambda-concurrency", type=int, help="invocations at once, at most (100)")
+    parser.add_argument("--lambda-warm", type=int, help="functions to start before the first batch (8)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (INFO)")
     parser.add_argument(
         "--exit-with-stdin", action="store_const", const=True, help="end when stdin is closed"

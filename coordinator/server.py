@@ -22,7 +22,7 @@ from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
-from coordinator.executors import LocalExecutor
+from coordinator.executors.making import make_executor
 from coordinator.listening import listen
 from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
@@ -106,7 +106,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     cache = Cache(settings.cache, owner=settings.owner)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
-    executor = LocalExecutor(workers=settings.workers, function=settings.function)
+    executor = make_executor(settings)
     stack.push_async_callback(executor.close)
     info = await _warm_and_take_over(executor, cache)
     await agree_on_golden(cache, executor.golden)

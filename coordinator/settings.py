@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ __all__ = ["Settings", "load_settings", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _EXECUTORS = ("local",)
+_INVOCATIONS = ("RequestResponse", "Event")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _RANGES = {
     "workers": (1, 4096),
@@ -33,6 +34,8 @@ _RANGES = {
     "lookahead_batches": (1, 2**20),
     "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
     "function_memory_mb": (128, 10_240),
+    "lambda_concurrency": (1, 10_000),
+    "lambda_warm": (0, 1000),
 }
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -60,6 +63,17 @@ class Settings:
     ``rediss://host:port[/db]`` or ``unix:///path``, any node's of a cluster; ``cache_bytes`` of 0 means what
     maxmemory leaves after headroom; ``owner`` lets a restarted coordinator take over its predecessor's lock
     at once; ``function`` is what local workers import and run, ``module:attribute``.
+
+    ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are each the path of a PEM file or the PEM text itself;
+    clients must show a certificate of ``tls_client_ca``'s where it is set. ``token`` is what clients must
+    know, several separated by commas; ``token_file`` has one in each line. ``insecure`` allows what is not on
+    this machine without TLS and a token. ``health_listen`` is another address, on this machine, where health
+    alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources must lie
+    in; none means any.
+
+    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
+    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
+    for others than AWS.
     """
 
     listen: str = "127.0.0.1:50051"
@@ -78,6 +92,20 @@ class Settings:
     max_usd: float = 0.0
     max_usd_per_hour: float = 0.0
     owner: str = ""
+    insecure: bool = False
+    tls_cert: str = ""
+    tls_key: str = field(default="", repr=False)
+    tls_client_ca: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    health_listen: str = ""
+    file_roots: str = ""
+    lambda_function: str = "super-prefetch"
+    lambda_region: str = ""
+    lambda_endpoint_url: str = ""
+    lambda_invocation: str = "RequestResponse"
+    lambda_concurrency: int = 100
+    lambda_warm: int = 8
     exit_with_stdin: bool = False
     log_level: str = "INFO"
 
@@ -86,6 +114,9 @@ class Settings:
         check_cache_address(self.cache)
         if self.executor not in _EXECUTORS:
             msg = f"executor is one of {', '.join(_EXECUTORS)}; not {self.executor!r}"
+            raise ConfigError(msg)
+        if self.lambda_invocation not in _INVOCATIONS:
+            msg = f"lambda_invocation is one of {', '.join(_INVOCATIONS)}; not {self.lambda_invocation!r}"
             raise ConfigError(msg)
         if self.log_level not in _LOG_LEVELS:
             msg = f"log_level is one of {', '.join(_LOG_LEVELS)}; not {self.log_level!r}"

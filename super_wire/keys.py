@@ -13,6 +13,7 @@ from super_wire.ids import ID_BYTES
 __all__ = [
     "GOLDEN_KEY",
     "LOCK_KEY",
+    "OUTCOME_PREFIX",
     "RECORD_PREFIX",
     "REPORT_PREFIX",
     "cache_key",
@@ -25,6 +26,9 @@ RECORD_PREFIX = b"super:r1:"
 
 REPORT_PREFIX = b"super:n1:{reports}:"
 """Prefix of read-report streams; the job id follows."""
+
+OUTCOME_PREFIX = b"super:o1:"
+"""Prefix of the streams of outcomes that functions do not return by call; a coordinator's run id follows."""
 
 LOCK_KEY = b"super:lock"
 """The lock by which one coordinator owns a cache."""

@@ -30,7 +30,7 @@ __all__ = [
     "PrefetchResult",
 ]
 
-REQUEST_VERSION = 1
+REQUEST_VERSION = 2
 MAX_SAMPLES_PER_REQUEST = 4096
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 
@@ -72,7 +72,8 @@ class PrefetchRequest:
 
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
     anew to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
-    been begun by then is not begun.
+    been begun by then is not begun. ``answer_to`` is the stream in the cache where the function puts its
+    result (see :data:`super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited for.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class PrefetchRequest:
     versions: tuple[str, ...]
     ids: tuple[str, ...]
     limits: Limits = field(default_factory=Limits)
+    answer_to: str = ""
 
     def to_json(self) -> str:
         """As JSON text, for any executor."""
@@ -115,6 +117,8 @@ class PrefetchResult:
     Times are microseconds of work per sample: fetching bytes, decoding and transforming, pushing (shared by
     the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache.
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
+    ``duration_us`` is the function's own measure of its time. ``billed_us`` and ``memory_mb`` are what is
+    billed: the time as the executor was told it, the memory as the function was; 0 where nobody says.
     """
 
     request_id: str
@@ -128,6 +132,8 @@ class PrefetchResult:
     record_bytes: tuple[int, ...]
     messages: dict[str, str] = field(default_factory=dict)
     duration_us: int = 0
+    billed_us: int = 0
+    memory_mb: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""

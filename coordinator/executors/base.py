@@ -78,6 +78,10 @@ class Executor(Protocol):
         """What people call it: ``local``, ``lambda``, ``ray``."""
 
     @property
+    def remote(self) -> bool:
+        """Whether its functions run on other machines, which see none of this one's files."""
+
+    @property
     def scaling(self) -> Scaling:
         """How many requests it takes at once."""
 

@@ -50,6 +50,7 @@ class LocalExecutor:
     """
 
     name = "local"
+    remote = False
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class ScriptedExecutor:
     """
 
     name = "scripted"
+    remote = False
     golden = "5c" * 16
 
     def __init__(self, cache: str, capacity: int = 2) -> None:

@@ -273,7 +273,7 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"super_request": 2}, ConfigError),
+        ({"super_request": 1}, ConfigError),
         ({"recipe": "{}"}, RecipeError),
         ({"bucket": "gs://x"}, ConfigError),
         ({"keys": []}, ConfigError),

@@ -38,7 +38,7 @@ def requests(draw):
     limits = draw(st.builds(Limits, COUNT, COUNT))
     bucket, recipe, cache = draw(TEXT), draw(TEXT), draw(TEXT)
     return PrefetchRequest(
-        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits
+        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits, draw(TEXT)
     )
 
 
@@ -48,7 +48,13 @@ def results(draw):
     outcomes, *numbers = draw(columns(outcome, *[COUNT] * 5))
     messages = draw(st.dictionaries(TEXT, TEXT, max_size=3))
     return PrefetchResult(
-        draw(TEXT), draw(TEXT), draw(st.booleans()), outcomes, *numbers, messages, draw(COUNT)
+        draw(TEXT),
+        draw(TEXT),
+        draw(st.booleans()),
+        outcomes,
+        *numbers,
+        messages,
+        *(draw(COUNT) for _ in range(3)),
     )
 
 
@@ -79,15 +85,16 @@ def test_outcomes_as_members_are_outcomes():
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
-        '{"super_request":1,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '{"super_request":2,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
-        '"limits":{"object_bytes":268435456,"image_pixels":178956970}}'
+        '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
-        '{"super_result": 1, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '{"super_result": 2, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
-        '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10}'
+        '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
+        '"billed_us": 0, "memory_mb": 0}'
     )
 
 
@@ -112,7 +119,7 @@ BAD_REQUESTS = {
         {"object_bytes": 1, "image_pixels": "1"},
         {"object_bytes": -1, "image_pixels": 1},
     ],
-    "super_request": [None, 2, "1"],
+    "super_request": [None, 1, "2"],
 }
 
 
@@ -121,7 +128,7 @@ BAD_REQUESTS = {
 )
 def test_bad_requests(name, value):
     mapping = json.loads(REQUEST.to_json()) | {name: value}
-    with pytest.raises(ConfigError, match=f"{name}|version 1|as many versions|lower-case hex"):
+    with pytest.raises(ConfigError, match=f"{name}|version 2|as many versions|lower-case hex"):
         PrefetchRequest.from_mapping(mapping)
 
 
@@ -132,7 +139,7 @@ BAD_RESULTS = {
     "messages": [None, [], {"1": 2}, {"1": None}],
     "cold_start": [0, 1, "true", None],
     "duration_us": [-1, 1.0, None],
-    "super_result": [None, 0, 2],
+    "super_result": [None, 0, 1],
 }
 
 
@@ -140,7 +147,7 @@ BAD_RESULTS = {
     ("name", "value"), [(name, value) for name, values in BAD_RESULTS.items() for value in values]
 )
 def test_bad_results(name, value):
-    with pytest.raises(ConfigError, match=f"{name}|version 1|differ in length|unknown outcomes"):
+    with pytest.raises(ConfigError, match=f"{name}|version 2|differ in length|unknown outcomes"):
         PrefetchResult.from_mapping(RESULT.to_mapping() | {name: value})
 
 
