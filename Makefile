@@ -15,6 +15,9 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
 
+# A process for each core, and the tests of a file in one of them, since they share servers.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -55,8 +58,8 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 test: lint types rules check-proto unit ## all checks and tests but the slow ones
 
 test-full: lint types rules check-proto ## all checks and tests, the slow ones too
-	$(BIN)/python -m pytest -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
-	$(BIN)/python -m pytest -m "not soak" tests/integration
+	$(PYTEST) -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
+	$(PYTEST) -m "not soak" tests/integration
 
 soak: $(STAMP) ## the tests that run for minutes
 	$(BIN)/python -m pytest -m soak
@@ -71,11 +74,11 @@ types: $(STAMP) ## mypy, strict
 rules: $(STAMP) ## import rules, layout, content of the wheel
 	$(BIN)/python -m pytest tests/architecture
 
-# The integration tests have a process of their own: they watch what grpc says at forks, and servers that other tests ran in
-# this process would still have threads there.
+# The integration tests have processes of their own: they watch what grpc says at forks, and servers that other tests ran in
+# a process would still have threads there.
 unit: $(STAMP) ## the tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not soak" --ignore=tests/architecture --ignore=tests/integration
-	$(BIN)/python -m pytest -m "not slow and not soak" tests/integration
+	$(PYTEST) -m "not slow and not soak" --ignore=tests/architecture --ignore=tests/integration
+	$(PYTEST) -m "not slow and not soak" tests/integration
 
 format: $(STAMP) ## let ruff format and mend what it can
 	$(BIN)/ruff format .

@@ -162,7 +162,7 @@ def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, decoders):
     for key in keys:
         (tmp_path / key).write_bytes(large)
     record = side * side * 3 + 64
-    bound = max(budget, len(large)) + max(budget, record) + decoders * 12 * side * side
+    bound = max(budget, len(large)) + max(budget, record) + decoders * (len(large) + 12 * side * side)
     server = Valkey(maxmemory="1gb")
     server.start()
     try:

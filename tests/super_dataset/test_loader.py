@@ -51,7 +51,8 @@ def join(threads) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_stays():
+def _no_thread_stays(valkey):
+    """Seen before the cache is emptied: a batch under way would wait for its samples until its timeout."""
     yield
     gc.collect()
     join(threads_of_loaders())
