@@ -13,6 +13,7 @@ pytest_plugins = [
     "tests.fixtures.valkey",
     "tests.fixtures.valkey_cluster",
     "tests.fixtures.object_store",
+    "tests.fixtures.lambda_service",
     "tests.fixtures.stack",
 ]
 
