@@ -21,6 +21,7 @@ _COMMANDS = {
     "run": "train from a spec and report",
     "coordinator": "run a coordinator",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
+    "doctor": "see whether this machine can train, and reaches coordinator and cache",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
     "bench": "measure SUPER beside other loaders (needs a checkout)",
 }
