@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from lambda_prefetch.cache_connection import CacheRecord
     from super_wire.address import Credentials
-    from super_wire.cluster import SlotMap
+    from super_wire.cluster import Redirection, SlotMap
+    from super_wire.resp import Reply
 
 __all__ = ["CacheNodes"]
 
@@ -30,6 +31,7 @@ _MAX_ROUNDS = 6
 """How often what was redirected, or lost with a connection, is sent again within one exchange."""
 
 _MAP_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 5.0
 _GRACE_S = 2.0  # for nodes that are well, when another one has used the exchange's time up
 _UNKNOWN_HOST = "127.0.0.1"  # of a node on a unix socket, where a slot map gives none
 
@@ -89,6 +91,58 @@ class CacheNodes:
         if self._broken and self._broken.keys() >= set(self._slots.nodes):
             raise CacheUnreachableError("; ".join(self._broken.values()))
         return _Exchange(self, records).run()
+
+    def ask(self, key: bytes, *words: bytes) -> Reply:
+        """The answer to one small command at the node that has ``key``; an error that it answers is returned.
+
+        Redirections are followed. In a cluster a command whose connection breaks is sent once more, so it
+        must be one that may be repeated.
+
+        Raises:
+            CacheUnreachableError: no node that has the key answers.
+            CacheError: the answer is not of the Redis protocol.
+        """
+        if self._slots is None:
+            return self._connections[self._first].ask(*words, timeout_s=_ASK_TIMEOUT_S)
+        redirected: Redirection | None = None
+        why = ""
+        for _ in range(_MAX_ROUNDS):
+            node = redirected.node if redirected else self.node_of(key)
+            asking = redirected is not None and redirected.kind == "ASK"
+            try:
+                reply = self._asked_at(node, key, words, asking=asking)
+            except CacheError as error:
+                why, redirected = str(error), None
+                if node is None or self.why_broken(node):
+                    break
+                self.learn_slots()
+                continue
+            redirected = (
+                parse_redirection(reply.text, node) if isinstance(reply, ErrorReply) and node else None
+            )
+            if redirected is None:
+                return reply
+            why = f"it was sent on to {redirected.node}"
+            if redirected.kind == "MOVED":
+                self.learn_slots(redirected.node)
+        msg = f"the cluster at {self.url} does not take a {words[0].decode()}: {why}"
+        raise CacheUnreachableError(msg)
+
+    def _asked_at(self, node: Node | None, key: bytes, words: tuple[bytes, ...], *, asking: bool) -> Reply:
+        """The answer of one node; a connection that fails is dropped."""
+        if node is None:
+            msg = f"no node of the cluster at {self.url} has slot {key_slot(key)}"
+            raise CacheUnreachableError(msg)
+        if why := self.why_broken(node):
+            raise CacheUnreachableError(why)
+        connection = self.connection(node)
+        try:
+            if asking:
+                connection.ask(b"ASKING", timeout_s=_ASK_TIMEOUT_S)
+            return connection.ask(*words, timeout_s=_ASK_TIMEOUT_S)
+        except CacheError as error:
+            self.drop(node, connection, str(error))
+            raise
 
     def node_of(self, key: bytes) -> Node | None:
         """The node that has a key's slot, as far as is known."""

@@ -1,8 +1,8 @@
 """The function's entry: ``handler(event, context)``, as AWS Lambda and every other executor call it.
 
-An event is a prefetch request as JSON values, answered with a prefetch result; or a warm event
-``{"super_warm": 1, "cache": address or ""}``, which opens clients and tells version and golden digest. How
-samples are made is :mod:`lambda_prefetch.pipeline`'s.
+An event is a prefetch request as JSON values, answered with a prefetch result, and through the cache too
+where the request says so; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients
+and tells version and golden digest. How samples are made is :mod:`lambda_prefetch.pipeline`'s.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import os
 import time
 from typing import Any
 
+from lambda_prefetch.answering import ReplyTo
 from lambda_prefetch.decode import lift_pillows_bound
 from lambda_prefetch.golden import golden_digest
+from lambda_prefetch.kept_caches import warm_connection
 from lambda_prefetch.pipeline import produce
-from lambda_prefetch.push import warm_connection
 from lambda_prefetch.settings import Settings
 from lambda_prefetch.sources import open_source
 from lambda_prefetch.telemetry import telemetry
 from lambda_prefetch.transforms import Program
 from lambda_prefetch.version import function_version
-from super_wire.errors import ConfigError
+from super_wire.errors import CacheError, ConfigError
 from super_wire.ids import sample_ids
 from super_wire.recipe import Recipe
-from super_wire.request import PrefetchRequest, PrefetchResult
+from super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult
 
 __all__ = ["WARM_VERSION", "handler"]
 
@@ -31,6 +32,8 @@ WARM_VERSION = 1
 
 _ANSWER_MARGIN_S = 2.0
 """Kept free before the function's own time limit, to finish what was begun and to answer."""
+
+_MAX_MESSAGE = 2000
 
 _seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
 
@@ -49,7 +52,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.
-        CacheError: a warm event's cache is unreachable, or refuses.
+        CacheError: a warm event's cache is unreachable, or refuses; or it did not take the answer that a
+            request wants to be found there.
     """
     begun_ns = time.perf_counter_ns()
     settings = Settings.from_environment()
@@ -59,7 +63,34 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         lift_pillows_bound()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
-    return _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
+    reply_to = ReplyTo.of_event(event)
+    try:
+        result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
+    except Exception as error:
+        if reply_to is not None:
+            _tell_failure(error, reply_to, context, settings, begun_ns)
+        raise
+    if reply_to is not None:
+        reply_to.send(result, settings)
+    return result.to_mapping()
+
+
+def _tell_failure(
+    error: Exception, reply_to: ReplyTo, context: Any, settings: Settings, begun_ns: int
+) -> None:
+    """Let whoever waits know at once; that he cannot be told must not hide the error itself."""
+    failure = PrefetchFailure(
+        request_id=reply_to.request_id,
+        function_version=function_version(),
+        error=type(error).__name__,
+        message=str(error)[:_MAX_MESSAGE],
+        duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
+        memory_mb=_memory_mb(context),
+    )
+    try:
+        reply_to.send(failure, settings)
+    except CacheError as untold:
+        error.add_note(f"The coordinator could not be told: {untold}")
 
 
 def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dict[str, Any]:
@@ -83,7 +114,7 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
 
 def _prefetch(
     event: dict[str, Any], context: Any, settings: Settings, *, cold_start: bool, begun_ns: int
-) -> dict[str, Any]:
+) -> PrefetchResult:
     request = PrefetchRequest.from_mapping(event)
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
@@ -110,9 +141,16 @@ def _prefetch(
         record_bytes=tuple(ledger.record_bytes),
         messages=ledger.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
+        memory_mb=_memory_mb(context),
     )
     telemetry(settings.log_level).finished(result, context)
-    return result.to_mapping()
+    return result
+
+
+def _memory_mb(context: Any) -> int:
+    """The memory that Lambda says the function has; 0 elsewhere."""
+    told = str(getattr(context, "memory_limit_in_mb", None) or "")
+    return int(told) if told.isdecimal() else 0
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:

@@ -8,7 +8,6 @@ cache it led to; after that the rest of the invocation fails fast, in a cluster 
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -16,21 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from lambda_prefetch.budget import ByteBudget
-from lambda_prefetch.cache_nodes import CacheNodes
+from lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
 from super_wire.errors import CacheError
 
 if TYPE_CHECKING:
+    from lambda_prefetch.cache_nodes import CacheNodes
     from lambda_prefetch.settings import Settings
 
-__all__ = ["Pushed", "Pusher", "close_idle_connections", "warm_connection"]
+__all__ = ["Pushed", "Pusher"]
 
-_MAX_IDLE = 4
 _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
-
-# What is connected is kept for the next invocation, by process and address, the longest unused first.
-_idle: dict[tuple[int, str], CacheNodes] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ class Pusher:
             for record in records:
                 self._budget.release(record.size_bytes)
         if self._cache is not None:
-            _keep(self._cache)
+            keep_cache(self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """What waits, at least one record if there is one to come, and whether more may follow."""
@@ -154,7 +150,7 @@ class Pusher:
             return [self._broken] * len(records)
         commands = [(record.key, record.header, record.payload) for record in records]
         if self._cache is None:
-            self._cache = _take(self._url, self._settings)
+            self._cache = take_cache(self._url, self._settings)
         try:
             refusals = self._cache.store(commands)
             demoted = any(refusal.startswith("READONLY") for refusal in refusals)
@@ -166,49 +162,10 @@ class Pusher:
             if not self._may_reconnect:
                 raise
         self._may_reconnect = False
-        self._cache = _open(self._url, self._settings)
+        self._cache = open_cache(self._url, self._settings)
         return self._cache.store(commands)  # a SET may be repeated: equal ids, equal bytes
 
     def _disconnect(self) -> None:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
-
-
-def warm_connection(cache: str, settings: Settings) -> None:
-    """Open a connection for the first invocation to find.
-
-    Raises:
-        CacheError: the cache is unreachable or refuses the credentials.
-    """
-    _keep(_take(cache, settings))
-
-
-def _take(cache: str, settings: Settings) -> CacheNodes:
-    """What this process has kept of a cache, or a new connection; whoever takes it has it alone."""
-    kept = _idle.pop((os.getpid(), cache), None)
-    if kept is None:
-        return _open(cache, settings)
-    kept.renew()
-    return kept
-
-
-def _open(cache: str, settings: Settings) -> CacheNodes:
-    return CacheNodes(cache, settings.cache_credentials)
-
-
-def _keep(nodes: CacheNodes) -> None:
-    """Put connections where the next invocation finds them: one cache per address, and few addresses."""
-    replaced = _idle.pop((os.getpid(), nodes.url), None)
-    _idle[os.getpid(), nodes.url] = nodes
-    if replaced is None and len(_idle) > _MAX_IDLE:
-        replaced = _idle.pop(next(iter(_idle)))
-    if replaced is not None:
-        replaced.close()
-
-
-def close_idle_connections() -> None:
-    """Close what is kept for the next invocation; it opens its own then."""
-    while _idle:
-        _, nodes = _idle.popitem()
-        nodes.close()

@@ -8,6 +8,9 @@ under the names is :mod:`super_wire.record` and :mod:`super_wire.report`.
 
 from __future__ import annotations
 
+import re
+
+from super_wire.errors import ConfigError
 from super_wire.ids import ID_BYTES
 
 __all__ = [
@@ -18,6 +21,8 @@ __all__ = [
     "REPORT_PREFIX",
     "cache_key",
     "cache_keys",
+    "checked_outcome_stream",
+    "outcome_stream",
     "report_stream",
 ]
 
@@ -36,6 +41,8 @@ LOCK_KEY = b"super:lock"
 GOLDEN_KEY = b"super:golden"
 """Digest of the golden images as the functions that filled this cache decode them."""
 
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
 
 def cache_key(sample_id: bytes) -> bytes:
     """The cache key of one sample: ``super:r1:`` and its id in hex."""
@@ -52,3 +59,21 @@ def cache_keys(ids: bytes) -> list[bytes]:
 def report_stream(job: str) -> bytes:
     """The stream of a job's read reports."""
     return REPORT_PREFIX + job.encode()
+
+
+def outcome_stream(run: str) -> str:
+    """The stream of outcomes that one coordinator's run follows; ``run`` is 32 hex digits of chance."""
+    return OUTCOME_PREFIX.decode() + run
+
+
+def checked_outcome_stream(name: str) -> bytes:
+    """The stream that a request names, which must be one of outcomes and nothing else in the cache.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    prefix = OUTCOME_PREFIX.decode()
+    if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):
+        msg = f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}"
+        raise ConfigError(msg)
+    return name.encode()

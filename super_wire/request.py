@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from super_wire.errors import ConfigError
 from super_wire.ids import ID_BYTES
+from super_wire.keys import checked_outcome_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ __all__ = [
     "REQUEST_VERSION",
     "Limits",
     "Outcome",
+    "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
 ]
@@ -107,6 +109,8 @@ class PrefetchRequest:
         if not all(map(_HEX_ID.fullmatch, request.ids)):
             msg = f"a sample id has {2 * ID_BYTES} lower-case hex digits"
             raise ConfigError(msg)
+        if request.answer_to:
+            checked_outcome_stream(request.answer_to)
         return request
 
 
@@ -165,7 +169,33 @@ class PrefetchResult:
         return result
 
 
-_Message = TypeVar("_Message", PrefetchRequest, PrefetchResult)
+@dataclass(frozen=True, slots=True)
+class PrefetchFailure:
+    """An invocation that failed as a whole, as its function tells it where nobody waits for its answer.
+
+    ``error`` is the type's name and ``message`` its words; ``duration_us`` the function's own measure of its
+    time.
+    """
+
+    request_id: str
+    function_version: str
+    error: str
+    message: str
+    duration_us: int = 0
+    memory_mb: int = 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As a mapping of JSON values."""
+        return {"super_failure": REQUEST_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
+        """From the parsed JSON; ``ConfigError`` names what is wrong."""
+        _check_version(answer, "super_failure", "the coordinator reads failures")
+        return _build(cls, answer, "prefetch failure")
+
+
+_Message = TypeVar("_Message", PrefetchRequest, PrefetchResult, PrefetchFailure)
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from lambda_prefetch.push import Pusher, close_idle_connections, warm_connection
+from lambda_prefetch.kept_caches import close_idle_connections, warm_connection
+from lambda_prefetch.push import Pusher
 from lambda_prefetch.settings import Settings
 from super_wire.errors import CacheUnreachableError
 from tests.lambda_prefetch.prefetching import wait_until

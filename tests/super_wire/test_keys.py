@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from super_wire import keys
-from super_wire.keys import cache_key, cache_keys, report_stream
+from super_wire.errors import ConfigError
+from super_wire.keys import cache_key, cache_keys, checked_outcome_stream, outcome_stream, report_stream
 
 ID = st.binary(min_size=16, max_size=16)
 
@@ -27,6 +28,26 @@ def test_many_are_the_keys_of_each(samples):
 
 def test_streams_and_the_rest():
     assert report_stream("job-1") == b"super:n1:{reports}:job-1"
+    assert checked_outcome_stream(outcome_stream("0a" * 16)) == b"super:o1:" + b"0a" * 16
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "super:lock",
+        "super:o1:",
+        f"super:r1:{'0a' * 16}",
+        f"super:o1:{'0a' * 17}",
+        f"super:o1:{'0A' * 16}",
+        f"super:o1:{'0a' * 16}\n",
+        f"super:o1:{{{'0a' * 15}}}",
+        f"xsuper:o1:{'0a' * 16}",
+    ],
+)
+def test_an_outcome_goes_nowhere_else(name):
+    with pytest.raises(ConfigError, match="answer_to is super:o1: and 32 hex digits"):
+        checked_outcome_stream(name)
 
 
 @pytest.mark.parametrize("name", ["RECORD_PREFIX", "REPORT_PREFIX", "LOCK_KEY", "GOLDEN_KEY"])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from super_wire.errors import ConfigError
+from super_wire.keys import outcome_stream
 from super_wire.request import (
     MAX_SAMPLES_PER_REQUEST,
     REQUEST_VERSION,
@@ -37,8 +38,9 @@ def requests(draw):
     expires_at = draw(st.floats(0, allow_nan=False, allow_infinity=False))
     limits = draw(st.builds(Limits, COUNT, COUNT))
     bucket, recipe, cache = draw(TEXT), draw(TEXT), draw(TEXT)
+    answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
     return PrefetchRequest(
-        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits, draw(TEXT)
+        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits, answer_to
     )
 
 

@@ -1,0 +1,91 @@
+"""Answers that no call carries: the outcome of an invocation, appended to a stream in the cache.
+
+A request that names a stream (``answer_to``) was sent without anybody waiting for its return, so its function
+appends what it would have answered, or why it failed as a whole, once it is done. An append that cannot be
+done is raised: then the platform counts an error, and who waits runs out of patience. One that may have been
+done is done again, since second answers are dropped. What an entry holds is :mod:`super_wire.outcomes`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
+from super_wire.errors import CacheError, ConfigError
+from super_wire.keys import checked_outcome_stream
+from super_wire.outcomes import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
+from super_wire.resp import ErrorReply
+
+if TYPE_CHECKING:
+    from lambda_prefetch.cache_nodes import CacheNodes
+    from lambda_prefetch.settings import Settings
+    from super_wire.outcomes import Answer
+    from super_wire.resp import Reply
+
+__all__ = ["ReplyTo"]
+
+_MAX_TEXT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTo:
+    """Where the answer to a request goes."""
+
+    request_id: str
+    cache: str
+    stream: bytes
+
+    @classmethod
+    def of_event(cls, event: dict[str, Any]) -> Self | None:
+        """Read from an event, which may be faulty otherwise; ``None`` if its answer is returned and no more.
+
+        Raises:
+            ConfigError: it wants an answer through the cache, and does not say where in a way that can be
+                meant.
+        """
+        stream = event.get("answer_to", "")
+        if stream == "":
+            return None
+        request_id, cache = event.get("request_id"), event.get("cache")
+        if not all(isinstance(text, str) for text in (stream, request_id, cache)):
+            msg = "a request with answer_to names request_id, cache and answer_to, each as a text"
+            raise ConfigError(msg)
+        return cls(str(request_id)[:_MAX_TEXT], str(cache), checked_outcome_stream(stream))
+
+    def send(self, answer: Answer, settings: Settings) -> None:
+        """Append an answer to the stream.
+
+        Raises:
+            CacheError: the cache is unreachable or refuses; nobody will learn of the outcome.
+        """
+        packed = pack_outcome(answer)
+        if len(packed) > MAX_OUTCOME_BYTES:
+            msg = f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
+            raise CacheError(msg)
+        maxlen = b"%d" % OUTCOME_STREAM_MAXLEN
+        command = (b"XADD", self.stream, b"MAXLEN", b"~", maxlen, b"*", OUTCOME_FIELD, packed)
+        try:
+            reply = _asked(take_cache(self.cache, settings), self.stream, command)
+        except CacheError:
+            reply = None  # what was kept may be older than the cache it led to
+        if reply is None or (isinstance(reply, ErrorReply) and reply.text.startswith("READONLY")):
+            # Else what answered is a replica by now, and another server has the name.
+            reply = _asked(open_cache(self.cache, settings), self.stream, command)
+        if isinstance(reply, ErrorReply):
+            msg = f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
+            raise CacheError(msg)
+
+
+def _asked(nodes: CacheNodes, key: bytes, command: tuple[bytes, ...]) -> Reply:
+    """A command's answer; the connections are kept if they are good for another one."""
+    try:
+        reply = nodes.ask(key, *command)
+    except BaseException:
+        nodes.close()
+        raise
+    if isinstance(reply, ErrorReply):
+        nodes.close()
+    else:
+        keep_cache(nodes)
+    return reply

@@ -1,0 +1,139 @@
+"""Where a request says so, its outcome is appended to a stream in a real cache, also a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from lambda_prefetch.answering import ReplyTo
+from lambda_prefetch.handler import handler
+from lambda_prefetch.settings import Settings
+from super_wire.cluster import key_slot
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.keys import outcome_stream
+from super_wire.outcomes import read_outcome
+from super_wire.request import Outcome, PrefetchFailure, PrefetchResult
+from tests.fixtures.valkey_cluster import valkey_cluster
+from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
+
+__all__ = ["valkey_cluster"]
+
+STREAM = outcome_stream("5e" * 16)
+SETTINGS = Settings()
+FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "why")
+
+
+class LambdaContext(Context):
+    memory_limit_in_mb = "1769"  # a text, as awslambdaric has it
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "a.png").write_bytes(encode(pixels()))
+    return tmp_path
+
+
+def event_of(root, cache, keys=("a.png",), **changes):
+    request = file_request(root, list(keys), cache)
+    return json.loads(dataclasses.replace(request, answer_to=STREAM).to_json()) | changes
+
+
+def outcomes(valkey):
+    with valkey.client() as client:
+        return [read_outcome(entry) for _, entry in client.xrange(STREAM)]
+
+
+def test_the_outcome_lies_in_the_stream_and_is_returned_too(valkey, root):
+    returned = handler(event_of(root, valkey.unix_url, ["a.png", "none.png"]), LambdaContext())
+    (told,) = outcomes(valkey)
+    assert isinstance(told, PrefetchResult)
+    assert told == PrefetchResult.from_mapping(returned)
+    assert told.outcomes == (Outcome.CACHED, Outcome.MISSING)
+    assert told.memory_mb == 1769
+    assert told.duration_us > 0
+
+
+def test_nothing_is_appended_where_the_answer_is_waited_for(valkey, root):
+    handler(event_of(root, valkey.unix_url, answer_to=""), Context())
+    with valkey.client() as client:
+        assert client.keys("super:o1:*") == []
+
+
+def test_a_request_that_cannot_be_meant_is_answered_and_raised(valkey, root):
+    event = event_of(root, valkey.unix_url, recipe="{}")
+    with pytest.raises(ConfigError) as caught:
+        handler(event, LambdaContext())
+    (told,) = outcomes(valkey)
+    assert isinstance(told, PrefetchFailure)
+    assert (told.request_id, told.memory_mb) == (event["request_id"], 1769)
+    assert told.error == type(caught.value).__name__
+    assert told.message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"answer_to": "super:lock"}, {"answer_to": 5}, {"answer_to": None}, {"cache": 5}, {"request_id": None}],
+)
+def test_an_answer_goes_to_no_other_place(valkey, root, changes):
+    with pytest.raises(ConfigError, match="answer_to"):
+        handler(event_of(root, valkey.unix_url) | changes, Context())
+    with valkey.client() as client:
+        assert client.keys() == []
+
+
+def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root):
+    with valkey.client() as client:
+        client.set(STREAM, "no stream")
+    with pytest.raises(CacheError, match=r"refuses the outcome of request test: WRONGTYPE"):
+        handler(event_of(root, valkey.unix_url), Context())
+
+
+def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
+    with pytest.raises(ConfigError, match="recipe") as caught:
+        handler(event_of(root, f"unix://{tmp_path}/none.sock", recipe="{}"), Context())
+    assert "could not be told: no cache answers" in caught.value.__notes__[0]
+
+
+def test_a_cache_that_was_restarted_is_found_again(valkey):
+    reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
+    reply_to.send(FAILURE, SETTINGS)
+    valkey.restart_empty()
+    reply_to.send(FAILURE, SETTINGS)
+    assert outcomes(valkey) == [FAILURE]
+
+
+def test_a_cache_that_is_gone_is_named(valkey):
+    valkey.kill()
+    with pytest.raises(CacheUnreachableError, match="no cache answers at unix://"):
+        ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
+
+
+def test_a_stream_keeps_its_bound(valkey, monkeypatch):
+    monkeypatch.setattr("lambda_prefetch.answering.OUTCOME_STREAM_MAXLEN", 10)
+    reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
+    for _ in range(500):
+        reply_to.send(FAILURE, SETTINGS)
+    assert len(outcomes(valkey)) < 200  # trimmed by whole nodes of the stream
+
+
+def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
+    slot = key_slot(STREAM.encode())
+    reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
+    reply_to.send(FAILURE, SETTINGS)
+    target = (valkey_cluster.owners[slot] + 1) % 3
+    valkey_cluster.move(slot, target)
+    reply_to.send(FAILURE, SETTINGS)
+    assert len(outcomes(valkey_cluster.nodes[target])) == 2
+
+
+@pytest.mark.slow
+def test_in_a_cluster_a_node_that_was_restarted_is_found_again(valkey_cluster):
+    owner = valkey_cluster.nodes[valkey_cluster.owners[key_slot(STREAM.encode())]]
+    reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
+    reply_to.send(FAILURE, SETTINGS)
+    owner.restart_empty()
+    valkey_cluster.wait_until_ready()
+    reply_to.send(FAILURE, SETTINGS)
+    assert outcomes(owner) == [FAILURE]
