@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto wheel clean
+.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto wheel lambda-zip lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -99,6 +99,13 @@ check-proto: $(PROTO_STAMP) ## see that the gRPC stubs are what the generator ma
 
 wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# Needs pip's index, and nothing else: the wheels of both architectures are downloaded, not built.
+lambda-zip: $(STAMP) ## build the function's package for Lambda into dist/, for arm64 and x86_64
+	$(BIN)/python -m tools.lambda_zip
+
+lock: $(STAMP) ## pin what the function and the containers install, anew
+	$(BIN)/python -m tools.lock_requirements
 
 clean: ## remove what was built, the environments too
 	rm -rf $(VENV) $(PROTO_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
