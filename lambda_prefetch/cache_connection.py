@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from super_wire.address import CacheAddress
     from super_wire.resp import Reply
 
-__all__ = ["EXCHANGE_TIMEOUT_S", "CacheConnection", "CacheRecord"]
+__all__ = ["EXCHANGE_TIMEOUT_S", "CacheConnection", "CacheRecord", "WrongPasswordError"]
 
 CacheRecord: TypeAlias = "tuple[bytes, bytes, memoryview]"
 """Cache key, header and payload."""
@@ -41,6 +41,11 @@ _JOINED_BYTES = 65536  # four TLS records
 _ASKING = encode_command(b"ASKING")
 _RESP3 = 3
 _NO_RESP3 = ("ERR unknown command", "NOPROTO", "NOPERM")
+_WRONG_PASSWORD = ("WRONGPASS", "NOAUTH", "ERR invalid password")  # the last one is Redis 5's
+
+
+class WrongPasswordError(CacheError):
+    """The cache knows no such user and password."""
 
 
 class CacheConnection:
@@ -55,7 +60,8 @@ class CacheConnection:
 
     Raises:
         CacheUnreachableError: nobody answers there.
-        CacheError: the cache refuses, for example the credentials, or we its certificate.
+        WrongPasswordError: the cache refuses the credentials.
+        CacheError: the cache refuses for another reason, or we its certificate.
     """
 
     def __init__(
@@ -218,7 +224,8 @@ class CacheConnection:
         raise CacheError(msg)
 
     def _refused(self, command: bytes, reply: ErrorReply) -> CacheError:
-        return CacheError(f"the cache at {self.address} refuses {command.decode()}: {reply.text}")
+        kind = WrongPasswordError if reply.text.startswith(_WRONG_PASSWORD) else CacheError
+        return kind(f"the cache at {self.address} refuses {command.decode()}: {reply.text}")
 
     def _broke(self, error: OSError) -> CacheUnreachableError:
         return CacheUnreachableError(f"the connection to the cache at {self.address} broke: {_reason(error)}")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.cache_connection import EXCHANGE_TIMEOUT_S, CacheConnection
+from lambda_prefetch.cache_connection import EXCHANGE_TIMEOUT_S, CacheConnection, WrongPasswordError
+from lambda_prefetch.cache_secret import cache_secret
 from super_wire.address import CacheAddress
 from super_wire.cluster import Node, key_slot, parse_redirection, parse_slots
 from super_wire.errors import CacheError, CacheUnreachableError
@@ -42,20 +43,22 @@ class CacheNodes:
     Args:
         url: any node's address, never with credentials.
         credentials: the same for all nodes.
+        secret: the name of the secret that has user and password, if they are not among the credentials.
 
     Raises:
         ConfigError: the address is none, or the certificates cannot be used.
         CacheUnreachableError: nobody answers there.
-        CacheError: the cache refuses, for example the credentials.
+        CacheError: the cache refuses, for example the credentials; or the secret cannot be read.
     """
 
-    def __init__(self, url: str, credentials: Credentials) -> None:
+    def __init__(self, url: str, credentials: Credentials, secret: str = "") -> None:
         self.url = url
         self._address = CacheAddress.parse(url)
-        self._credentials = credentials
+        self._secret = cache_secret(secret) if secret else None
+        self._credentials = self._secret.credentials(credentials) if self._secret else credentials
         self._tls = credentials.tls_context() if self._address.tls else None
         self._first = Node(self._address.host or _UNKNOWN_HOST, self._address.port)
-        connection = CacheConnection(self._address, credentials, self._tls)
+        connection = self._connected(self._address)
         self._connections = {self._first: connection}
         self._broken: dict[Node, str] = {}
         self._reopened: set[Node] = set()
@@ -161,11 +164,22 @@ class CacheNodes:
         if node not in self._connections:
             address = self._address.node(node.host, node.port)
             try:
-                self._connections[node] = CacheConnection(address, self._credentials, self._tls)
+                self._connections[node] = self._connected(address)
             except CacheError as error:
                 self._broken[node] = str(error)
                 raise
         return self._connections[node]
+
+    def _connected(self, address: CacheAddress) -> CacheConnection:
+        """A new connection; where the password comes from a secret, it may have changed since."""
+        try:
+            return CacheConnection(address, self._credentials, self._tls)
+        except WrongPasswordError:
+            renewed = self._secret.renewed(self._credentials) if self._secret else None
+            if renewed is None:
+                raise
+        self._credentials = renewed
+        return CacheConnection(address, renewed, self._tls)
 
     def drop(self, node: Node, connection: CacheConnection, why: str) -> None:
         """Close a connection that failed; the node gets another one, once per invocation."""

@@ -50,7 +50,7 @@ def open_cache(cache: str, settings: Settings) -> CacheNodes:
     Raises:
         CacheError: it cannot be opened.
     """
-    return CacheNodes(cache, settings.cache_credentials)
+    return CacheNodes(cache, settings.cache_credentials, settings.cache_secret)
 
 
 def keep_cache(nodes: CacheNodes) -> None:

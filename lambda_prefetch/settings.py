@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Settings"]
 
 _MIB = 2**20
+_IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,12 @@ class Settings:
     ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
-    larger than that.
+    larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
+    password; without one they are in ``cache_credentials``.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
+    cache_secret: str = ""
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
     s3_endpoint_url: str = ""
@@ -52,8 +55,17 @@ class Settings:
         variables = os.environ if environment is None else environment
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
+        secret = variables.get("SUPER_CACHE_SECRET", "")
+        doubled = [name for name in _IN_CLEAR if secret and variables.get(name)]
+        if doubled:
+            msg = (
+                f"SUPER_CACHE_SECRET and {doubled[0]} are both set: leave out the one that the "
+                "cache's password is not to come from"
+            )
+            raise ConfigError(msg)
         return cls(
             cache_credentials=Credentials.from_environment(variables),
+            cache_secret=secret,
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),

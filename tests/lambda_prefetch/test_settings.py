@@ -69,3 +69,13 @@ def test_what_cannot_be_meant(name, value):
 
 def test_the_password_is_not_shown():
     assert "hunter2" not in repr(Settings(cache_credentials=Credentials(password="hunter2")))
+
+
+def test_a_secret_stands_alone():
+    assert (
+        Settings.from_environment({"SUPER_CACHE_SECRET": "stack/function"}).cache_secret == "stack/function"
+    )
+    for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
+        with pytest.raises(ConfigError, match=f"SUPER_CACHE_SECRET and {name}") as caught:
+            Settings.from_environment({"SUPER_CACHE_SECRET": "stack/function", name: "hunter2"})
+        assert "hunter2" not in str(caught.value)

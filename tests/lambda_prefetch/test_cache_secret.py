@@ -1,0 +1,278 @@
+"""The function gets its cache password out of Secrets Manager, follows its rotation, and says what is wrong.
+
+Secrets Manager is moto's server; the cache is a real one whose ACL user changes its password.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+
+import boto3
+import pytest
+import requests
+
+from lambda_prefetch import cache_secret as module
+from lambda_prefetch.cache_nodes import CacheNodes
+from lambda_prefetch.cache_secret import CacheSecret
+from lambda_prefetch.handler import handler
+from lambda_prefetch.kept_caches import warm_connection
+from lambda_prefetch.push import Pusher
+from lambda_prefetch.settings import Settings
+from super_wire.address import Credentials
+from super_wire.errors import CacheError
+from tests.fixtures.valkey import free_port
+from tests.lambda_prefetch.prefetching import Context
+
+NAME = "stack/function"
+USER = "super-function"
+FIRST, SECOND = "first-password-0123", "second-password-4567"
+HEADER = b"h" * 64
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def manager(moto_url, monkeypatch):
+    """A client of Secrets Manager; the function's own boto3 leads to the same."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL_SECRETS_MANAGER": moto_url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "_secrets", {})
+    client = boto3.session.Session().client("secretsmanager")
+    yield client
+    for secret in client.list_secrets(IncludePlannedDeletion=True)["SecretList"]:
+        client.delete_secret(SecretId=secret["ARN"], ForceDeleteWithoutRecovery=True)
+    client.close()
+
+
+def said(password, username=USER):
+    return json.dumps({"username": username, "password": password})
+
+
+@pytest.fixture
+def secret(manager):
+    """The ARN of a secret with the first password."""
+    return manager.create_secret(Name=NAME, SecretString=said(FIRST))["ARN"]
+
+
+def let_in(valkey, *passwords):
+    """Make the ACL user have these passwords and no others."""
+    with valkey.client() as client:
+        rules = ["on", "resetpass", "resetkeys", "-@all", "%W~super:r1:*", "+set", "+ping", "+cluster|slots"]
+        client.execute_command("ACL", "SETUSER", USER, *rules, *(f">{password}" for password in passwords))
+
+
+def disconnect_everybody(valkey):
+    with valkey.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def push(valkey, settings, name):
+    with Pusher(valkey.unix_url, settings) as pusher:
+        pusher.put(0, b"super:r1:" + name, HEADER, memoryview(b"payload"))
+    return pusher.results[0].refusal
+
+
+@pytest.mark.parametrize("by", ["arn", "name"])
+def test_the_secret_opens_the_cache(valkey, manager, secret, by):
+    let_in(valkey, FIRST)
+    named = secret if by == "arn" else NAME
+    assert push(valkey, Settings(cache_secret=named), b"a") == ""
+    with valkey.client() as client:
+        assert client.get("super:r1:a") == HEADER + b"payload"
+
+
+def test_a_warm_event_asks_for_it(valkey, manager, secret, monkeypatch):
+    monkeypatch.setenv("SUPER_CACHE_SECRET", secret)
+    let_in(valkey, FIRST)
+    assert handler({"super_warm": 1, "cache": valkey.unix_url}, Context())["golden"]
+    assert module._secrets
+
+
+def test_nothing_is_asked_for_a_cache_without_a_secret(valkey, manager):
+    assert push(valkey, Settings(), b"a") == ""
+    assert module._secrets == {}
+
+
+def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, secret):
+    settings = Settings(cache_secret=secret)
+    let_in(valkey, FIRST)
+    assert push(valkey, settings, b"a") == ""
+    let_in(valkey, SECOND)
+    manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
+    assert push(valkey, settings, b"b") == ""  # the open connection stays let in
+    disconnect_everybody(valkey)
+    let_time_pass()
+    assert push(valkey, settings, b"c") == ""
+    with valkey.client() as client:
+        assert client.exists("super:r1:a", "super:r1:b", "super:r1:c") == 3
+
+
+def test_nodes_of_a_cluster_that_are_met_later_get_the_new_password(valkey_cluster, manager, secret):
+    for node in valkey_cluster.nodes:
+        let_in(node, FIRST)
+    nodes = CacheNodes(valkey_cluster.url, Credentials(), secret)  # one node is connected to
+    for node in valkey_cluster.nodes:
+        let_in(node, SECOND)
+    manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
+    let_time_pass()
+    records = [(b"super:r1:%d" % n, HEADER, memoryview(b"x")) for n in range(60)]
+    assert nodes.store(records) == [""] * 60
+    nodes.close()
+
+
+def let_time_pass():
+    """As if nobody had asked Secrets Manager for a while."""
+    for kept in module._secrets.values():
+        kept._asked_at_s -= module._MIN_INTERVAL_S
+
+
+def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, manager, secret):
+    let_in(valkey, SECOND)
+    with pytest.raises(CacheError, match="refuses AUTH: WRONGPASS"):
+        warm_connection(valkey.unix_url, Settings(cache_secret=secret))
+
+
+def test_what_was_said_is_kept_for_some_minutes(manager, secret):
+    clock = Clock()
+    kept = CacheSecret(secret, clock)
+    given = Credentials(ca_file="/ca.pem")
+    assert kept.credentials(given) == Credentials(USER, FIRST, "/ca.pem")
+    manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
+    clock.now += 299
+    assert kept.credentials(given).password == FIRST
+    clock.now += 1
+    assert kept.credentials(given).password == SECOND
+
+
+def test_what_is_known_outlives_a_secrets_manager_that_is_away(manager, secret, moto_url, monkeypatch):
+    clock = Clock()
+    kept = CacheSecret(secret, clock)
+    kept.credentials(Credentials())
+    manager.delete_secret(SecretId=secret, ForceDeleteWithoutRecovery=True)
+    clock.now += 3600
+    assert kept.credentials(Credentials()).password == FIRST
+    clock.now += 3600
+    with pytest.raises(CacheError, match="ResourceNotFoundException"):  # the cache has refused what is known
+        kept.renewed(Credentials(USER, FIRST))
+
+
+def test_secrets_manager_is_not_asked_without_pause(manager, secret):
+    clock = Clock()
+    kept = CacheSecret(NAME + "-later", clock)
+    with pytest.raises(CacheError, match="ResourceNotFound"):
+        kept.credentials(Credentials())
+    manager.create_secret(Name=NAME + "-later", SecretString=said(FIRST))
+    clock.now += 4.9
+    with pytest.raises(CacheError, match="ResourceNotFound"):
+        kept.credentials(Credentials())
+    clock.now += 0.1
+    assert kept.credentials(Credentials()).password == FIRST
+
+
+def test_somebody_elses_newer_answer_is_taken_without_asking(manager, secret):
+    kept = CacheSecret(secret, Clock())
+    kept.credentials(Credentials())
+    assert kept.renewed(Credentials(USER, "older")).password == FIRST
+    assert kept.renewed(Credentials(USER, FIRST)) is None  # it was asked a moment ago
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("hunter2-not-json", "is not a JSON object"),
+        ('["hunter2"]', "is not a JSON object"),
+        ('{"username": "hunter2"}', "has no password"),
+        ('{"password": ""}', "has no password"),
+        ('{"password": ["hunter2"]}', "has no password"),
+    ],
+)
+def test_a_secret_of_another_form_is_named_and_not_told(manager, content, reason):
+    arn = manager.create_secret(Name=NAME, SecretString=content)["ARN"]
+    with pytest.raises(CacheError, match=reason) as caught:
+        CacheSecret(arn).credentials(Credentials())
+    assert arn in str(caught.value)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in repr(vars(caught.value)) + repr(caught.value.__context__)
+
+
+def test_a_secret_in_bytes_is_of_another_form(manager):
+    arn = manager.create_secret(Name=NAME, SecretBinary=said(FIRST).encode())["ARN"]
+    with pytest.raises(CacheError, match="is not a JSON object"):
+        CacheSecret(arn).credentials(Credentials())
+
+
+def test_a_secret_that_does_not_exist_is_named_with_the_remedy(manager):
+    with pytest.raises(CacheError, match="stack/other.*ResourceNotFoundException.*SUPER_CACHE_SECRET"):
+        CacheSecret("stack/other").credentials(Credentials())
+
+
+def test_a_secret_marked_for_deletion(manager, secret):
+    manager.delete_secret(SecretId=secret, RecoveryWindowInDays=7)
+    with pytest.raises(CacheError, match="InvalidRequestException.*restore it"):
+        CacheSecret(secret).credentials(Credentials())
+
+
+@pytest.fixture
+def powerless(manager, moto_url, monkeypatch):
+    """From here on moto checks permissions, and the function's user has none."""
+    iam = boto3.session.Session().client("iam", endpoint_url=moto_url)
+    iam.create_user(UserName="powerless")
+    key = iam.create_access_key(UserName="powerless")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    requests.post(f"{moto_url}/moto-api/reset-auth", data=b"0", timeout=10)
+    yield
+    requests.post(f"{moto_url}/moto-api/reset-auth", data=b"inf", timeout=10)
+    iam.delete_access_key(UserName="powerless", AccessKeyId=key["AccessKeyId"])
+    iam.delete_user(UserName="powerless")
+    iam.close()
+
+
+def test_a_role_without_permission_is_told_which_one(manager, secret, powerless):
+    with pytest.raises(CacheError, match=r"AccessDeniedException.*secretsmanager:GetSecretValue"):
+        CacheSecret(secret).credentials(Credentials())
+
+
+def test_a_network_without_a_way_there_is_told_of_the_endpoint(manager, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(CacheError, match="did not answer.*interface endpoint for secretsmanager"):
+        CacheSecret(NAME).credentials(Credentials())
+
+
+def test_the_region_is_the_arns_own(manager, secret, monkeypatch):
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    assert CacheSecret(secret).credentials(Credentials()).password == FIRST
+    with pytest.raises(CacheError, match="set AWS_REGION"):
+        CacheSecret(NAME).credentials(Credentials())
+
+
+def test_a_function_without_credentials_is_told_of_its_role(manager, secret, monkeypatch):
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    with pytest.raises(CacheError, match="give the function a role"):
+        CacheSecret(secret).credentials(Credentials())
+
+
+def test_what_the_secret_says_is_in_no_repr(manager, secret):
+    kept = CacheSecret(secret)
+    assert FIRST not in repr(kept.credentials(Credentials())) + repr(kept)
+    with pytest.raises(TypeError):
+        pickle.dumps(kept)
