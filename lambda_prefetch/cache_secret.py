@@ -120,9 +120,13 @@ class CacheSecret:
 
     def _refused(self, answer: Mapping[str, Any]) -> CacheError:
         code, text = str(answer.get("Code", "")), str(answer.get("Message", ""))
+        denied = (
+            "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if a key of "
+            "your own encrypts it"
+        )
         remedy = {
-            "AccessDeniedException": "grant the function's role secretsmanager:GetSecretValue on it, and "
-            "kms:Decrypt if a key of your own encrypts it",
+            "AccessDeniedException": denied,
+            "403": denied,  # in words that are not Secrets Manager's own, such as a proxy's
             "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
             "InvalidRequestException": "restore it if it is marked for deletion",
             "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 import traceback
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
 import pytest
@@ -244,8 +246,39 @@ def powerless(manager, moto_url, monkeypatch):
 
 
 def test_a_role_without_permission_is_told_which_one(manager, secret, powerless):
-    with pytest.raises(CacheError, match=r"AccessDeniedException.*secretsmanager:GetSecretValue"):
+    remedy = r"(?s)not authorized.*grant the function's role secretsmanager:GetSecretValue"
+    with pytest.raises(CacheError, match=remedy) as caught:
         CacheSecret(secret).credentials(Credentials())
+    assert secret in str(caught.value)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Refuses in AWS's own form, which moto does not have."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"__type": "AccessDeniedException", "Message": "User: fn is not authorized"}'
+        self.send_response(400)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def test_a_refusal_in_the_services_own_form(manager, monkeypatch):
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{server.server_port}")
+        try:
+            with pytest.raises(CacheError, match="AccessDeniedException: User: fn.*GetSecretValue"):
+                CacheSecret(NAME).credentials(Credentials())
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_network_without_a_way_there_is_told_of_the_endpoint(manager, monkeypatch):
