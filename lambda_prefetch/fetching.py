@@ -67,6 +67,7 @@ class Fetchers:
         self._indices = iter(range(len(request.keys)))
         self._lock = threading.Lock()
         self._stopping = False
+        self._error: Exception | None = None
         self._resting = 0
         self._few = threading.Condition(self._lock)
         count = min(settings.fetch_threads or source.threads, len(request.keys))
@@ -93,7 +94,7 @@ class Fetchers:
     def next(self) -> Arrived | None:
         """The sample that arrives next, fetched or failed; ``None`` once all were taken, or :meth:`stop`.
 
-        Several decoders may ask at once.
+        Several decoders may ask at once. An error that ended a fetching thread, a bug, is raised.
         """
         with self._lock:
             # Whoever took one comes back here; the last to come has seen few, so nobody rests for ever.
@@ -102,14 +103,18 @@ class Fetchers:
             if self._untaken == 0:
                 return None
             self._untaken -= 1
-        return self._arrived.get()  # every sample arrives, exactly once
+        arrived = self._arrived.get()  # every sample arrives, exactly once
+        if arrived is None:
+            self._arrived.put(None)  # for the next decoder
+            if self._error is not None:
+                raise self._error
+        return arrived
 
-    def stop(self, decoders: int) -> None:
-        """Let that many decoders get ``None`` instead of the next sample."""
+    def stop(self) -> None:
+        """Let decoders get ``None`` once what has arrived is taken."""
         with self._lock:
             self._untaken = 0
-        for _ in range(decoders):
-            self._arrived.put(None)
+        self._arrived.put(None)
 
     def release(self, arrived: Arrived) -> None:
         """Give back the room of a sample that was decoded."""
@@ -123,6 +128,9 @@ class Fetchers:
             self._fetch(begun)
         except BudgetClosedError:
             return
+        except Exception as error:  # noqa: BLE001  # else the decoders would wait for what no thread brings
+            self._error = error
+            self._arrived.put(None)
         finally:
             for _, pending in begun.values():
                 pending.close()

@@ -142,7 +142,7 @@ class _Decoders:
                 if not others and self._longest_us >= _WORTH_A_THREAD_US:
                     others = self._start(count - 1)
         except BaseException:
-            self._fetchers.stop(count)
+            self._fetchers.stop()
             raise
         finally:
             for thread in others:

@@ -92,3 +92,19 @@ def test_what_goes_wrong_while_asking_is_told_with_each_object(bucket, valkey, m
     result = run(request_for("s3://data", bucket, valkey.unix_url))
     assert set(result.outcomes) == {"source_error"}
     assert "RuntimeError: credentials were refreshed" in result.messages["0"]
+
+
+@pytest.mark.parametrize("decoders", ["1", "3"])
+def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, valkey, monkeypatch, decoders):
+    class Strange:
+        def fileno(self):
+            raise ValueError("a descriptor of nothing")
+
+        def close(self):
+            """Nothing was opened."""
+
+    monkeypatch.setenv("SUPER_DECODERS", decoders)
+    monkeypatch.setattr("lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
+    monkeypatch.setattr(S3Source, "begin", lambda *_: Strange())
+    with pytest.raises(ValueError, match="a descriptor of nothing"):
+        run(request_for("s3://data", bucket, valkey.unix_url))
