@@ -26,6 +26,7 @@ from coordinator.executors import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
+    PayloadTooLargeError,
     ThrottledError,
 )
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
@@ -58,6 +59,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionCrashedError, FailureKind.CRASHED),
     (FunctionTimedOutError, FailureKind.TIMED_OUT),
     (FunctionRaisedError, FailureKind.RAISED),
+    (PayloadTooLargeError, FailureKind.RAISED),
     (ThrottledError, FailureKind.THROTTLED),
     (ExecutorError, FailureKind.UNAVAILABLE),
     (ConfigError, FailureKind.RAISED),
@@ -74,7 +76,7 @@ class Engine:
         settings: the core's.
         cache: where records are.
         executor: what runs functions.
-        function_memory_mb: memory of a function, to account for GB-seconds.
+        function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class Engine:
             result.fetch_us,
             result.decode_us,
             result.push_us,
-            (result.duration_us,),
+            (result.duration_us, result.billed_us, result.memory_mb),
         )
         if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
             msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
@@ -272,7 +274,9 @@ class Engine:
             push_us=sum(result.push_us),
             messages=messages,
             duration_us=result.duration_us,
-            gb_s=result.duration_us / 1e6 * self._memory_gb,
+            gb_s=(result.billed_us or result.duration_us)
+            / 1e6
+            * (result.memory_mb / 1024 or self._memory_gb),
             source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
             cold_start=result.cold_start,
         )

@@ -7,6 +7,7 @@ and tells version and golden digest. How samples are made is :mod:`lambda_prefet
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any
@@ -20,11 +21,11 @@ from lambda_prefetch.settings import Settings
 from lambda_prefetch.sources import open_source
 from lambda_prefetch.telemetry import telemetry
 from lambda_prefetch.transforms import Program
-from lambda_prefetch.version import function_version
 from super_wire.errors import CacheError, ConfigError
 from super_wire.ids import sample_ids
 from super_wire.recipe import Recipe
 from super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult
+from super_wire.version import installed_version
 
 __all__ = ["WARM_VERSION", "handler"]
 
@@ -35,6 +36,7 @@ _ANSWER_MARGIN_S = 2.0
 
 _MAX_MESSAGE = 2000
 
+_own_golden_digest = functools.cache(golden_digest)
 _seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
 
 
@@ -44,7 +46,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     Args:
         event: a prefetch request (:class:`super_wire.PrefetchRequest`) or a warm event, as JSON values.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``.
+            ``get_remaining_time_in_millis()``, and ``memory_limit_in_mb`` where memory is billed.
 
     Returns:
         A prefetch result (:class:`super_wire.PrefetchResult`), or for a warm event ``super_warm``,
@@ -81,7 +83,7 @@ def _tell_failure(
     """Let whoever waits know at once; that he cannot be told must not hide the error itself."""
     failure = PrefetchFailure(
         request_id=reply_to.request_id,
-        function_version=function_version(),
+        function_version=installed_version(),
         error=type(error).__name__,
         message=str(error)[:_MAX_MESSAGE],
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
@@ -102,11 +104,11 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
         raise ConfigError(msg)
     if event.get("cache"):
         warm_connection(event["cache"], settings)
-    golden = golden_digest()
+    golden = _own_golden_digest()
     telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
-        "function_version": function_version(),
+        "function_version": installed_version(),
         "golden": golden,
         "cold_start": cold_start,
     }
@@ -116,6 +118,7 @@ def _prefetch(
     event: dict[str, Any], context: Any, settings: Settings, *, cold_start: bool, begun_ns: int
 ) -> PrefetchResult:
     request = PrefetchRequest.from_mapping(event)
+    _check_golden(request.golden)
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
     program = Program(
@@ -131,7 +134,7 @@ def _prefetch(
     ledger = produce(request, program, source, settings, expires_at=expires_at)
     result = PrefetchResult(
         request_id=request.request_id,
-        function_version=function_version(),
+        function_version=installed_version(),
         cold_start=cold_start,
         outcomes=tuple(ledger.outcomes),
         fetch_us=tuple(ledger.fetch_us),
@@ -147,10 +150,21 @@ def _prefetch(
     return result
 
 
+def _check_golden(wanted: str) -> None:
+    """Refuse, before any pixel is written, to make others than the functions that began."""
+    if wanted and wanted != _own_golden_digest():
+        msg = (
+            f"this function decodes the golden images to {_own_golden_digest()}, the request wants {wanted}: "
+            "the function was deployed anew while a coordinator ran; deploy the version that it began with, "
+            "or restart the coordinator with an empty cache"
+        )
+        raise ConfigError(msg)
+
+
 def _memory_mb(context: Any) -> int:
-    """The memory that Lambda says the function has; 0 elsewhere."""
-    told = str(getattr(context, "memory_limit_in_mb", None) or "")
-    return int(told) if told.isdecimal() else 0
+    """The function's memory, which AWS's runtime tells as text; 0 where none is billed."""
+    told = getattr(context, "memory_limit_in_mb", None)
+    return int(told) if told is not None and str(told).isdecimal() else 0
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from coordinator.executors.base import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
+    PayloadTooLargeError,
     Scaling,
     ThrottledError,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "FunctionRaisedError",
     "FunctionTimedOutError",
     "LocalExecutor",
+    "PayloadTooLargeError",
     "Scaling",
     "ThrottledError",
 ]

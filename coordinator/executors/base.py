@@ -4,6 +4,7 @@
     ├── FunctionCrashedError     the process or machine that ran the function is gone
     ├── FunctionTimedOutError    the function did not answer within its time limit
     ├── FunctionRaisedError      the function refused the request as a whole, or is broken
+    ├── PayloadTooLargeError     request or result are larger than the executor carries
     └── ThrottledError           no function was free to take the request in time
 
 An invocation that fails says nothing of its samples: some may be in the cache. Failures of single samples are
@@ -26,6 +27,7 @@ __all__ = [
     "FunctionCrashedError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
+    "PayloadTooLargeError",
     "Scaling",
     "ThrottledError",
 ]
@@ -50,6 +52,10 @@ class FunctionTimedOutError(ExecutorError):
 
 class FunctionRaisedError(ExecutorError):
     """The function raised; the message names type and words of its error."""
+
+
+class PayloadTooLargeError(ExecutorError):
+    """The request or its result has more bytes than the executor carries: ask for fewer samples at once."""
 
 
 class ThrottledError(ExecutorError):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_MEGABYTE = 2**20
 _OVERTIME_S = 5.0
 """How much later than the executor a worker that is over its time ends itself: the executor may be gone."""
 
@@ -43,10 +42,10 @@ class LocalContext:
     function_name = "super-prefetch-local"
     function_version = "local"
     invoked_function_arn = "arn:aws:lambda:local:000000000000:function:super-prefetch-local"
+    memory_limit_in_mb = 0  # none of its own: nobody bills it
 
     def __init__(self, invocation: int, timeout_s: float) -> None:
         self.aws_request_id = f"local-{os.getpid()}-{invocation}"
-        self.memory_limit_in_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEGABYTE
         self._deadline = time.monotonic() + timeout_s
 
     def get_remaining_time_in_millis(self) -> int:

@@ -19,6 +19,7 @@ from coordinator.executors import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
+    PayloadTooLargeError,
     ThrottledError,
 )
 from super_wire import coordinator_pb2 as pb
@@ -124,6 +125,7 @@ def test_a_random_recipe_is_asked_for_epoch_by_epoch(run, source):
         (FunctionCrashedError("killed by SIGSEGV"), "the function's process ended: killed by SIGSEGV"),
         (FunctionTimedOutError("after 3 s"), "the function did not answer in time: after 3 s"),
         (FunctionRaisedError("KeyError: x"), "the function raised: KeyError: x"),
+        (PayloadTooLargeError("7 MB"), "the function raised: 7 MB"),
         (ConfigError("another version"), "the function raised: another version"),
     ],
 )

@@ -40,7 +40,18 @@ def requests(draw):
     bucket, recipe, cache = draw(TEXT), draw(TEXT), draw(TEXT)
     answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
     return PrefetchRequest(
-        draw(TEXT), bucket, recipe, draw(COUNT), cache, expires_at, keys, versions, ids, limits, answer_to
+        draw(TEXT),
+        bucket,
+        recipe,
+        draw(COUNT),
+        cache,
+        expires_at,
+        keys,
+        versions,
+        ids,
+        limits,
+        answer_to,
+        draw(TEXT),
     )
 
 
@@ -90,7 +101,8 @@ def test_golden_json():
         '{"super_request":2,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
-        '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":""}'
+        '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
+        '"golden":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 2, "request_id": "r", "function_version": "1", "cold_start": true, '

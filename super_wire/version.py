@@ -1,4 +1,4 @@
-"""Which SUPER this function is; told with every answer, so that a mixed deployment shows."""
+"""Which SUPER this is; functions tell it with every answer, so that a mixed deployment shows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from super_wire.recipe import PIPELINE_VERSION
 
-__all__ = ["function_version"]
+__all__ = ["installed_version"]
 
 
-def function_version() -> str:
+def installed_version() -> str:
     """The installed version of SUPER.
 
     A bundle built without package metadata says ``0+unpackaged`` and the pipeline version, which is what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from lambda_prefetch.version import function_version
+from super_wire.version import installed_version
 
 
 def test_installed(tmp_path, monkeypatch):
@@ -12,12 +12,12 @@ def test_installed(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: superdl\nVersion: 12.34\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert function_version() == "12.34"
+    assert installed_version() == "12.34"
 
 
 def test_not_installed(monkeypatch):
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("lambda_prefetch.version.version", version)
-    assert function_version().startswith("0+unpackaged")
+    monkeypatch.setattr("super_wire.version.version", version)
+    assert installed_version().startswith("0+unpackaged")
