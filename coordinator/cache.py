@@ -1,7 +1,7 @@
 """The coordinator's side of the cache: what it asks, deletes and buries there, and the lock it holds.
 
-Records are written by functions and read by readers; the report streams are read in
-:mod:`coordinator.reports`. Commands raise :class:`~super_wire.errors.CacheError` where a server refuses and
+Records are written by functions and read by readers; streams are followed in :mod:`coordinator.reports` and
+:mod:`coordinator.outcomes`. Commands raise :class:`~super_wire.errors.CacheError` where a server refuses and
 :class:`~super_wire.errors.CacheUnreachableError` where nobody answers. How many servers there are, and which
 one a command is for, is :mod:`coordinator.cache_nodes`'s.
 """
@@ -225,12 +225,28 @@ class Cache:
         self._nodes.check(replies)
         return bytes(replies[0])
 
-    async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> None:
-        """Let streams expire later; what is not there is no error."""
+    async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
+        """Make a stream that expires, by an empty entry; what it holds already stays."""
+        commands: list[Command] = [
+            ("XADD", stream, "*", b"x", b""),
+            ("PEXPIRE", stream, int(expires_in_s * 1000)),
+        ]
+        self._nodes.check(await self._nodes.each([stream, stream], commands))
+
+    async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
+        """Let streams expire later; of each, whether it is there."""
+        found: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
             some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
             commands: list[Command] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
-            self._nodes.check(await self._nodes.each(some, commands))
+            replies = await self._nodes.each(some, commands)
+            self._nodes.check(replies)
+            found += map(bool, replies)
+        return found
+
+    async def delete_entries(self, stream: bytes, numbers: Sequence[bytes]) -> None:
+        """Delete entries of a stream, which stays; what is not there is no error."""
+        await self._nodes.one(stream, "XDEL", stream, *numbers)
 
     async def ring(self, stream: bytes) -> None:
         """Append an empty entry to a stream, so that whoever waits on it looks up."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.cache import Cache
     from coordinator.cache_info import CacheInfo
     from coordinator.engine import Engine
+    from coordinator.outcomes import OutcomeReader
     from coordinator.reports import ReportReader
     from coordinator.sweeping import Sweep
 
@@ -91,6 +92,7 @@ class Upkeep:
         engine: whose core is told.
         reports: rewound when the cache was emptied.
         sweep: of what an earlier coordinator left, once the cache is nearly full.
+        outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
         info: what the server said when it was taken over.
         golden: digest that records in it have to agree with.
     """
@@ -104,10 +106,12 @@ class Upkeep:
         *,
         info: CacheInfo,
         golden: str,
+        outcomes: OutcomeReader | None = None,
     ) -> None:
         self._cache = cache
         self._engine = engine
         self._reports = reports
+        self._outcomes = outcomes
         self._sweep = sweep
         self._clock = asyncio.get_running_loop().time
         self._settled_at_s = self._clock() + _SETTLED_S
@@ -130,6 +134,8 @@ class Upkeep:
                 self._is_new |= await agree_on_golden(self._cache, self._golden)
                 info = await self._cache.info()
                 await self._reports.keep(self._clock())
+                if self._outcomes is not None:
+                    await self._outcomes.keep()
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
@@ -167,6 +173,8 @@ class Upkeep:
             self._engine.post(CacheEvicted())
         else:
             _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            if self._outcomes is not None:
+                self._outcomes.lost()
             self._engine.post(CacheReset())
         self._nodes = nodes
 

@@ -17,6 +17,8 @@ from coordinator.cache import Cache
 from coordinator.core.events import CacheEvicted, CacheReset
 from coordinator.core.settings import CoreSettings
 from coordinator.engine import Engine
+from coordinator.executors import ExecutorError
+from coordinator.outcomes import OutcomeReader
 from coordinator.reports import ReportReader
 from coordinator.sweeping import Sweep
 from coordinator.upkeep import Upkeep
@@ -57,7 +59,9 @@ async def kept_at(address):
     engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, ScriptedExecutor(address))
     reports = ReportReader(cache, engine.post_all)
     try:
-        yield Upkeep(cache, engine, reports, Sweep(cache, list), info=info, golden="aa")
+        yield Upkeep(
+            cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=OutcomeReader(cache)
+        )
     finally:
         await engine.close()
         await cache.close()
@@ -109,6 +113,22 @@ def test_all_of_a_server_that_was_emptied_is_lost(valkey):
     assert told_after(valkey.url, valkey.restart_empty) == {CacheReset}
     assert told_after(valkey.url, lambda: valkey.client().flushall()) == {CacheReset}
     assert told_after(valkey.url, lambda: None) == set()
+
+
+def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
+    async def work():
+        async with kept(valkey) as upkeep:
+            await upkeep.once()
+            outcomes = upkeep._outcomes
+            with outcomes.expecting("r") as outcome:
+                await asyncio.to_thread(valkey.restart_empty)
+                with valkey.client() as client:  # a function that ended meanwhile has made it anew
+                    client.xadd(outcomes.stream, {"r": "{}"})
+                await upkeep.once()
+                with pytest.raises(ExecutorError, match="lost the stream"):
+                    await outcome
+
+    asyncio.run(work())
 
 
 def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
