@@ -1,0 +1,74 @@
+"""The probe says whether a coordinator serves, by sentence and exit code, and asks on this machine only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from coordinator import probe
+from super_wire.errors import ConfigError
+from tests.fixtures.stack import Stack, stack
+from tests.fixtures.valkey import free_port
+
+__all__ = ["stack"]
+
+
+def test_a_coordinator_that_serves_is_healthy_and_one_that_is_gone_is_not(stack: Stack) -> None:
+    command = [sys.executable, "-m", "coordinator.probe"]
+    variables = {**os.environ, "SUPER_LISTEN": stack.address}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"the coordinator at {stack.address} serves\n"
+    stack.kill_coordinator()
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert f"the coordinator at {stack.address} does not serve: unavailable: " in done.stdout
+
+
+def test_one_who_never_answers_is_not_waited_for_long(monkeypatch, capsys):
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert probe.main([f"127.0.0.1:{mute.getsockname()[1]}"]) == 1
+    assert "does not serve: " in capsys.readouterr().out
+
+
+def test_nobody_is_there(capsys):
+    address = f"127.0.0.1:{free_port()}"
+    assert probe.main([address]) == 1
+    assert f"the coordinator at {address} does not serve: unavailable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked"),
+    [
+        ({}, "127.0.0.1:50051"),
+        ({"SUPER_LISTEN": "unix:/run/c.sock"}, "unix:/run/c.sock"),
+        ({"SUPER_LISTEN": "[::1]:7"}, "[::1]:7"),
+        ({"SUPER_LISTEN": "0.0.0.0:50051", "SUPER_HEALTH_LISTEN": "127.0.0.1:50052"}, "127.0.0.1:50052"),
+        ({"SUPER_TLS_CERT": "c.pem", "SUPER_HEALTH_LISTEN": "unix:/run/h.sock"}, "unix:/run/h.sock"),
+    ],
+)
+def test_the_address_is_the_health_services_or_the_coordinators(environment, asked):
+    assert probe.address_to_ask(environment) == asked
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"SUPER_LISTEN": "0.0.0.0:50051"}, "at 0.0.0.0:50051: it is not on loopback"),
+        ({"SUPER_LISTEN": "127.0.0.1:50051", "SUPER_TLS_CERT": "c.pem"}, "it speaks TLS"),
+        ({"SUPER_HEALTH_LISTEN": "127.0.0.1"}, "neither host:port nor unix:/path"),
+    ],
+)
+def test_what_cannot_be_asked_names_the_remedy(environment, why):
+    with pytest.raises(ConfigError, match=f"{why}.*set SUPER_HEALTH_LISTEN"):
+        probe.address_to_ask(environment)
+
+
+def test_a_wrong_address_is_exit_code_2(capsys):
+    assert probe.main(["example.com:50051"]) == 2
+    assert "coordinator.probe: health cannot be asked for at example.com:50051" in capsys.readouterr().err
