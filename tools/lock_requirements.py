@@ -47,10 +47,12 @@ LOCKS = {
         ("awslambdaric", "boto3"), "what Lambda's own runtime has, and an image must bring"
     ),
     "infra/docker/coordinator-requirements.txt": Lock(
-        (*_FUNCTION, "boto3", "grpcio", "grpcio-health-checking", "protobuf", "redis"),
+        # redis needs async-timeout below Python 3.11.3, which Debian 12 has.
+        (*_FUNCTION, "async-timeout", "boto3", "grpcio", "grpcio-health-checking", "protobuf", "redis"),
         "the coordinator, and functions in its local pool",
     ),
     "infra/docker/parquet-requirements.txt": Lock(("pyarrow",), "key lists in Parquet"),
+    "infra/docker/build-requirements.txt": Lock(("hatchling",), "what builds SUPER's own wheel in an image"),
 }
 
 
@@ -75,7 +77,9 @@ def _locked(lock: Lock) -> str:
     targets = [Target(python, machine) for python, machine in product(_PYTHONS, MACHINES.values())]
     pins = {
         name: version
-        for name, (version, _) in _resolve([wanted[name] for name in lock.packages], targets[0]).items()
+        for name, (version, _) in _resolve(
+            [wanted.get(name, name) for name in lock.packages], targets[0]
+        ).items()
     }
     hashes: defaultdict[str, set[str]] = defaultdict(set)
     for target in targets:

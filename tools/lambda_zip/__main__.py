@@ -1,5 +1,5 @@
 """``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` and tells sizes and
-digests.
+digests; with ``--unpacked`` it lays the same files out in a folder, for an image of the function.
 
 Exit codes: 0 built, 1 it cannot be built; the reason is on stderr.
 """
@@ -7,6 +7,7 @@ Exit codes: 0 built, 1 it cannot be built; the reason is on stderr.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 import tempfile
 import zlib
@@ -20,7 +21,7 @@ from tools.lambda_zip.wheels import LAMBDA_PYTHON, MACHINES, BundleError, Target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["build", "main"]
+__all__ = ["build", "main", "unpack"]
 
 REQUIREMENTS = ROOT / "infra" / "function" / "requirements.txt"
 
@@ -31,11 +32,28 @@ def build(path: Path, target: Target, modules: Sequence[Path] = ()) -> str:
     Raises:
         BundleError: it cannot be built, or is too large.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = bundle_files(download(REQUIREMENTS, target, Path(folder)), modules=modules)
+    files = _files(target, modules)
     digest = write_archive(path, files)
     check_sizes(files, path.stat().st_size)
     return digest
+
+
+def unpack(folder: Path, modules: Sequence[Path] = ()) -> None:
+    """Lay the package's files out in ``folder``, for the Python and the machine that run this.
+
+    Raises:
+        BundleError: the wheels cannot be had.
+    """
+    target = Target(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
+    for name, content in _files(target, modules).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _files(target: Target, modules: Sequence[Path]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return bundle_files(download(REQUIREMENTS, target, Path(folder)), modules=modules)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tools.lambda_zip", description="Build the function's package for AWS Lambda."
     )
     parser.add_argument("--arch", action="append", choices=list(MACHINES), help="default: both")
+    parser.add_argument(
+        "--unpacked", type=Path, metavar="FOLDER", help="no zips: the files, for this Python and machine"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the zips (dist)")
     parser.add_argument(
         "--module",
@@ -54,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
+        if arguments.unpacked:
+            unpack(arguments.unpacked, arguments.module)
+            return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"
             digest = build(path, Target(LAMBDA_PYTHON, MACHINES[arch]), arguments.module)

@@ -1,0 +1,45 @@
+# The coordinator, with functions in its local pool where --executor local is used. From the root of a checkout:
+#   docker build -f infra/docker/coordinator.Dockerfile -t super-coordinator .
+# It runs on a read-only file system, as uid 10001, without capabilities; docs/containers.md shows how.
+
+ARG BASE_IMAGE=python:3.13-slim
+
+FROM ${BASE_IMAGE} AS build
+# 1 adds pyarrow (150 MB), for key lists in Parquet.
+ARG PARQUET=0
+# Where pip finds packages, if not in its default index.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: PIP_REQUIRE_HASHES=1
+WORKDIR /build
+# What the image gets, /opt/super, has no pip: that of another environment installs into it.
+RUN python3 -m venv tools && python3 -m venv --without-pip /opt/super
+COPY infra/docker/*-requirements.txt ./
+RUN tools/bin/pip install -r build-requirements.txt \
+    && tools/bin/pip --python /opt/super/bin/python install -r coordinator-requirements.txt
+RUN if [ "${PARQUET}" = 1 ]; then \
+        tools/bin/pip --python /opt/super/bin/python install -r parquet-requirements.txt; \
+    fi
+COPY . source/
+# Without what it depends on: torch is a trainer's.
+RUN unset PIP_REQUIRE_HASHES PIP_ONLY_BINARY \
+    && tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist source/ \
+    && tools/bin/pip --python /opt/super/bin/python install --no-deps dist/*.whl
+
+FROM ${BASE_IMAGE}
+LABEL org.opencontainers.image.title="SUPER coordinator" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 super \
+    && useradd --uid 10001 --gid super --no-create-home --home-dir /nonexistent super \
+    && install --directory --owner super --group super --mode 0700 /run/super
+COPY --from=build /opt/super /opt/super
+ENV PATH=/opt/super/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+WORKDIR /
+USER 10001:10001
+EXPOSE 50051
+# Settings are SUPER_* variables or words of the command. SIGTERM drains, within ten seconds.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
+    CMD ["python", "-P", "-m", "coordinator.probe"]
+ENTRYPOINT ["python", "-P", "-m", "coordinator"]
