@@ -1,6 +1,6 @@
 """Addresses that a coordinator is given: where it listens, and where its cache is; parsed and checked.
 
-Neither leaves this machine without TLS, which a coordinator itself lacks so far. Credentials are no part of
+What an address beyond this machine needs beside it is :mod:`coordinator.trust`'s. Credentials are no part of
 either: see :class:`super_wire.address.Credentials`.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 
-from super_wire.address import CacheAddress
+from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import ConfigError
 from super_wire.loopback import is_loopback
 
-__all__ = ["check_cache_address", "check_listen_address", "socket_path"]
+__all__ = ["check_cache_address", "check_listen_address", "leaves_this_machine", "socket_path"]
 
 _LISTEN_FORMS = "host:port or unix:/path"
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
@@ -29,33 +29,27 @@ def socket_path(listen: str) -> str | None:
     return path.removeprefix("//") if path.startswith("///") else path
 
 
-def check_listen_address(listen: str) -> None:
-    """Raise :class:`ConfigError` unless a coordinator can and may listen there."""
+def check_listen_address(listen: str, setting: str = "listen") -> None:
+    """Raise :class:`ConfigError`, which names ``setting``, unless a server can listen there."""
     path = socket_path(listen)
     if path is not None:
-        _check_socket_path(path, f"listen={listen}")
+        _check_socket_path(path, f"{setting}={listen}")
         return
     match = _HOST_AND_PORT.fullmatch(listen)
     if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
-        msg = f"listen is {_LISTEN_FORMS}; not {listen!r}"
-        raise ConfigError(msg)
-    if not is_loopback(match["v6"] or match["host"]):
-        msg = (
-            f"listen={listen}: beyond loopback a coordinator needs TLS and a token, which it lacks so far: "
-            "listen on 127.0.0.1 or a unix socket, and use an SSH tunnel from elsewhere"
-        )
+        msg = f"{setting} is {_LISTEN_FORMS}; not {listen!r}"
         raise ConfigError(msg)
 
 
-def check_cache_address(cache: str) -> None:
+def leaves_this_machine(listen: str) -> bool:
+    """Whether a server that listens there can be reached from elsewhere."""
+    match = _HOST_AND_PORT.fullmatch(listen)
+    return match is not None and not is_loopback(match["v6"] or match["host"])
+
+
+def check_cache_address(cache: str, *, insecure: bool = False) -> None:
     """Raise :class:`ConfigError` unless a cache can and may be at that address."""
-    address = CacheAddress.parse(cache)
-    if not (address.local or address.tls):
-        msg = (
-            f"cache={cache}: beyond loopback a cache needs TLS: use rediss://, or a cache on this machine, "
-            "or an SSH tunnel to the other"
-        )
-        raise ConfigError(msg)
+    Credentials(insecure=insecure).check_encrypted(CacheAddress.parse(cache))
 
 
 def _check_socket_path(path: str, setting: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,17 +82,21 @@ class Cache:
             credentials; any node's of a cluster.
         owner: whose lock it is; a coordinator that is restarted under the same owner takes its lock over.
         credentials: what the cache lets in; by default those of the environment.
+        insecure: allows plain text beyond this machine, as ``SUPER_INSECURE`` in the environment does.
 
     Raises:
         ConfigError: address, credentials or certificates cannot be used.
     """
 
-    def __init__(self, address: str, *, owner: str, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, address: str, *, owner: str, credentials: Credentials | None = None, insecure: bool = False
+    ) -> None:
         self.address = address
         self._instance = os.urandom(16).hex()
         self._owner = owner or os.urandom(16).hex()
         self._has_held_lock = False
-        self._nodes = CacheNodes(address, credentials or Credentials.from_environment(os.environ))
+        given = credentials or Credentials.from_environment(os.environ)
+        self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
 
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server, or of a cluster's masters together."""

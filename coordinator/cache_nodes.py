@@ -218,12 +218,11 @@ class CacheNodes:
     def _client_of(self, node: Node) -> redis.asyncio.Redis:
         if node not in self._clients:
             address = self._address.node(node.host, node.port)
-            if not (address.tls or address.local):
-                msg = (
-                    f"the cluster at {self.address} has its node {node} beyond loopback, where a cache needs "
-                    "TLS: use rediss://"
-                )
-                raise ConfigError(msg)
+            try:
+                self._credentials.check_encrypted(address)
+            except ConfigError as error:
+                msg = f"the cluster at {self.address} has a node elsewhere: {error}"
+                raise ConfigError(msg) from error
             self._clients[node] = self._client(address)
         return self._clients[node]
 

@@ -1,6 +1,7 @@
-"""Opening the door: a grpc.aio server on a loopback port or a unix socket, with the standard health service.
+"""Opening the door: a grpc.aio server on a port or a unix socket, with the standard health service.
 
-What is answered there is :mod:`coordinator.service`'s.
+What is answered there is :mod:`coordinator.service`'s, who is let in :mod:`coordinator.tls`'s and
+:mod:`coordinator.tokens`'s. A second door may tell of health alone.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # health.aio is the same, and unknown to the type stubs
 
 from coordinator.addresses import socket_path
+from coordinator.tokens import TokenInterceptor
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from coordinator.service import CoordinatorService
+    from coordinator.tls import ServerTls
+    from coordinator.tokens import Tokens
 
-__all__ = ["SERVICE", "listen"]
+__all__ = ["SERVICE", "listen", "listen_for_health"]
 
 SERVICE = "super.v1.Coordinator"
 """The name under which the health service speaks of the coordinator; the empty name says the same."""
@@ -29,11 +33,21 @@ SERVICE = "super.v1.Coordinator"
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
+_HEALTH_REQUEST_BYTES_MAX = 4096
+_HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
 
 
-async def listen(address: str, service: CoordinatorService) -> tuple[grpc.aio.Server, HealthServicer]:
+async def listen(
+    address: str, service: CoordinatorService, *, tls: ServerTls | None = None, tokens: Tokens | None = None
+) -> tuple[grpc.aio.Server, HealthServicer]:
     """Serve on ``address`` from now on, and say so to whoever asks for health.
+
+    Args:
+        address: ``host:port`` or ``unix:/path``.
+        service: what answers.
+        tls: what the port is encrypted with, if it is.
+        tokens: of which a caller must know one, if any.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -44,23 +58,47 @@ async def listen(address: str, service: CoordinatorService) -> tuple[grpc.aio.Se
             ("grpc.max_send_message_length", _REPLY_BYTES_MAX),
             ("grpc.so_reuseport", 0),
         ],
+        interceptors=[TokenInterceptor(tokens)] if tokens is not None else None,
         maximum_concurrent_rpcs=_CALLS_MAX,
     )
     health = HealthServicer()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    path = socket_path(address)
-    try:
-        if path is not None:
-            _clear(Path(path))
-        server.add_insecure_port(address)
-    except (RuntimeError, OSError) as error:
-        msg = f"cannot listen on {address}: {error}; is something else listening there?"
-        raise ConfigError(msg) from error
+    _add_port(server, address, tls)
     for name in ("", SERVICE):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     return server, health
+
+
+async def listen_for_health(address: str, health: HealthServicer) -> grpc.aio.Server:
+    """Tell ``health``, and nothing else, on an address of this machine, in plain text and without a token.
+
+    Raises:
+        ConfigError: the address is taken or cannot be listened on.
+    """
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", _HEALTH_REQUEST_BYTES_MAX), ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    _add_port(server, address, None)
+    await server.start()
+    return server
+
+
+def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> None:
+    path = socket_path(address)
+    try:
+        if path is not None:
+            _clear(Path(path))
+        if tls is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, tls.credentials())
+    except (RuntimeError, OSError) as error:
+        msg = f"cannot listen on {address}: {error}; is something else listening there?"
+        raise ConfigError(msg) from error
 
 
 def _clear(path: Path) -> None:

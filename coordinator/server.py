@@ -23,11 +23,14 @@ from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors.making import make_executor
-from coordinator.listening import listen
+from coordinator.listening import listen, listen_for_health
 from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
 from coordinator.sweeping import Sweep, known_ids
+from coordinator.tls import ServerTls
+from coordinator.tokens import Tokens
+from coordinator.trust import warn_if_insecure
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.errors import CacheError, ConfigError
 
@@ -102,8 +105,13 @@ def _bound_the_end() -> None:
 
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
+    warn_if_insecure(settings)
     prices = load_prices(settings.prices).of(settings.executor)  # what is wrong here is told at once
-    cache = Cache(settings.cache, owner=settings.owner)
+    tls = (
+        ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+    )
+    tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
+    cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
     executor = make_executor(settings)
@@ -130,8 +138,11 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
-    server, health = await listen(settings.listen, service)
+    server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
     stack.push_async_callback(server.stop, _DRAIN_S)
+    if settings.health_listen:
+        probed = await listen_for_health(settings.health_listen, health)
+        stack.push_async_callback(probed.stop, None)
     stack.push_async_callback(health.enter_graceful_shutdown)
     return _Running(engine, upkeep, reports)
 

@@ -1,7 +1,7 @@
 """The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults; frozen,
 checked when made.
 
-Addresses are checked in :mod:`coordinator.addresses`. Credentials are no settings: see
+Addresses, certificates and tokens are checked in :mod:`coordinator.trust`. Credentials are no settings: see
 :class:`super_wire.address.Credentials`.
 """
 
@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.addresses import check_cache_address, check_listen_address
+from coordinator.trust import check_trust
 from super_wire.errors import ConfigError
 from super_wire.request import MAX_SAMPLES_PER_REQUEST
 
@@ -37,6 +37,7 @@ _RANGES = {
     "lambda_concurrency": (1, 10_000),
     "lambda_warm": (0, 1000),
 }
+_SECRETS = ("token", "tls_key")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -110,8 +111,7 @@ class Settings:
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        check_listen_address(self.listen)
-        check_cache_address(self.cache)
+        check_trust(self)
         if self.executor not in _EXECUTORS:
             msg = f"executor is one of {', '.join(_EXECUTORS)}; not {self.executor!r}"
             raise ConfigError(msg)
@@ -201,4 +201,5 @@ def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
 
 
 def _ill_typed(origin: str, kind: str, value: Any) -> ConfigError:
-    return ConfigError(f"the setting {origin} is of type {kind}; not {str(value)[:80]!r}")
+    shown = type(value).__name__ if origin.endswith(_SECRETS) else repr(str(value)[:80])
+    return ConfigError(f"the setting {origin} is of type {kind}; not {shown}")

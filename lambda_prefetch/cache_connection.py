@@ -62,6 +62,7 @@ class CacheConnection:
         CacheUnreachableError: nobody answers there.
         WrongPasswordError: the cache refuses the credentials.
         CacheError: the cache refuses for another reason, or we its certificate.
+        ConfigError: the node is beyond loopback without TLS.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CacheConnection:
         self.address = address
         self._unread = b""
         self._encrypted = address.tls
+        credentials.check_encrypted(address)
         self._socket = _connect(address, credentials, tls)
         try:
             self._greet(credentials)

@@ -15,7 +15,7 @@ from lambda_prefetch.cache_connection import EXCHANGE_TIMEOUT_S, CacheConnection
 from lambda_prefetch.cache_secret import cache_secret
 from super_wire.address import CacheAddress
 from super_wire.cluster import Node, key_slot, parse_redirection, parse_slots
-from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from super_wire.resp import ErrorReply
 
 if TYPE_CHECKING:
@@ -168,6 +168,9 @@ class CacheNodes:
             except CacheError as error:
                 self._broken[node] = str(error)
                 raise
+            except ConfigError as error:  # it is beyond loopback, and the way there is not encrypted
+                self._broken[node] = str(error)
+                raise CacheError(str(error)) from error
         return self._connections[node]
 
     def _connected(self, address: CacheAddress) -> CacheConnection:

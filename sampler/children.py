@@ -23,6 +23,8 @@ from sampler.cache_binary import server_binary
 from super_wire.errors import EmbeddedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sampler.run_directory import RunDirectory
     from sampler.supervisor_settings import SupervisorSettings
 
@@ -30,6 +32,10 @@ __all__ = ["CacheServer", "Child", "CoordinatorProcess"]
 
 _PROBE_TIMEOUT_S = 1.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_NOT_FOR_ITS_SOCKET = frozenset(
+    {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
+    | {"SUPER_HEALTH_LISTEN"}
+)
 
 
 class Child(abc.ABC):
@@ -84,7 +90,9 @@ class Child(abc.ABC):
             process.wait()
         self.ended()
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, command: list[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start ``command``, tied to this process: Linux kills it when this one is killed."""
         parent = os.getpid()
 
@@ -98,6 +106,7 @@ class Child(abc.ABC):
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
+                env=environment,
                 pass_fds=(self._inherited_lock,),
                 process_group=0,
                 preexec_fn=tie,  # noqa: PLW1509  # the supervisor has one thread
@@ -175,7 +184,10 @@ class CoordinatorProcess(Child):
             "--owner": f"supervisor-{self._directory.path.name}",
         }
         arguments = [word for option in options.items() for word in option]
-        self._spawn([*command, *arguments, "--exit-with-stdin"])
+        # Its socket is this user's alone. What guards a coordinator of the same environment that others reach
+        # is not for it.
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
+        self._spawn([*command, *arguments, "--exit-with-stdin"], kept)
 
     def ready(self) -> bool:
         """Whether it accepts connections."""

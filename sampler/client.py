@@ -6,15 +6,19 @@ pause, as often as its :class:`Patience` allows. The connection itself is :mod:`
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sampler.connection import CallCutError, CallFailedError, connection_to
+from sampler.connection import CallCutError, CallFailedError, Connection, connection_to
+from sampler.probing import why_distrusted
+from super_wire.coordinator_credentials import CoordinatorCredentials
 from super_wire.errors import (
     CoordinatorError,
+    CoordinatorTrustError,
     CoordinatorUnreachableError,
     ProtocolMismatchError,
     SuperError,
@@ -89,22 +93,34 @@ class Client:
         explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
             gone, is raised instead of the general one.
         alone: whether the coordinator ends with this process, which so needs no goodbye.
+        credentials: what it is let in with, and what it knows the coordinator by; by default those of the
+            environment.
+
+    Raises:
+        ConfigError: the environment's credentials are none.
     """
 
     def __init__(
-        self, address: str, explain: Callable[[], SuperError | None] = lambda: None, *, alone: bool = False
+        self,
+        address: str,
+        explain: Callable[[], SuperError | None] = lambda: None,
+        *,
+        alone: bool = False,
+        credentials: CoordinatorCredentials | None = None,
     ) -> None:
         self.address = address
         self.alone = alone
         self._explain = explain
+        self._credentials = credentials or CoordinatorCredentials.from_environment(os.environ)
+        self._was_answered = False
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep the channel open between calls."""
-        return connection_to(self.address).hold()
+        return self._connection().hold()
 
     def cut(self) -> None:
         """End all calls under way at once; those that are still wanted are made again."""
-        connection_to(self.address).cut()
+        self._connection().cut()
 
     def call(
         self,
@@ -139,27 +155,46 @@ class Client:
                 break
             deadline_s = min(patience.deadline_s, max(left_s, 0.1)) + wait_s
             try:
-                return connection_to(self.address).call(method, request, deadline_s)
+                answer = self._connection().call(method, request, deadline_s)
             except CallCutError:
                 cuts += 1
                 attempt += cuts > _MAX_CUTS
                 continue
             except CallFailedError as failure:
-                if failure.error_name:
-                    raise error_from_name(failure.error_name, failure.details) from None
-                if failure.code not in _PASSING:
-                    raise self._refusal(failure, method) from failure
                 last = failure
-                if failure.code == "DEADLINE_EXCEEDED":  # the way may be dead without a word: take a new one
-                    self.cut()
-                explained = self._explain()
-                if explained is not None:
-                    raise explained from failure
+                self._raise_if_final(failure, method)
+            else:
+                self._was_answered = True
+                return answer
             attempt += 1
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
-        raise self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+        raise self._distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+
+    def _raise_if_final(self, failure: CallFailedError, method: str) -> None:
+        """Raise what making the call again would not mend."""
+        if failure.error_name:
+            self._was_answered = True
+            raise error_from_name(failure.error_name, failure.details) from None
+        if failure.code not in _PASSING:
+            raise self._refusal(failure, method) from failure
+        if failure.code == "DEADLINE_EXCEEDED":  # the way may be dead without a word: take a new one
+            self.cut()
+        explained = self._explain()
+        if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
+            explained = self._distrust()
+        if explained is not None:
+            raise explained from failure
+
+    def _connection(self) -> Connection:
+        return connection_to(self.address, self._credentials)
+
+    def _distrust(self) -> SuperError | None:
+        """Whether TLS is why nobody answers."""
+        return why_distrusted(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
+        if failure.code == "UNAUTHENTICATED":  # said by something in between
+            return CoordinatorTrustError(f"what answers at {self.address} turns this client away: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(
                 f"this sampler speaks protocol version {PROTOCOL_VERSION}; what answers at {self.address} "

@@ -1,20 +1,27 @@
 """The one connection that a process has to a coordinator: shared, lazily opened, closed around forks.
 
 Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
-channel is open while someone holds it or a call is under way. What is said, and what happens when a call
-fails, is :mod:`sampler.client`'s.
+channel is open while someone holds it or a call is under way. It is encrypted beyond this machine, and each
+call shows the token, if there is one. What is said, and what happens when a call fails, is
+:mod:`sampler.client`'s; why nobody is reached, :mod:`sampler.probing`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sampler.address import host_of
 from sampler.forking import step_aside_at_forks
 from sampler.grpc_threads import GrpcThreads
-from super_wire.protocol import ERROR_METADATA_KEY
+from super_wire.coordinator_credentials import CoordinatorCredentials
+from super_wire.errors import ConfigError
+from super_wire.loopback import is_loopback
+from super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +62,11 @@ class CallFailedError(Exception):
 class Connection:
     """A channel to one address. Thread-safe; made by :func:`connection_to`."""
 
-    def __init__(self, address: str, threads: GrpcThreads) -> None:
+    def __init__(self, address: str, credentials: CoordinatorCredentials, threads: GrpcThreads) -> None:
         self.address = address
+        self._credentials = credentials
+        self._encrypted = credentials.encrypts(host_of(address))
+        self._token = ""
         self._threads = threads
         self._state = threading.Condition()
         self._channel: grpc.Channel | None = None
@@ -64,6 +74,7 @@ class Connection:
         self._era = 0  # channels closed so far
         self._calls = 0
         self._holders = 0
+        self._warned = False
         self._forks = 0  # threads that are about to fork
 
     @contextlib.contextmanager
@@ -88,11 +99,12 @@ class Connection:
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
+            metadata = self._metadata()
+            stub = self._open()
             self._calls += 1
             era = self._era
-            stub = self._open()
         try:
-            answer, failure = _speak(stub, method, request, timeout_s)
+            answer, failure = _speak(stub, method, request, timeout_s, metadata)
         finally:
             stub = None  # before the call counts as ended, so that nothing of grpc is left when all have
             with self._state:
@@ -115,10 +127,46 @@ class Connection:
 
             from super_wire.coordinator_pb2_grpc import CoordinatorStub
 
+            credentials = self._for_grpc() if self._encrypted else None
             self._threads.expect()
-            self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+            if credentials is None:
+                self._warn_if_insecure()
+                self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+            else:
+                named = self._credentials.name
+                options = (("grpc.ssl_target_name_override", named),) if named else ()
+                options = (*_CHANNEL_OPTIONS, *options)
+                self._channel = grpc.secure_channel(self.address, credentials, options=options)
             self._stub = CoordinatorStub(self._channel)
         return self._stub
+
+    def _for_grpc(self) -> grpc.ChannelCredentials:
+        import grpc
+
+        given = self._credentials
+        given.tls_context()  # says what is wrong with a file, where grpc would only not connect
+        files = (given.ca_file or _system_authorities(), given.key_file, given.cert_file)
+        return grpc.ssl_channel_credentials(*(Path(file).read_bytes() if file else None for file in files))
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token, also if its file was changed meanwhile; while that cannot be read, the one before."""
+        try:
+            self._token = self._credentials.current_token()
+        except ConfigError as error:
+            if not self._token:
+                raise
+            _LOG.warning("the token stays as it was: %s", error)
+        return ((TOKEN_METADATA_KEY, f"Bearer {self._token}"),) if self._token else ()
+
+    def _warn_if_insecure(self) -> None:
+        host = host_of(self.address)
+        if host and not is_loopback(host) and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "INSECURE: SUPER_INSECURE=1 lets this process speak to the coordinator at %s in plain text%s",
+                self.address,
+                ", its token included" if self._credentials.current_token() else "",
+            )
 
     def _close(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None
@@ -145,15 +193,26 @@ class Connection:
             self._state.notify_all()
 
 
-def _speak(stub: Any, method: str, request: Any, timeout_s: float) -> tuple[Any, CallFailedError | None]:
+def _system_authorities() -> str:
+    """The file of the authorities that this system trusts, which Python knows and grpc does not; empty where
+    there is none, and grpc's own are taken.
+    """
+    found = ssl.get_default_verify_paths()
+    files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
+    return next((file for file in files if file and Path(file).is_file()), "")
+
+
+def _speak(
+    stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+) -> tuple[Any, CallFailedError | None]:
     """The answer or the failure; neither refers to anything of grpc."""
     import grpc
 
     try:
-        return getattr(stub, method)(request, timeout=timeout_s), None
+        return getattr(stub, method)(request, timeout=timeout_s, metadata=metadata), None
     except grpc.RpcError as error:
-        metadata: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
-        name = next((value for key, value in metadata if key == ERROR_METADATA_KEY), "")
+        trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
+        name = next((value for key, value in trailing if key == ERROR_METADATA_KEY), "")
         return None, CallFailedError(error.code().name, error.details() or "no details", name)
     except ValueError as error:  # "Cannot invoke RPC on closed channel!", "... Channel closed!"
         if "closed" not in str(error):
@@ -177,22 +236,23 @@ _CHANNEL_OPTIONS = (
 
 
 class _Connections:
-    """All connections of this process, by address; steps aside at forks for all of them."""
+    """All connections of this process, by address and credentials; steps aside at forks for all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = GrpcThreads()
-        self._known: dict[str, Connection] = {}
+        self._known: dict[tuple[str, CoordinatorCredentials], Connection] = {}
         self._inherited: list[Connection] = []
         self._hears_of_forks = False
         self._shutdown_wait_s = _SHUTDOWN_WAIT_S
 
-    def to(self, address: str) -> Connection:
+    def to(self, address: str, credentials: CoordinatorCredentials) -> Connection:
         with self._lock:
             if not self._hears_of_forks:
                 step_aside_at_forks(self)
                 self._hears_of_forks = True
-            return self._known.setdefault(address, Connection(address, self._threads))
+            made = Connection(address, credentials, self._threads)
+            return self._known.setdefault((address, credentials), made)
 
     def before_fork(self) -> None:
         """Close all channels, and wait until grpc has gone down.
@@ -226,6 +286,9 @@ class _Connections:
 _CONNECTIONS = _Connections()
 
 
-def connection_to(address: str) -> Connection:
+def connection_to(
+    address: str,
+    credentials: CoordinatorCredentials = CoordinatorCredentials(),  # noqa: B008  # frozen
+) -> Connection:
     """This process's connection to ``address``, opened when it is first used."""
-    return _CONNECTIONS.to(address)
+    return _CONNECTIONS.to(address, credentials)

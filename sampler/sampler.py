@@ -25,6 +25,7 @@ from sampler.pages import Pager
 from sampler.plan_iterator import Cursor, PlanIterator
 from sampler.session import JobSpec, Session
 from super_wire.batch_ref import BatchRef
+from super_wire.coordinator_credentials import CoordinatorCredentials
 from super_wire.errors import ConfigError, CoordinatorError, UsageError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class SuperSampler(Sampler[BatchRef]):
         SourceError: the source is missing, empty, forbidden, or its listing stands still.
         CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: there is no coordinator to speak
             to.
+        CoordinatorTrustError: its certificate is not to be trusted, or it does not know this client's token.
         CacheError: the cache does not answer or refuses.
     """
 
@@ -261,4 +263,5 @@ def _client(coordinator: str | None, run: str, *, alone: bool) -> Client:
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
     embedded = embedded_for(run)
-    return Client(embedded.coordinator, explain=embedded.failure, alone=alone)
+    own = CoordinatorCredentials()  # it is this user's alone, and asks for nothing
+    return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)

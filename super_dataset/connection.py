@@ -59,7 +59,7 @@ class CacheConnection:
     Raises:
         CacheUnreachableError: nobody answered, or not in time.
         CacheError: the cache refused credentials, certificate or database, or its own certificate is refused.
-        ConfigError: the files named for TLS cannot be used.
+        ConfigError: the files named for TLS cannot be used, or the node is beyond loopback without TLS.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class CacheConnection:
         self._tls: TlsStream | None = None
         self._limit_s = 0.0
         self._heard = False  # whether the peer has ever said a word
+        credentials.check_encrypted(address)
         if address.tls and context is None:
             context = credentials.tls_context()
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from super_wire.errors import ConfigError
-from super_wire.loopback import is_loopback
+from super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     import ssl
@@ -124,7 +124,7 @@ class Credentials:
 
     ``ca_file`` is a PEM file of the authorities that a ``rediss://`` cache's certificate must come from, the
     system's if it is empty; ``cert_file`` and ``key_file`` are a client certificate, for caches that want
-    one.
+    one. ``insecure`` allows plain text beyond this machine.
     """
 
     username: str = ""
@@ -132,10 +132,12 @@ class Credentials:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    insecure: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
-        """From ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, ``_CA_FILE``, ``_CERT_FILE`` and ``_KEY_FILE``.
+        """From ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, ``_CA_FILE``, ``_CERT_FILE`` and ``_KEY_FILE``, and
+        ``SUPER_INSECURE``.
 
         Raises:
             ConfigError: a user without a password, or a certificate without a key.
@@ -146,6 +148,7 @@ class Credentials:
             ca_file=environment.get("SUPER_CACHE_CA_FILE", ""),
             cert_file=environment.get("SUPER_CACHE_CERT_FILE", ""),
             key_file=environment.get("SUPER_CACHE_KEY_FILE", ""),
+            insecure=insecure_in(environment),
         )
         if found.username and not found.password:
             msg = (
@@ -156,6 +159,20 @@ class Credentials:
             msg = "SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE belong together: set both, or neither"
             raise ConfigError(msg)
         return found
+
+    def check_encrypted(self, address: CacheAddress) -> None:
+        """See that what is sent to ``address`` can be read by nobody else.
+
+        Raises:
+            ConfigError: it would leave this machine in plain text, and ``insecure`` does not allow that.
+        """
+        if not (address.tls or address.local or self.insecure):
+            msg = (
+                f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "
+                "cache on this machine, or an SSH tunnel to the other; in a network that nobody else can "
+                "reach, SUPER_INSECURE=1 (on each side) does without"
+            )
+            raise ConfigError(msg)
 
     def tls_context(self) -> ssl.SSLContext:
         """Verifies the cache's certificate and host name, TLS 1.2 or later.

@@ -15,6 +15,7 @@
     │   └── RecordHashError
     ├── CoordinatorError              the coordinator answered with a failure
     │   ├── CoordinatorUnreachableError
+    │   ├── CoordinatorTrustError     a certificate or a token is refused, by either side
     │   ├── ProtocolMismatchError
     │   └── UnknownJobError
     ├── CacheError                    the cache answered with a failure
@@ -39,6 +40,7 @@ __all__ = [
     "CacheUnreachableError",
     "ConfigError",
     "CoordinatorError",
+    "CoordinatorTrustError",
     "CoordinatorUnreachableError",
     "EmbeddedError",
     "PlanError",
@@ -120,6 +122,10 @@ class CoordinatorError(SuperError):
 
 class CoordinatorUnreachableError(CoordinatorError):
     """No coordinator answered at the address within the bounded wait."""
+
+
+class CoordinatorTrustError(CoordinatorError):
+    """Client and coordinator do not trust each other: a certificate or a token is missing or wrong."""
 
 
 class ProtocolMismatchError(CoordinatorError):

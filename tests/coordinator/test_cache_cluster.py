@@ -273,7 +273,10 @@ def test_a_node_beyond_loopback_needs_tls():
     try:
         with server.client() as client:
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
-        with pytest.raises(ConfigError, match=rf"10\.1\.2\.3:{server.port} beyond loopback.*rediss://"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"node elsewhere.* redis://10\.1\.2\.3:{server.port} is beyond loopback.*rediss://",
+        ):
             on(server, lambda cache: cache.info())
     finally:
         server.close()

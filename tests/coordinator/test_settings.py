@@ -42,7 +42,7 @@ def test_what_was_not_given_hides_nothing():
 
 def test_every_setting_can_be_given_as_a_variable():
     given = {
-        "listen": ("unix:/run/a.sock", "unix:/run/a.sock"),
+        "listen": ("127.0.0.1:50051", "127.0.0.1:50051"),
         "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         "executor": ("local", "local"),
         "function": ("mine:handler", "mine:handler"),
@@ -62,7 +62,7 @@ def test_every_setting_can_be_given_as_a_variable():
         "tls_cert": ("server.pem", "server.pem"),
         "tls_key": ("server.key", "server.key"),
         "tls_client_ca": ("clients.pem", "clients.pem"),
-        "token": ("secret", "secret"),
+        "token": ("sixteen-or-more1", "sixteen-or-more1"),
         "token_file": ("tokens.txt", "tokens.txt"),
         "health_listen": ("127.0.0.1:50052", "127.0.0.1:50052"),
         "file_roots": ("/data:/more", "/data:/more"),
@@ -156,6 +156,13 @@ def test_addresses_are_checked():
         Settings(listen="0.0.0.0:50051")
     with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD"):
         Settings(cache="redis://:secret@127.0.0.1:6379")
+
+
+@pytest.mark.parametrize("name", ["token", "tls_key"])
+def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
+    with pytest.raises(ConfigError, match=f"{name} is of type str; not int") as caught:
+        load_settings({}, {}, toml(f"{name} = 1234567890123456\n"))
+    assert "1234567890123456" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

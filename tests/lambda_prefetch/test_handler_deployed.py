@@ -1,4 +1,4 @@
-"""The handler as a deployed function: it refuses to make other pixels, and tells the memory that is billed."""
+"""The handler as a deployed function refuses to make other pixels, and tells the memory that is billed."""
 
 from __future__ import annotations
 

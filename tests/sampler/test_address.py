@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampler.address import checked_address
+from sampler.address import checked_address, host_of, port_of
 from super_wire.errors import ConfigError
 
 
@@ -37,9 +37,14 @@ def test_other_forms_are_refused_with_the_origin(written):
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.7:50051", "0.0.0.0:1", "[2001:db8::1]:1", "coordinator.example:443"]
+    ("address", "host", "port"),
+    [
+        ("10.0.0.7:50051", "10.0.0.7", 50051),
+        ("[2001:db8::1]:1", "2001:db8::1", 1),
+        ("coordinator.example:443", "coordinator.example", 443),
+        ("unix:/tmp/c.sock", "", 0),
+    ],
 )
-def test_other_hosts_are_refused(address):
-    with pytest.raises(ConfigError, match="TLS") as caught:
-        checked_address(address, "coordinator=")
-    assert address in str(caught.value)
+def test_other_hosts_are_taken_too_and_taken_apart(address, host, port):
+    assert checked_address(address, "coordinator=") == address
+    assert (host_of(address), port_of(address)) == (host, port)

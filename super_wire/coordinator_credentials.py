@@ -1,0 +1,161 @@
+"""How a client is let in by a coordinator, and how it knows that it speaks to the right one.
+
+All of it comes from the client's own environment, never from an argument, an address or a message. Opening a
+channel with it is :mod:`sampler.connection`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from super_wire.errors import ConfigError
+from super_wire.loopback import insecure_in, is_loopback
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+__all__ = ["TOKEN_CHARACTERS_MIN", "CoordinatorCredentials", "parse_tokens", "read_tokens"]
+
+TOKEN_CHARACTERS_MIN = 16
+"""A shorter token is refused on both sides: it could be guessed."""
+
+_TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
+_TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
+_MAX_TOKEN_FILE_BYTES = 2**20
+
+
+def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
+    """The tokens in a text: separated by commas or line ends; a line that begins with # is a remark.
+
+    Args:
+        text: what somebody has written.
+        origin: where, for error messages, which never repeat a token.
+
+    Raises:
+        ConfigError: one of them is too short, too long, or has characters that no header carries.
+    """
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    tokens = tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
+    for place, token in enumerate(tokens, 1):
+        if not _TOKEN.fullmatch(token):
+            msg = (
+                f"{origin}: token {place} of {len(tokens)} has {len(token)} characters; a token has "
+                f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
+                ". _ ~ + / = -: make one with openssl rand -hex 32"
+            )
+            raise ConfigError(msg)
+    return tokens
+
+
+def read_tokens(path: str, origin: str) -> tuple[str, ...]:
+    """The tokens in a file, one in each line.
+
+    Raises:
+        ConfigError: it cannot be read, has none, or one that is none.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_TOKEN_FILE_BYTES + 1)
+        text = content.decode("ascii")
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, whose text may hold a token
+        reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
+        msg = f"{origin}={path} cannot be read: {reason}"
+        raise ConfigError(msg) from None
+    if len(content) > _MAX_TOKEN_FILE_BYTES:
+        msg = f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
+        raise ConfigError(msg)
+    tokens = parse_tokens(text, f"{origin}={path}")
+    if not tokens:
+        msg = f"{origin}={path} holds no token: write one in each line"
+        raise ConfigError(msg)
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorCredentials:
+    """What one client has; empty where the coordinator is on this machine and asks for nothing.
+
+    ``ca_file`` is a PEM file of the authorities that the coordinator's certificate must come from, the
+    system's if it is empty; ``name`` is what that certificate must be for, the address's host if it is empty.
+    ``cert_file`` and ``key_file`` are a client certificate. ``insecure`` allows plain text beyond this
+    machine.
+    """
+
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    name: str = ""
+    insecure: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
+        """From ``SUPER_TOKEN`` or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_CA_FILE``, ``_CERT_FILE``,
+        ``_KEY_FILE`` and ``_NAME``, and ``SUPER_INSECURE``. Of several tokens the first is taken.
+
+        Raises:
+            ConfigError: a certificate without a key, or a token that is none.
+        """
+        tokens = parse_tokens(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
+        found = cls(
+            token=tokens[0] if tokens else "",
+            token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
+            ca_file=environment.get("SUPER_COORDINATOR_CA_FILE", ""),
+            cert_file=environment.get("SUPER_COORDINATOR_CERT_FILE", ""),
+            key_file=environment.get("SUPER_COORDINATOR_KEY_FILE", ""),
+            name=environment.get("SUPER_COORDINATOR_NAME", ""),
+            insecure=insecure_in(environment),
+        )
+        if bool(found.cert_file) != bool(found.key_file):
+            msg = (
+                "SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE belong together: set both, or "
+                "neither"
+            )
+            raise ConfigError(msg)
+        found.current_token()
+        return found
+
+    def current_token(self) -> str:
+        """The token as it is now, since a file's may be changed while this runs; empty if there is none.
+
+        Raises:
+            ConfigError: the file cannot be read or holds no token.
+        """
+        if self.token or not self.token_file:
+            return self.token
+        return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0]
+
+    def encrypts(self, host: str) -> bool:
+        """Whether a connection to ``host`` (empty for a unix socket) is encrypted: beyond this machine unless
+        ``insecure``, on it where there is a ``ca_file``.
+        """
+        if not host:
+            return False
+        return bool(self.ca_file) if is_loopback(host) else not self.insecure
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Verifies the coordinator's certificate and name, TLS 1.2 or later.
+
+        Raises:
+            ConfigError: a file cannot be read or is no PEM file.
+        """
+        import ssl
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            msg = (
+                f"the certificates for the coordinator ({named}; SUPER_COORDINATOR_CA_FILE, _CERT_FILE and "
+                f"_KEY_FILE name them) cannot be used: {error}"
+            )
+            raise ConfigError(msg) from error
+        context.set_alpn_protocols(["h2"])
+        return context
