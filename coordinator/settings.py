@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_EXECUTORS = ("local",)
+_EXECUTORS = ("local", "lambda")
 _INVOCATIONS = ("RequestResponse", "Event")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _RANGES = {
