@@ -44,6 +44,7 @@ class RunReport:
     """All that is known of a run at its end.
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
+    ``executor`` is how functions were run; ``None`` where the loader has none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class RunReport:
     spec: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
+    executor: str | None = None
 
     @property
     def val_accuracy(self) -> float | None:
@@ -108,6 +110,8 @@ def print_report(report: RunReport, console: Console) -> None:
         lines.append("no validation data was given (data.val)")
     if report.images_per_s is not None:
         lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
+    if report.executor is not None:
+        lines.append(f"functions: {report.executor}")
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"written to {report.directory}")
     for line in lines:

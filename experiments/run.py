@@ -18,6 +18,7 @@ from rich.console import Console
 from experiments.data import Source, prepare_data
 from experiments.device import pick_device, seed_everything
 from experiments.environment import describe_environment
+from experiments.executor import embedded_executor, executor_of
 from experiments.loaders import Loader, LoaderRequest, open_loader
 from experiments.models import build_model
 from experiments.progress import make_progress
@@ -81,6 +82,7 @@ class _RunState:
     start_s: float = field(default_factory=time.perf_counter)
     status: str = "finished"
     reason: str | None = None
+    executor: str | None = None
     classes: tuple[str, ...] = ()
     train_samples: int = 0
     val_samples: int | None = None
@@ -112,6 +114,7 @@ class _RunState:
             spec=self.spec.to_mapping(),
             environment=describe_environment(self.device),
             notes=tuple(self.notes),
+            executor=self.executor,
         )
 
 
@@ -119,8 +122,10 @@ def _train(state: _RunState, console: Console) -> None:
     spec = state.spec
     seed_everything(spec.seed)
     with ExitStack() as stack:
+        state.executor = executor_of(spec)
         data = prepare_data(spec.data)
-        _say(console, f"training on {data.train.url} with loader {spec.loader.kind}")
+        functions = "" if state.executor is None else f", functions: {state.executor}"
+        _say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
         train = _open(spec, data.train, state.device, training=True)
         stack.callback(train.close)
         val = None
@@ -160,7 +165,8 @@ def _open(spec: Spec, source: Source, device: torch.device, *, training: bool) -
         seed=spec.seed,
         pin_memory=device.type == "cuda",
     )
-    return open_loader(spec.loader.kind, request)
+    with embedded_executor(spec):
+        return open_loader(spec.loader.kind, request)
 
 
 def _check_same_classes(train: Loader, val: Loader) -> None:

@@ -20,6 +20,7 @@ from super_wire.errors import ConfigError
 __all__ = [
     "DATA_KINDS",
     "DEVICES",
+    "EXECUTORS",
     "LOADER_KINDS",
     "MODEL_NAMES",
     "DataSpec",
@@ -36,6 +37,7 @@ __all__ = [
 
 DATA_KINDS = ("auto", "digits", "directory", "url")
 DEVICES = ("auto", "cpu", "cuda")
+EXECUTORS = ("auto", "local", "lambda")
 LOADER_KINDS = ("super", "super_threads", "torch")
 MODEL_NAMES = ("small_cnn",)
 
@@ -114,13 +116,17 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One run, whole. Relative paths are relative to the working directory."""
+    """One run, whole. Relative paths are relative to the working directory.
+
+    ``executor`` is how the embedded default runs functions; auto: as ``SUPER_EXECUTOR`` says, else local.
+    """
 
     name: str = text("digits")
     seed: int = whole(0, at_least=0)
     epochs: int = whole(3, at_least=1)
     device: str = choice("auto", DEVICES)
     output: str = text("runs")
+    executor: str = choice("auto", EXECUTORS)
     data: DataSpec = field(default_factory=DataSpec, metadata=section(DataSpec))
     recipe: RecipeSpec = field(default_factory=RecipeSpec, metadata=section(RecipeSpec))
     loader: LoaderSpec = field(default_factory=LoaderSpec, metadata=section(LoaderSpec))
@@ -128,9 +134,23 @@ class Spec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec, metadata=section(OptimizerSpec))
 
     def __post_init__(self) -> None:
-        """Refuse a name that would not be one folder name."""
+        """Refuse a name that would not be one folder name, and functions that could not do their work."""
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
+        if self.executor == "auto":
+            return
+        if self.loader.kind == "torch":
+            raise ConfigError(f"executor={self.executor}, but loader.kind torch runs no functions")
+        if self.loader.coordinator is not None:
+            raise ConfigError(
+                f"executor={self.executor}, but loader.coordinator names a coordinator, and how functions "
+                "run is its own setting (superdl coordinator --executor): leave one of the two out"
+            )
+        if self.executor == "lambda" and not (self.data.train or "").startswith("s3://"):
+            raise ConfigError(
+                "functions on Lambda see no files of this machine: with executor=lambda the images are in a "
+                "bucket, data.train=s3://bucket/prefix"
+            )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the spec as plain mappings that `parse_spec` and YAML accept."""

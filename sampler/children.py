@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -43,10 +44,14 @@ class Child(abc.ABC):
 
     Attributes:
         started_s: when it was started last, on the monotonic clock.
+        hopeless: exit codes after which another start would end alike.
+        last_words: how the line of the log begins by which it says why it ends.
     """
 
     name: str
     end_wait_s: float
+    hopeless: frozenset[int] = frozenset()
+    last_words = ""
 
     def __init__(self, directory: RunDirectory, settings: SupervisorSettings, inherited_lock: int) -> None:
         self._directory = directory
@@ -169,19 +174,27 @@ class CoordinatorProcess(Child):
 
     name = "coordinator"
     end_wait_s = 10.0
+    hopeless = frozenset({2})  # its settings are wrong
+    last_words = "superdl coordinator: "
 
     def start(self) -> None:
         """Start it; ``EmbeddedError`` if another module of that name is in its place."""
         command = self._settings.coordinator
         if command[-2:] == ("-m", "coordinator"):
             _check_not_hidden()
+        choice = self._settings.choice
+        # One that is started again takes over from its predecessor at once.
+        owner = f"supervisor-{self._directory.path.name}"
+        if (
+            choice.cache
+        ):  # hosts of one run have directories of one name, and must not take it from each other
+            owner = f"{owner}-{platform.node()}"
         options = {
             "--listen": f"unix:{self._directory.coordinator_socket}",
-            "--cache": f"unix://{self._directory.cache_socket}",
-            "--executor": "local",
+            "--cache": choice.cache or f"unix://{self._directory.cache_socket}",
+            "--executor": choice.executor,
             "--workers": str(self._settings.workers),
-            # One that is started again takes over from its predecessor at once.
-            "--owner": f"supervisor-{self._directory.path.name}",
+            "--owner": owner,
         }
         arguments = [word for option in options.items() for word in option]
         # Its socket is this user's alone. What guards a coordinator of the same environment that others reach

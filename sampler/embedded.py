@@ -51,14 +51,15 @@ class Embedded:
 
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
+        ConfigError: a variable is wrong, or one is missing that the executor needs.
 
     Attributes:
         coordinator: the coordinator's address, which a supervisor that is started anew keeps.
     """
 
     def __init__(self, run: str, settings: SupervisorSettings | None = None) -> None:
-        self._directory = RunDirectory.of_run(run)
         self._settings = settings or SupervisorSettings.of_this_host()
+        self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
@@ -255,21 +256,22 @@ def _read_line(connection: socket.socket) -> dict[str, object] | None:
 
 
 class _Holds:
-    """The holds of this process, by process id and run: a forked child has none."""
+    """The holds of this process, by process id, run and executor: a forked child has none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holds: dict[tuple[int, str], Embedded] = {}
+        self._holds: dict[tuple[int, str, str], Embedded] = {}
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()  # another thread of the parent may have held it
 
     def of(self, run: str) -> Embedded:
-        key = (os.getpid(), run)
+        settings = SupervisorSettings.of_this_host()
+        key = (os.getpid(), run, settings.choice.variant)
         with self._lock:
             if key not in self._holds or self._holds[key].failure() is not None:
-                self._holds[key] = Embedded(run)
+                self._holds[key] = Embedded(run, settings)
             return self._holds[key]
 
     def release_all(self) -> None:

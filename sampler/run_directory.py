@@ -39,9 +39,13 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def of_run(cls, run: str) -> RunDirectory:
-        """The directory that every rank of the run on this host, and of this user, derives alike."""
-        name = Path(f"superdl-{os.getuid()}") / digest128(run.encode()).hex()
+    def of_run(cls, run: str, variant: str = "") -> RunDirectory:
+        """The directory that every rank of the run on this host, and of this user, derives alike.
+
+        A ``variant`` is for samplers of the run that want another coordinator than the default one.
+        """
+        identity = (run.encode(), *([variant.encode()] if variant else []))
+        name = Path(f"superdl-{os.getuid()}") / digest128(*identity).hex()
         directory = cls(tempfile.gettempdir() / name)
         if len(os.fsencode(directory.coordinator_socket)) <= _LONGEST_SOCKET_PATH:
             return directory
@@ -93,11 +97,20 @@ class RunDirectory:
     def log_tail(self) -> str:
         """The last lines of the log, to be appended to an error message."""
         try:
-            data = self.log.read_bytes()[-_LOG_TAIL_BYTES:]
+            lines = self._last_lines()
         except OSError:
             return f" (there is no log {self.log})"
-        lines = data.decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return f"; the end of {self.log}:\n  " + "\n  ".join(lines)
+        return f"; the end of {self.log}:\n  " + "\n  ".join(lines[-_LOG_TAIL_LINES:])
+
+    def last_words(self, beginning: str) -> str:
+        """What the last line of the log says that begins so; empty if there is none."""
+        with contextlib.suppress(OSError):
+            found = [line for line in self._last_lines() if line.startswith(beginning)]
+            return found[-1].removeprefix(beginning) if beginning and found else ""
+        return ""
+
+    def _last_lines(self) -> list[str]:
+        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:

@@ -64,7 +64,8 @@ class SuperSampler(Sampler[BatchRef]):
         rank: of this process; default: torch.distributed's, else ``RANK``, else 0.
         num_replicas: ranks altogether; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
         coordinator: ``host:port`` or ``unix:/path``; default: ``SUPER_COORDINATOR``, else an embedded one is
-            started.
+            started. Its functions are a pool on this host, or with ``SUPER_EXECUTOR=lambda`` AWS Lambda's,
+            which needs a cache that they reach, ``SUPER_CACHE``. Another coordinator decides that itself.
         job: replaces the run id in the job's identity, so that runs of different launches can be one job.
         in_order: ``False`` lets a batch that is ready go before up to seven earlier ones that are not.
 

@@ -1,4 +1,5 @@
-"""The supervisor: a process beside a run's ranks on one host that keeps a cache and a coordinator alive.
+"""The supervisor: a process beside a run's ranks on one host that keeps a cache and a coordinator alive, or a
+coordinator over a cache that is there already.
 
 ``python -P -m sampler.supervisor DIRECTORY LISTENER SETTINGS`` is started by :mod:`sampler.embedded` with a
 socket that listens already. Each rank that connects is told when all is ready, or why it never will be; the
@@ -95,7 +96,9 @@ class Supervisor:
 
     def _start_children(self) -> None:
         lock = self._directory.lock_for_children(_CHILDREN_LOCK_WAIT_S)
-        kinds = (CacheServer, CoordinatorProcess)
+        kinds: list[type[Child]] = [CoordinatorProcess]
+        if not self._settings.choice.cache:
+            kinds.insert(0, CacheServer)
         self._children = [kind(self._directory, self._settings, lock) for kind in kinds]
         for child in self._children:
             self._start(child)
@@ -135,10 +138,12 @@ class Supervisor:
             deaths = self._quick_deaths.get(child, 0) + 1 if lived_s < _QUICK_DEATH_S else 0
             self._quick_deaths[child] = deaths
             _log(f"{child.name} ended with {_told(code)} after {lived_s:.1f} s")
-            if deaths >= (_QUICK_DEATHS if self._was_ready else _QUICK_DEATHS_AT_START):
+            is_hopeless = code in child.hopeless and not self._was_ready
+            if is_hopeless or deaths >= (_QUICK_DEATHS if self._was_ready else _QUICK_DEATHS_AT_START):
+                said = self._directory.last_words(child.last_words)
                 raise EmbeddedError(
-                    f"the embedded {child.name} ended {deaths} times soon after its start, the last time "
-                    f"with {_told(code)}{self._directory.log_tail()}"
+                    f"the embedded {child.name} ended {_times(max(deaths, 1))} soon after its start, the last "
+                    f"time with {_told(code)}{f': {said}' if said else ''}{self._directory.log_tail()}"
                 )
             pause_s = min(_RESTART_PAUSE_MAX_S, _RESTART_PAUSE_S * 2**deaths)
             self._set_timer(f"restart {child.name}", pause_s, partial(self._start, child))
@@ -245,6 +250,10 @@ class Supervisor:
 
 def _told(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _log(text: str) -> None:

@@ -86,6 +86,17 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["data.kind=url"], r"data\.kind url needs data\.train"),
         (["data.train_key_list=x"], r"data\.train_key_list is given without data\.train"),
         (["data.train=x", "data.val_key_list=x"], r"data\.val_key_list is given without data\.val"),
+        (
+            ["executor=lamda"],
+            r"executor must be one of auto, local, lambda, not 'lamda' \(did you mean lambda",
+        ),
+        (["executor=lambda"], r"see no files of this machine: .* data\.train=s3://bucket/prefix"),
+        (["executor=lambda", "data.train=file:///x"], r"see no files of this machine"),
+        (
+            ["executor=lambda", "data.train=s3://b/x", "loader.coordinator=h:1"],
+            r"how functions run is its own setting .*: leave one of the two out",
+        ),
+        (["executor=local", "loader.kind=torch"], r"loader\.kind torch runs no functions"),
         (["loader=5"], r"loader must be a mapping of keys to values, not 5"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import platform
 import re
 import select
 import signal
@@ -17,6 +19,8 @@ import pytest
 import redis
 
 from sampler.embedded import embedded_for, release_all
+from sampler.executor_choice import ExecutorChoice
+from sampler.run_directory import RunDirectory
 from super_wire.errors import EmbeddedError
 from tests.sampler.supervised import CACHE_BYTES, END_TIMEOUT_S
 
@@ -225,6 +229,41 @@ def test_a_password_of_the_users_cache_is_wanted_by_this_one_too(supervised, mon
         assert cache.ping()
     words = [word for process in supervised.processes().values() for word in process.cmdline()]
     assert not [word for word in words if "s3 cret" in word]
+
+
+def test_over_a_cache_that_is_there_no_other_is_started(supervised):
+    choice = ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another")
+    supervised.directory = RunDirectory.of_run(supervised.run, choice.variant)
+    supervised.hold(replace(supervised.settings(), choice=choice))
+    processes = supervised.processes()
+    assert processes.keys() == {"supervisor", "coordinator"}
+    words = processes["coordinator"].cmdline()
+    options = dict(itertools.pairwise(words))
+    assert (options["--executor"], options["--cache"]) == ("lambda", choice.cache)
+    assert options["--owner"].endswith(platform.node()), "hosts of a run do not take its lock from each other"
+
+
+def test_wrong_settings_of_the_coordinator_are_told_at_once(supervised):
+    command = (sys.executable, "-P", "-m", "coordinator")
+    settings = replace(supervised.settings(), coordinator=command, choice=ExecutorChoice("lamda"))
+    with pytest.raises(EmbeddedError, match=r"ended once soon .* exit code 2: executor is one of .*'lamda'"):
+        supervised.hold(settings)
+    supervised.assert_all_gone()
+
+
+def test_samplers_that_choose_otherwise_have_holds_of_their_own(supervised, monkeypatch):
+    settings = supervised.settings()
+    other = replace(settings, choice=ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another"))
+    found = iter([settings, other, settings])
+    monkeypatch.setattr("sampler.embedded.SupervisorSettings.of_this_host", lambda: next(found))
+    try:
+        holds = [embedded_for(supervised.run) for _ in range(3)]
+        supervised.processes()
+    finally:
+        release_all()
+    assert holds[0] is holds[2] is not holds[1]
+    assert holds[0].coordinator != holds[1].coordinator
+    supervised.assert_all_gone()
 
 
 def test_a_process_has_one_hold_for_a_run_until_it_lets_go(supervised, monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sampler.executor_choice import ExecutorChoice
 from sampler.supervisor_settings import SupervisorSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,13 @@ def test_it_loads_neither_torch_nor_grpc():
 
 
 def test_settings_survive_the_command_line():
-    settings = SupervisorSettings(cache_bytes=7, workers=2, coordinator=("a b", "-c"), grace_s=0.5)
+    settings = SupervisorSettings(
+        cache_bytes=7,
+        workers=2,
+        coordinator=("a b", "-c"),
+        grace_s=0.5,
+        choice=ExecutorChoice("lambda", "rediss://cache:6379", "one\ntwo"),
+    )
     assert SupervisorSettings.from_json(settings.to_json()) == settings
 
 
