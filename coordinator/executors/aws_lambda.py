@@ -8,6 +8,7 @@ anything; another version of SUPER is refused with the remedy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -35,6 +36,7 @@ _BURST = 1000
 _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
 _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
+_WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 
 _Read = TypeVar("_Read")
@@ -142,18 +144,15 @@ class LambdaExecutor:
     async def _warm_one(self) -> Warmed:
         """Start an environment, or meet one that is there; one that is throttled is asked for again."""
         payload = json.dumps({"super_warm": _WARM_VERSION, "cache": self._cache}).encode()
-        give_up_s = time.monotonic() + _WARM_TIMEOUT_S
-        while True:
-            try:
-                return await self._call(
-                    payload,
-                    lambda reply, ran_s: read_warmed(reply, self._target, self._cache, ran_s),
-                    give_up_s - time.monotonic(),
-                )
-            except ThrottledError:
-                if time.monotonic() + _THROTTLED_PAUSE_S >= give_up_s:
-                    raise
+
+        def read(reply: Reply, ran_s: float) -> Warmed:
+            return read_warmed(reply, self._target, self._cache, ran_s)
+
+        for _ in range(_WARM_ATTEMPTS - 1):
+            with contextlib.suppress(ThrottledError):
+                return await self._call(payload, read, _WARM_TIMEOUT_S)
             await asyncio.sleep(_THROTTLED_PAUSE_S)
+        return await self._call(payload, read, _WARM_TIMEOUT_S)
 
     async def _call(self, payload: bytes, read: Callable[[Reply, float], _Read], timeout_s: float) -> _Read:
         """Invoke and read the answer, in a thread, so that neither holds the event loop up."""

@@ -28,8 +28,6 @@ __all__ = ["from_botocore", "from_function"]
 
 _MAX_WORDS = 600
 _MAX_KIND = 80
-_MAX_PAYLOAD = 2**20
-"""Of a function's error, stack trace and all; what is longer is shown, not read."""
 
 _THROTTLED = frozenset({"EC2ThrottledException", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
 _TOO_LARGE = frozenset({"RequestTooLargeException", "SerializedRequestEntityTooLargeException"})
@@ -173,12 +171,10 @@ def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: 
 
 def _told(payload: bytes) -> tuple[str, str]:
     """Type and words of a function's error, whatever it is that came."""
-    error: Any = None
-    if len(payload) <= _MAX_PAYLOAD:
-        try:
-            error = json.loads(payload)
-        except (ValueError, RecursionError):
-            error = None
+    try:
+        error: Any = json.loads(payload)
+    except (ValueError, RecursionError):
+        error = None
     if isinstance(error, dict):
         kind, words = error.get("errorType"), error.get("errorMessage")
         if isinstance(kind, str) or isinstance(words, str):

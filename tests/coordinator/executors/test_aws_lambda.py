@@ -1,51 +1,46 @@
-"""The Lambda executor against the tests' Lambda service: it starts, prefetches, tells what is billed, ends."""
+"""The Lambda executor against the Lambda service of the tests: it starts, prefetches, bills and ends."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import subprocess
+import sys
+from pathlib import Path
 
-import psutil
+import boto3
 import pytest
 
-from coordinator.executors import ExecutorError
-from coordinator.executors.aws_lambda import LambdaExecutor
+from coordinator.executors import (
+    ExecutorError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    Scaling,
+    ThrottledError,
+    aws_lambda,
+)
 from super_wire.errors import ConfigError
 from super_wire.keys import cache_key
+from super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
 from tests.fixtures.images import write_images
+from tests.fixtures.valkey import free_port
 
-NAME = "super-prefetch"
-
-
-def executor_for(service, cache="", **changes):
-    return LambdaExecutor(NAME, cache=cache, endpoint_url=service.url, **{"warm": 1, **changes})
-
-
-def using(executor, work):
-    """Runs ``work(executor)`` between start and close."""
-
-    async def body():
-        try:
-            await executor.start()
-            return await work(executor)
-        finally:
-            await executor.close()
-
-    return asyncio.run(body())
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def request_for_objects(store, cache, count, request_id="r"):
-    directory = store.directory / "photos"
-    write_images(directory, count)
+    directory = write_images(store.directory / "photos", count)
     keys = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.jpg"))
-    import boto3
-
     client = boto3.client("s3", endpoint_url=store.url)
     listed = client.list_objects_v2(Bucket="photos")["Contents"]
     client.close()
     etags = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
     return ask(request_id, "s3://photos", keys, [etags[key] for key in keys], cache)
+
+
+async def nothing(executor):
+    """Only start and close."""
 
 
 def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_store, valkey):
@@ -67,3 +62,226 @@ def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_st
     assert cold.billed_us > cold.duration_us + 50_000  # the start of a process is billed
     with valkey.client() as client:
         assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
+
+
+def test_environments_and_their_connections_are_open_before_the_first_request(
+    lambda_service, valkey, tmp_path
+):
+    using(executor_for(lambda_service, valkey.url), nothing)
+    with valkey.client() as client:
+        assert len(client.client_list()) == 2  # the function's, and this one's
+    environment = {"GATHER_IN": str(tmp_path), "GATHER": "3"}  # each waits for the two others
+    lambda_service.deploy(handler=handler_of("gathering"), environment=environment)
+    using(executor_for(lambda_service, warm=3), nothing)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_it_scales_as_lambda_does(lambda_service):
+    executor = executor_for(lambda_service, concurrency=40)
+    assert (executor.name, executor.remote) == ("lambda", True)
+    assert executor.scaling == Scaling(40, burst=40, per_s=100.0, backlog=0)
+    assert executor_for(lambda_service, concurrency=9000).scaling.burst == 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"function": "no such name!"}, ConfigError, "lambda_function is a function's name, ARN or"),
+        (
+            {"function": "nobody"},
+            ExecutorError,
+            r"nobody .* does not exist .*deploy it, or correct lambda_fu",
+        ),
+        ({"function": "super-prefetch:7"}, ExecutorError, "super-prefetch:7 .* does not exist"),
+        ({"region": "eu-west-9"}, ExecutorError, "see that lambda_region is the function's"),
+        ({"region": "in the north"}, ConfigError, "lambda_region a region such as"),
+        (
+            {
+                "function": "arn:aws:lambda:us-east-1:123456789012:function:super-prefetch",
+                "region": "eu-west-1",
+            },
+            ConfigError,
+            "is in the region us-east-1 and lambda_region says eu-west-1",
+        ),
+        ({"endpoint_url": "127.0.0.1:1"}, ConfigError, "lambda_endpoint_url is a URL such as"),
+        (
+            {"endpoint_url": f"http://127.0.0.1:{free_port()}"},
+            ExecutorError,
+            "cannot be reached .*: check lambda_region, lambda_endpoint_url",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, words):
+    with pytest.raises(kind, match=words) as told:
+        using(executor_for(lambda_service, **changes), nothing)
+    assert isinstance(told.value, ConfigError) == (kind is ConfigError)  # exit code 2 or 1
+
+
+def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(ConfigError, match=r"in no region: set lambda_region \(SUPER_LAMBDA_REGION\)"):
+        executor_for(lambda_service)
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+    arn = lambda_service.function.arn
+    using(executor_for(lambda_service, function=arn), nothing)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    using(executor_for(lambda_service), nothing)
+
+
+def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypatch, tmp_path):
+    lambda_service.access_key = "another"
+    with pytest.raises(ExecutorError, match="does not accept the coordinator's credentials .*security token"):
+        using(executor_for(lambda_service), nothing)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(ExecutorError, match="no usable AWS credentials .*set AWS_ACCESS_KEY_ID"):
+        using(executor_for(lambda_service), nothing)
+
+
+def test_a_function_that_cannot_reach_the_cache(lambda_service):
+    cache = f"redis://127.0.0.1:{free_port()}"
+    with pytest.raises(FunctionRaisedError, match=f"cannot use the cache at {cache} .*security groups"):
+        using(executor_for(lambda_service, cache), nothing)
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "words"),
+    [
+        (
+            "of_another_version",
+            ConfigError,
+            rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy the function of",
+        ),
+        (
+            "of_no_version",
+            ExecutorError,
+            "answered a warm event with .*hello.*: deploy SUPER's function there",
+        ),
+        ("disagreeing", ConfigError, "differently from one environment to the next .*deploy it again"),
+        ("nowhere", FunctionRaisedError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
+    ],
+)
+def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, words):
+    environment = {"GATHER_IN": str(tmp_path), "GATHER": "2"}
+    lambda_service.deploy(handler=handler_of(handler), environment=environment)
+    with pytest.raises(kind, match=words):
+        using(executor_for(lambda_service, warm=2), nothing)
+
+
+def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began_with(lambda_service):
+    lambda_service.deploy(handler=handler_of("decoding_otherwise"))
+
+    async def work(executor):
+        await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # it is asked for what it said when it was warmed
+        lambda_service.deploy(handler="lambda_prefetch.handler.handler")
+        with pytest.raises(FunctionRaisedError, match="ConfigError: this function decodes the golden images"):
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(lambda_service), work)
+
+
+def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch):
+    monkeypatch.setattr(aws_lambda, "_THROTTLED_PAUSE_S", 0.01)
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+    lambda_service.throttle_next(3)
+    using(executor_for(lambda_service, warm=2), nothing)
+    assert len(lambda_service.invocations) == 2
+    refused = lambda_service.refused
+    lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
+    with pytest.raises(ThrottledError, match="raise the function's reserved concurrency"):
+        using(executor_for(lambda_service), nothing)
+    assert lambda_service.refused - refused == 30
+
+
+def test_some_warm_events_may_fail(lambda_service, caplog):
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+    lambda_service.crash_next()
+    using(executor_for(lambda_service, warm=2), nothing)
+    assert "1 of 2 environments did not start: the function super-prefetch" in caplog.text
+
+
+def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+    gate = tmp_path / "gate"
+
+    async def work(executor):
+        invoked = [
+            asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S)) for _ in range(5)
+        ]
+        await asyncio.to_thread(lambda_service.wait_until, lambda: lambda_service.busy == 2)
+        with pytest.raises(ThrottledError, match="none of 2 threads was free within 0.05 s"):
+            await executor.invoke(ask(), timeout_s=0.05)
+        gate.touch()
+        await asyncio.gather(*invoked)
+
+    using(executor_for(lambda_service, concurrency=2), work)
+    assert lambda_service.most_at_once == 2
+
+
+def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+
+    async def work(executor):
+        with pytest.raises(FunctionTimedOutError, match="did not answer within 0.2 s") as told:
+            await executor.invoke(ask("hang"), timeout_s=0.2)
+        assert told.value.ran_s >= 0.2
+        # The connection's own limit comes first where that is shorter.
+        with pytest.raises(FunctionTimedOutError, match="did not answer in time") as told:
+            await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
+        assert told.value.ran_s >= 0.5
+        await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(lambda_service, read_timeout_s=0.5), work)
+
+
+def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+
+    async def work(executor):
+        hanging = asyncio.create_task(executor.invoke(ask("hang"), timeout_s=TIMEOUT_S))
+        await asyncio.to_thread(lambda_service.wait_until, lambda: lambda_service.busy == 1)
+        await executor.close()
+        with pytest.raises(ExecutorError, match="the executor is closed"):
+            await hanging
+        with pytest.raises(ExecutorError, match="the executor is closed"):
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(lambda_service), work)
+
+
+PROGRAM = """
+import asyncio, sys
+from coordinator.executors.aws_lambda import LambdaExecutor
+from tests.coordinator.executors.asking import ask
+
+async def main():
+    executor = LambdaExecutor("super-prefetch", cache="", endpoint_url=sys.argv[1], warm=1)
+    await executor.start()
+    hanging = asyncio.create_task(executor.invoke(ask("hang"), timeout_s=600))
+    print("asked", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await executor.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_while_functions_hang(lambda_service):
+    lambda_service.deploy(handler=handler_of("misbehaving"), timeout_s=600.0)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM, lambda_service.url],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        lambda_service.wait_until(lambda: lambda_service.busy == 1 and len(lambda_service.invocations) == 2)
+        _, errors = process.communicate(b"end\n", timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+    assert lambda_service.busy == 1  # it hangs to this day

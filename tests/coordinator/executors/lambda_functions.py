@@ -1,0 +1,108 @@
+"""Functions for the Lambda service of the tests; a request's id tells them what to do with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from super_wire.request import PrefetchRequest, PrefetchResult
+from super_wire.version import installed_version
+
+GOLDEN = "a" * 32
+MODULE = __name__
+
+
+def warmed(**changes):
+    return {"super_warm": 1, "function_version": installed_version(), "golden": GOLDEN, **changes}
+
+
+def result(request, version=None):
+    nothing = (0,) * len(request.keys)
+    outcomes = ("cached",) * len(request.keys)
+    version = version or installed_version()
+    told = PrefetchResult(request.request_id, version, False, outcomes, *(nothing,) * 5, duration_us=1500)
+    return told.to_mapping()
+
+
+def _hang(_rest, _context):
+    time.sleep(60)
+
+
+def _kill(_rest, _context):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise(rest, _context):
+    raise ValueError(rest * 100_000 if rest == "many words " else rest)
+
+
+def _print(_rest, context):
+    sys.stdout.write(f"REPORT RequestId: {context.aws_request_id} Billed Duration: 1 ms\n")
+    sys.stdout.write("REPORT RequestId: another\tDuration: 1 ms\tBilled Duration: 900000000 ms\t\n")
+
+
+def _wait(rest, _context):
+    while not Path(rest).exists():
+        time.sleep(0.005)
+
+
+_DOES = {
+    "exit": lambda rest, _context: os._exit(int(rest)),
+    "hang": _hang,
+    "kill": _kill,
+    "print-reports": _print,
+    "raise": _raise,
+    "wait": _wait,
+}
+_ANSWERS = {
+    "for-another": lambda request: {**result(request), "request_id": "another"},
+    "list": lambda _request: [1],
+    "nonsense": lambda _request: {"what": 1},
+    "not-json": lambda _request: {"what": object()},
+    "other-version": lambda request: result(request, "9.9.9"),
+    "too-much": lambda _request: "x" * (7 * 2**20),
+}
+
+
+def misbehaving(event, context):
+    """Do what the request's id says; with no such word, answer as if all were well."""
+    if "super_warm" in event:
+        return warmed()
+    request = PrefetchRequest.from_mapping(event)
+    word, _, rest = request.request_id.partition(":")
+    if word in _DOES:
+        _DOES[word](rest, context)
+    return _ANSWERS.get(word, result)(request)
+
+
+def of_another_version(event, _context):
+    return warmed(function_version="9.9.9")
+
+
+def of_no_version(event, _context):
+    return {"statusCode": 200, "body": "hello"}
+
+
+def decoding_otherwise(event, _context):
+    """As the real handler does when the request wants other pixels than it makes."""
+    if "super_warm" in event:
+        return warmed(golden="b" * 32)
+    assert event["golden"] == "b" * 32, f"wanted {event['golden']}"
+    return result(PrefetchRequest.from_mapping(event))
+
+
+def gathering(event, _context):
+    """Answer a warm event only when as many environments are there as the test waits for."""
+    directory, wanted = Path(os.environ["GATHER_IN"]), int(os.environ["GATHER"])
+    (directory / str(os.getpid())).touch()
+    while len(list(directory.iterdir())) < wanted:
+        time.sleep(0.005)
+    return warmed()
+
+
+def disagreeing(event, context):
+    """So many environments, each of which decodes in its own way."""
+    return {**gathering(event, context), "golden": f"{os.getpid():032x}"}

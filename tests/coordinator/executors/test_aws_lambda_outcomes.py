@@ -1,0 +1,214 @@
+"""All ways in which an invocation on Lambda fails are told apart, with reason, remedy and bill."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from coordinator.executors import (
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    PayloadTooLargeError,
+    ThrottledError,
+)
+from super_wire.version import installed_version
+from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
+from tests.fixtures.lambda_answers import Answer
+
+MAX_MESSAGE = 1500
+
+
+@pytest.fixture
+def service(lambda_service):
+    """It runs misbehaving functions."""
+    lambda_service.deploy(handler=handler_of("misbehaving"))
+    return lambda_service
+
+
+def failure_of(service, *requests):
+    """The errors of requests that are made one after the other."""
+
+    async def work(executor):
+        found = []
+        for request in requests:
+            with pytest.raises(ExecutorError) as told:
+                await executor.invoke(request, timeout_s=TIMEOUT_S)
+            found.append(told.value)
+        result = await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # and it goes on
+        assert result.outcomes == ("cached",)
+        return found
+
+    return using(executor_for(service), work)
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "words"),
+    [
+        ("raise:no luck", FunctionRaisedError, "raised ValueError: no luck"),
+        ("raise:many words ", FunctionRaisedError, "raised ValueError: many words many words"),
+        ("not-json", FunctionRaisedError, "raised Runtime.MarshalError: Unable to marshal response"),
+        ("nonsense", FunctionRaisedError, "answered what is no prefetch result: .*deploy one version"),
+        ("list", FunctionRaisedError, r"answered '\[1\]', which is no result"),
+        ("for-another", FunctionRaisedError, "was asked for request for-another and answered for 'another'"),
+        (
+            "other-version",
+            FunctionRaisedError,
+            rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy .* or start a coord",
+        ),
+        ("exit:3", FunctionCrashedError, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
+        ("kill", FunctionCrashedError, "signal: killed.*; its memory of 1769 MB may be too small"),
+        ("too-much", PayloadTooLargeError, "answered more than Lambda carries .*: lower request_samples"),
+    ],
+)
+def test_what_the_function_does(service, does, kind, words):
+    (error,) = failure_of(service, ask(does))
+    assert type(error) is kind
+    assert re.search(words, str(error)), error
+    assert str(error).count("the function super-prefetch (http://127.0.0.1:") == 1
+    assert len(str(error)) < MAX_MESSAGE
+    assert error.ran_s >= 0.001  # it ran, and that is billed
+
+
+def test_a_function_that_runs_into_its_own_time_limit(service):
+    service.deploy(timeout_s=1.0)
+    (error,) = failure_of(service, ask("hang"))
+    assert type(error) is FunctionTimedOutError
+    assert re.search(r"own time limit .*Task timed out after 1\.00 seconds.*: raise its timeout", str(error))
+    assert error.ran_s >= 1.0
+
+
+CODES = [
+    (
+        429,
+        "TooManyRequestsException",
+        {"Reason": "ConcurrentInvocationLimitExceeded"},
+        ThrottledError,
+        "quota",
+    ),
+    (
+        429,
+        "TooManyRequestsException",
+        {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"},
+        ThrottledError,
+        "raise the function's reserved concurrency",
+    ),
+    (502, "EC2ThrottledException", {}, ThrottledError, "EC2ThrottledException"),
+    (400, "ThrottlingException", {}, ThrottledError, "is throttled"),
+    (413, "RequestTooLargeException", {}, PayloadTooLargeError, "lower request_samples"),
+    (400, "InvalidRequestContentException", {}, FunctionRaisedError, "the request is refused"),
+    (
+        404,
+        "ResourceNotFoundException",
+        {},
+        ExecutorError,
+        "deploy it, or correct lambda_function and lambda_re",
+    ),
+    (
+        403,
+        "AccessDeniedException",
+        {},
+        ExecutorError,
+        "may not invoke .*: grant its .* lambda:InvokeFunction",
+    ),
+    (403, "ExpiredTokenException", {}, ExecutorError, "does not accept .* renew them"),
+    (403, "UnrecognizedClientException", {}, ExecutorError, "does not accept the coordinator's credentials"),
+    (502, "KMSAccessDeniedException", {}, ExecutorError, "let its role decrypt with the KMS key"),
+    (502, "KMSDisabledException", {}, ExecutorError, "KMS key"),
+    (502, "SubnetIPAddressLimitReachedException", {}, ExecutorError, "give its subnets more free addresses"),
+    (502, "ENILimitReachedException", {}, ExecutorError, "ask AWS for more network interfaces"),
+    (502, "InvalidSecurityGroupIDException", {}, ExecutorError, "security groups that exist"),
+    (502, "InvalidZipFileException", {}, ExecutorError, "build its package again"),
+    (
+        409,
+        "ResourceConflictException",
+        {},
+        ExecutorError,
+        "is not ready yet .*: wait until its state is Active",
+    ),
+    (500, "ServiceException", {}, ExecutorError, "could not be invoked .ServiceException: an explanation"),
+    (503, "", {}, ExecutorError, "could not be invoked"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "members", "kind", "words"), CODES, ids=[row[1] for row in CODES])
+def test_what_the_invoke_api_answers(service, status, code, members, kind, words):
+    async def work(executor):
+        service.answer_next(Answer.error(status, code, "an explanation", **members))
+        with pytest.raises(kind, match=words) as told:
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+        assert type(told.value) is kind
+        assert "the function super-prefetch" in str(told.value)
+        assert told.value.ran_s == 0.0  # nothing ran, nothing is billed
+        assert service.refused == 1  # asked once: the core retries
+        await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(service), work)
+
+
+def test_a_connection_that_breaks(service):
+    async def work(executor):
+        service.hang_up_next()
+        with pytest.raises(ExecutorError, match="cannot be reached .*closed") as told:
+            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+        assert type(told.value) is ExecutorError
+        await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(service), work)
+
+
+def test_a_request_that_is_too_large_is_not_sent(service):
+    keys = tuple(f"{number}-{'k' * 1000}" for number in range(4000))
+
+    async def work(executor):
+        begun = len(service.invocations)
+        request = ask("large", keys=keys, versions=("é" * 200,) * 4000)
+        with pytest.raises(
+            PayloadTooLargeError, match=r"a request of 8,[0-9,]+ bytes is more than Lambda takes"
+        ):
+            await executor.invoke(request, timeout_s=TIMEOUT_S)
+        assert len(service.invocations) == begun
+
+    using(executor_for(service), work)
+
+
+@pytest.mark.parametrize("json_logs", [False, True])
+def test_what_is_billed_is_what_aws_reports_and_not_what_is_printed(service, json_logs):
+    service.deploy(json_logs=json_logs, memory_mb=640)
+
+    async def work(executor):
+        return await executor.invoke(ask("print-reports"), timeout_s=TIMEOUT_S)
+
+    result = using(executor_for(service), work)
+    assert result.memory_mb == 640
+    assert 1000 <= result.billed_us < 30_000_000
+
+
+def test_without_a_report_the_function_s_own_time_counts_in_whole_milliseconds(service):
+    async def work(executor):
+        request = ask()
+        plain = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        payload = service.invocations[-1].payload
+        service.answer_next(
+            Answer(200, {"X-Amz-Log-Result": "bm8gcmVwb3J0"}, payload), Answer(200, {}, payload)
+        )
+        return plain, [await executor.invoke(request, timeout_s=TIMEOUT_S) for _ in range(2)]
+
+    plain, others = using(executor_for(service), work)
+    assert plain.duration_us == 1500  # as this function says
+    assert {other.billed_us for other in others} == {2000}
+
+
+def test_thousands_of_throttles_cost_no_thread_each(service):
+    async def work(executor):
+        service.throttle_next(1000)
+        tries = [executor.invoke(ask(), timeout_s=TIMEOUT_S) for _ in range(1000)]
+        told = await asyncio.gather(*tries, return_exceptions=True)
+        assert {type(error) for error in told} == {ThrottledError}
+
+    using(executor_for(service, concurrency=8), work)
+    assert service.refused == 1000
