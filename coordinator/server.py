@@ -1,7 +1,7 @@
 """Putting a coordinator together, serving until it is told to end, and taking it apart in order.
 
-The parts are the cache, the executor, the engine, the gRPC service, and two loops that go on all the while:
-following read reports, and the upkeep of the cache.
+The parts are the cache, the executor, the engine, the gRPC service, and loops that go on all the while:
+following read reports and, where functions answer through the cache, outcomes; and the upkeep of the cache.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors.making import make_executor
 from coordinator.listening import listen, listen_for_health
+from coordinator.outcomes import OutcomeReader
 from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
@@ -59,6 +60,7 @@ class _Running(NamedTuple):
     engine: Engine
     upkeep: Upkeep
     reports: ReportReader
+    outcomes: OutcomeReader | None
 
 
 async def serve(settings: Settings) -> None:
@@ -89,6 +91,9 @@ async def serve(settings: Settings) -> None:
             loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
             loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
         ]
+        if running.outcomes is not None:
+            following = _forever(running.outcomes.read_once, pause_s=0.0)
+            loops.append(loop.create_task(following, name="outcomes"))
         stack.push_async_callback(cancel_and_wait, *loops)
         ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -114,9 +119,13 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
-    executor = make_executor(settings)
+    by_event = settings.executor == "lambda" and settings.lambda_invocation == "Event"
+    outcomes = OutcomeReader(cache) if by_event else None
+    executor = make_executor(settings, outcomes)
     stack.push_async_callback(executor.close)
     info = await _warm_and_take_over(executor, cache)
+    if outcomes is not None:
+        await outcomes.begin()
     await agree_on_golden(cache, executor.golden)
     core_settings = _core_settings(settings, info, prices)
     engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
@@ -135,7 +144,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
             now_s=engine.now_s(),
         ),
     )
-    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
+    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden, outcomes=outcomes)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
@@ -144,7 +153,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
     stack.push_async_callback(health.enter_graceful_shutdown)
-    return _Running(engine, upkeep, reports)
+    return _Running(engine, upkeep, reports, outcomes)
 
 
 async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:

@@ -142,8 +142,8 @@ class Supervisor:
             if is_hopeless or deaths >= (_QUICK_DEATHS if self._was_ready else _QUICK_DEATHS_AT_START):
                 said = self._directory.last_words(child.last_words)
                 raise EmbeddedError(
-                    f"the embedded {child.name} ended {_times(max(deaths, 1))} soon after its start, the last "
-                    f"time with {_told(code)}{f': {said}' if said else ''}{self._directory.log_tail()}"
+                    f"the embedded {child.name} ended {_times(max(deaths, 1))} soon after its start, the "
+                    f"last time with {_told(code)}{f': {said}' if said else ''}{self._directory.log_tail()}"
                 )
             pause_s = min(_RESTART_PAUSE_MAX_S, _RESTART_PAUSE_S * 2**deaths)
             self._set_timer(f"restart {child.name}", pause_s, partial(self._start, child))

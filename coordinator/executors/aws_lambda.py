@@ -1,6 +1,7 @@
 """The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
 
-An invocation waits for its answer (``RequestResponse``). Nothing is retried here: the core sees throttling
+An invocation waits for its answer (``RequestResponse``); where none does, and outcomes come through the
+cache, is :mod:`coordinator.executors.lambda_events`. Nothing is retried here: the core sees throttling
 and adapts to it. Functions that decode otherwise than those that were warmed refuse before they write
 anything; another version of SUPER is refused with the remedy.
 """
@@ -50,11 +51,12 @@ class LambdaExecutor:
         cache: address of the cache that it is to reach, as requests will name it.
         region: where it is; by default the region of its ARN or of AWS's own settings.
         endpoint_url: where Lambda's API is, if it is not AWS.
-        invocation: how it is invoked, ``RequestResponse``.
         concurrency: invocations at once, at most.
         warm: environments to start before the first request; at least one is.
         read_timeout_s: how long a connection waits for an answer, in seconds; longer than any request's own
             time limit.
+        calls: how many calls are made at once, by a thread each; 0 stands for ``concurrency``, as calls that
+            wait for their answer need.
 
     Raises:
         ConfigError: a setting cannot be meant.
@@ -70,23 +72,21 @@ class LambdaExecutor:
         cache: str,
         region: str = "",
         endpoint_url: str = "",
-        invocation: str = "RequestResponse",
         concurrency: int = 100,
         warm: int = 8,
         read_timeout_s: float = 90.0,
+        calls: int = 0,
     ) -> None:
-        if invocation != "RequestResponse":
-            msg = f"lambda_invocation is RequestResponse; not {invocation!r}"
-            raise ConfigError(msg)
         self.scaling = Scaling(concurrency, burst=min(_BURST, concurrency), per_s=_PER_S, backlog=0)
         self._cache = cache
-        self._warm = min(max(1, warm), concurrency)
+        self._calls = min(calls or concurrency, concurrency)
+        self._warm = min(max(1, warm), self._calls)
         self._golden = ""
         self._client = LambdaClient(
-            Target(function, region, endpoint_url), connections=concurrency, read_timeout_s=read_timeout_s
+            Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
         self._target = self._client.target
-        self._threads = CallingThreads(concurrency, "super-lambda")
+        self._threads = CallingThreads(self._calls, "super-lambda")
 
     @property
     def golden(self) -> str:
@@ -154,15 +154,21 @@ class LambdaExecutor:
             await asyncio.sleep(_THROTTLED_PAUSE_S)
         return await self._call(payload, read, _WARM_TIMEOUT_S)
 
-    async def _call(self, payload: bytes, read: Callable[[Reply, float], _Read], timeout_s: float) -> _Read:
+    async def _call(
+        self,
+        payload: bytes,
+        read: Callable[[Reply, float], _Read],
+        timeout_s: float,
+        kind: str = "RequestResponse",
+    ) -> _Read:
         """Invoke and read the answer, in a thread, so that neither holds the event loop up."""
-        call = _Call(self._client, payload, read)
+        call = _Call(self._client, payload, read, kind)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._threads.run(call)
         except TimeoutError:
             if not call.began_s:
-                msg = f"none of {self.scaling.capacity} threads was free within {timeout_s} s"
+                msg = f"none of {self._calls} threads was free within {timeout_s} s"
                 raise ThrottledError(msg) from None
             error = FunctionTimedOutError(f"{self._target} did not answer within {timeout_s:.1f} s")
             error.ran_s = time.monotonic() - call.began_s
@@ -172,8 +178,11 @@ class LambdaExecutor:
 class _Call(Generic[_Read]):
     """One invocation as a thread makes it; ``began_s`` is when, on the monotonic clock, or 0."""
 
-    def __init__(self, client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read]) -> None:
+    def __init__(
+        self, client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str
+    ) -> None:
         self._client = client
+        self._kind = kind
         self._payload = payload
         self._read = read
         self.began_s = 0.0
@@ -181,7 +190,7 @@ class _Call(Generic[_Read]):
     def __call__(self) -> _Read:
         self.began_s = time.monotonic()
         try:
-            reply = self._client.invoke(self._payload)
+            reply = self._client.invoke(self._payload, self._kind)
         except FunctionTimedOutError as error:
             error.ran_s = time.monotonic() - self.began_s
             raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.executors.base import Executor
+    from coordinator.outcomes import OutcomeReader
     from coordinator.settings import Settings
 
 __all__ = ["make_executor"]
@@ -13,27 +14,37 @@ __all__ = ["make_executor"]
 _READ_MARGIN_S = 30.0  # the engine gives up a function's answer earlier than its connection does
 
 
-def make_executor(settings: Settings) -> Executor:
+def make_executor(settings: Settings, outcomes: OutcomeReader | None = None) -> Executor:
     """An executor, not started yet.
+
+    Args:
+        settings: which one, and its own.
+        outcomes: brings what functions answer through the cache; for ``lambda_invocation`` Event.
 
     Raises:
         ConfigError: a setting of it is wrong.
     """
     if settings.executor == "lambda":
-        from coordinator.executors.aws_lambda import LambdaExecutor
-
-        return LambdaExecutor(
-            settings.lambda_function,
-            cache=settings.cache,
-            region=settings.lambda_region,
-            endpoint_url=settings.lambda_endpoint_url,
-            invocation=settings.lambda_invocation,
-            concurrency=settings.lambda_concurrency,
-            warm=settings.lambda_warm,
-            read_timeout_s=settings.request_timeout_s + _READ_MARGIN_S,
-        )
+        return _lambda_executor(settings, outcomes)
     from coordinator.executors.local import LocalExecutor
 
     # Its processes are of this side, so what is allowed here is allowed there.
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else None
     return LocalExecutor(workers=settings.workers, function=settings.function, environment=environment)
+
+
+def _lambda_executor(settings: Settings, outcomes: OutcomeReader | None) -> Executor:
+    from coordinator.executors.aws_lambda import LambdaExecutor
+    from coordinator.executors.lambda_events import LambdaEventExecutor
+
+    options: dict[str, Any] = {
+        "cache": settings.cache,
+        "region": settings.lambda_region,
+        "endpoint_url": settings.lambda_endpoint_url,
+        "concurrency": settings.lambda_concurrency,
+        "warm": settings.lambda_warm,
+        "read_timeout_s": settings.request_timeout_s + _READ_MARGIN_S,
+    }
+    if outcomes is None:
+        return LambdaExecutor(settings.lambda_function, **options)
+    return LambdaEventExecutor(settings.lambda_function, outcomes=outcomes, **options)

@@ -1,0 +1,154 @@
+"""Asynchronous invocations of a real function: outcomes come by a real cache, or their absence is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import replace
+
+import pytest
+
+from coordinator.cache import Cache
+from coordinator.cancelling import cancel_and_wait
+from coordinator.executors import (
+    ExecutorError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    ThrottledError,
+)
+from coordinator.executors.lambda_events import LambdaEventExecutor
+from coordinator.outcomes import OutcomeReader
+from super_wire.errors import CacheUnreachableError
+from super_wire.keys import cache_key
+from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.test_aws_lambda import NAME, request_for_objects
+
+ALONE_S = 1.0
+
+
+def using(service, valkey, work, **changes):
+    """Runs ``work(executor, outcomes)`` with outcomes followed as the coordinator has them followed."""
+
+    async def follow(outcomes):
+        while True:
+            with contextlib.suppress(CacheUnreachableError):
+                await outcomes.read_once()
+
+    async def body():
+        cache = Cache(valkey.url, owner="")
+        outcomes = OutcomeReader(cache)
+        await outcomes.begin()
+        options = {"cache": valkey.url, "endpoint_url": service.url, "warm": 1, **changes}
+        executor = LambdaEventExecutor(NAME, outcomes=outcomes, **options)
+        following = asyncio.create_task(follow(outcomes))
+        try:
+            await executor.start()
+            return await work(executor, outcomes)
+        finally:
+            await cancel_and_wait(following)
+            await executor.close()
+            await cache.close()
+
+    return asyncio.run(body())
+
+
+def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 6)
+
+    async def work(executor, _outcomes):
+        return await executor.invoke(request, timeout_s=TIMEOUT_S)
+
+    result = using(lambda_service, valkey, work)
+    assert result.outcomes == ("cached",) * 6
+    assert result.memory_mb == 1769
+    assert result.duration_us <= result.billed_us < result.duration_us + 1000
+    assert result.billed_us % 1000 == 0
+    assert [invocation.kind for invocation in lambda_service.invocations] == ["RequestResponse", "Event"]
+    with valkey.client() as client:
+        assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
+
+
+def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
+    lambda_service.concurrency = 2
+    request = request_for_objects(object_store, valkey.url, 2)
+    requests = [replace(request, request_id=f"r{number}") for number in range(300)]
+
+    async def work(executor, outcomes):
+        calls = [asyncio.create_task(executor.invoke(one, timeout_s=TIMEOUT_S)) for one in requests]
+        while len(outcomes._waiting) < 50:  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0)
+        threads = sum(thread.name.startswith("super-lambda") for thread in threading.enumerate())
+        return threads, await asyncio.gather(*calls)
+
+    threads, results = using(lambda_service, valkey, work, concurrency=1000)
+    assert threads <= 32
+    assert [result.request_id for result in results] == [one.request_id for one in requests]
+    assert lambda_service.most_at_once <= 2
+
+
+def test_what_the_function_raises_is_told_with_its_time(lambda_service, valkey):
+    async def work(executor, _outcomes):
+        with pytest.raises(FunctionRaisedError, match="raised RecipeError: ") as caught:
+            await executor.invoke(replace(ask(cache=valkey.url), recipe="{}"), timeout_s=TIMEOUT_S)
+        return caught.value.ran_s
+
+    assert using(lambda_service, valkey, work) > 0
+
+
+def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+
+    async def work(executor, outcomes):
+        lambda_service.crash_next()
+        with pytest.raises(FunctionTimedOutError, match=r"no outcome of the function .* within 1\.0 s"):
+            await executor.invoke(request, timeout_s=ALONE_S)
+        assert not outcomes._waiting
+        return await executor.invoke(request, timeout_s=TIMEOUT_S)
+
+    assert using(lambda_service, valkey, work).outcomes == ("cached",)
+
+
+def test_an_event_that_is_delivered_twice_is_answered_once(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 2)
+
+    async def work(executor, outcomes):
+        with outcomes.expecting("other"):
+            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
+            again = lambda_service.invocations[-1].event
+            await asyncio.to_thread(executor._client.invoke, again, "Event")
+            async with asyncio.timeout(TIMEOUT_S):
+                while not outcomes.unawaited:  # noqa: ASYNC110  # nobody tells of it
+                    await asyncio.sleep(0)
+        return first, await executor.invoke(request, timeout_s=TIMEOUT_S)
+
+    first, second = using(lambda_service, valkey, work)
+    assert first.outcomes == second.outcomes == ("cached", "cached")
+
+
+def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+
+    async def work(executor, outcomes):
+        with valkey.client() as client:  # what the function appends to is no stream any more
+            client.set(outcomes.stream, "")
+        with pytest.raises(FunctionTimedOutError, match="could not reach the cache"):
+            await executor.invoke(request, timeout_s=ALONE_S)
+
+    with contextlib.suppress(ExecutorError):
+        using(lambda_service, valkey, work)
+    lambda_service.wait_until(lambda: lambda_service.dropped_events)
+    assert b"refuses the outcome of request" in lambda_service.dropped_events[0].payload
+
+
+def test_throttling_is_told_before_anything_is_queued(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+
+    async def work(executor, outcomes):
+        lambda_service.throttle_next(1)
+        with pytest.raises(ThrottledError, match="throttled"):
+            await executor.invoke(request, timeout_s=TIMEOUT_S)
+        assert not outcomes._waiting
+
+    using(lambda_service, valkey, work)
+    assert len(lambda_service.invocations) == 1
