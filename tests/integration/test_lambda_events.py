@@ -1,0 +1,124 @@
+"""Whole epochs whose functions answer through the cache: with crashes, second deliveries, lost streams."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.lambda_service import LambdaService
+    from tests.fixtures.object_store import ObjectStore
+    from tests.fixtures.valkey import Valkey
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--request-timeout-s", "0.5")
+CONCURRENCY = 2
+
+
+@pytest.fixture
+def stack(
+    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path
+) -> Iterator[Stack]:
+    """A coordinator whose functions run on Lambda, by events; ``s3://photos/train`` holds the images."""
+    lambda_service.concurrency = CONCURRENCY  # as many processes as this machine likes
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    arguments = ("--executor", "lambda", "--lambda-invocation", "Event", "--lambda-warm", "2", *SMALL_STEPS)
+    running = Stack(arguments=arguments, cache=valkey.url)
+    running.start()
+    yield running
+    running.close()
+
+
+def train(stack: Stack, images: Path, disturb: dict[int, object] | None = None) -> SuperSampler:
+    """An epoch, at some of whose batches something is done: it is whole and in the plan's order."""
+    dataset = SuperDataset("s3://photos/train", RECIPE)
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)
+        delivered = []
+        for number, batch in enumerate(loader):
+            if disturb and number in disturb:
+                disturb[number]()  # type: ignore[operator]
+            delivered.append(batch)
+        sampler.set_epoch(0)
+        assert collect(delivered) == collect(loader)
+    assert_exactly_once(collect(delivered), expected_pixels(images, resize=SIDE, crop=SIDE))
+    return sampler
+
+
+def outcome_streams(valkey: Valkey) -> list[bytes]:
+    with valkey.client() as client:
+        return list(client.keys("super:o1:*"))
+
+
+def test_an_epoch_through_events(
+    stack: Stack, images: Path, lambda_service: LambdaService, valkey: Valkey
+) -> None:
+    train(stack, images)
+    kinds = [invocation.kind for invocation in lambda_service.invocations]
+    assert kinds.count("RequestResponse") == 2  # the two that were warmed
+    assert len(kinds) >= 150 / 4
+    (stream,) = outcome_streams(valkey)
+    with valkey.client() as client:
+        assert client.ttl(stream) > 0
+        assert client.xlen(stream) < 10
+
+
+@pytest.mark.slow
+def test_functions_that_crash_say_nothing_and_their_samples_come(
+    stack: Stack, images: Path, lambda_service: LambdaService
+) -> None:
+    train(stack, images, {2: lambda: lambda_service.crash_next(2)})
+    assert len(lambda_service.dropped_events) == 2
+    assert "no outcome of the function" in stack.log.read_text()
+
+
+def test_events_that_are_delivered_twice_change_nothing(
+    stack: Stack, images: Path, lambda_service: LambdaService
+) -> None:
+    client = boto3.client("lambda", endpoint_url=lambda_service.url)
+
+    def again() -> None:
+        for invocation in list(lambda_service.invocations):
+            if b"super_request" in invocation.event:
+                client.invoke(FunctionName="super-prefetch", InvocationType="Event", Payload=invocation.event)
+
+    train(stack, images, {3: again, 12: again})
+    client.close()
+    answered = [
+        json.loads(one.event)["request_id"] for one in lambda_service.invocations if one.kind == "Event"
+    ]
+    assert len(answered) > len(set(answered))
+
+
+@pytest.mark.slow
+def test_a_cache_that_is_emptied_in_between_loses_outcomes_and_no_sample(
+    stack: Stack, images: Path, valkey: Valkey
+) -> None:
+    train(stack, images, {5: valkey.restart_empty, 20: valkey.restart_empty})
+
+
+@pytest.mark.slow
+def test_the_next_coordinator_has_a_stream_of_its_own(stack: Stack, images: Path, valkey: Valkey) -> None:
+    before = set(outcome_streams(valkey))
+    stack.kill_coordinator()
+    stack.start_coordinator()
+    train(stack, images)
+    streams = set(outcome_streams(valkey))
+    assert len(before) == 1
+    assert len(streams) == 2
+    with valkey.client() as client:
+        assert all(client.ttl(stream) > 0 for stream in streams)

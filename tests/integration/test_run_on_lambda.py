@@ -1,0 +1,68 @@
+"""The main job through the Lambda executor, whole: ``superdl run``, an embedded coordinator, S3."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from experiments.data.digits import make_digits
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def temporary():
+    directory = Path(tempfile.mkdtemp(prefix="super-e-"))  # short: socket paths have 107 bytes
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def digits(object_store):
+    """The digits in a bucket."""
+    make_digits(object_store.directory / "digits")
+    return "s3://digits"
+
+
+@pytest.fixture
+def superdl(temporary, monkeypatch, valkey):
+    """Runs ``superdl run digits`` with overrides; its result."""
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("SUPER_CACHE", valkey.url)
+
+    def run(*overrides):
+        command = [sys.executable, "-m", "superdl.main", "run", "digits", "--json"]
+        for override in (f"output={temporary / 'runs'}", *overrides):
+            command += ["--set", override]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+        )
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("invocation", ["RequestResponse", "Event"])
+def test_training_through_lambda(lambda_service, superdl, digits, monkeypatch, invocation):
+    monkeypatch.setenv("SUPER_LAMBDA_INVOCATION", invocation)
+    done = superdl(
+        "executor=lambda",
+        f"data.train={digits}/train",
+        f"data.val={digits}/val",
+        "loader.num_workers=1",
+        "epochs=2",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["executor"] == "lambda"
+    assert report["status"] == "finished"
+    assert report["val_accuracy"] > 0.5
+    kinds = {invocation.kind for invocation in lambda_service.invocations}
+    assert invocation in kinds
