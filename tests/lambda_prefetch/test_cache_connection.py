@@ -11,7 +11,7 @@ import pytest
 from lambda_prefetch import cache_connection
 from lambda_prefetch.cache_connection import CacheConnection
 from super_wire.address import CacheAddress, Credentials
-from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port
 
@@ -250,3 +250,11 @@ def test_a_server_that_refuses_hello_is_spoken_to_in_resp2(refusal):
     thread.join(10)
     listener.close()
     assert told == [b"HELLO", b"AUTH", b"PING", b"SET"]
+
+
+def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, connect):
+    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
+    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # noqa: S104  # connected to
+    with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
+        connect(url)
+    assert connect(url, insecure=True).store([record(b"k", b"x")]) == [""]

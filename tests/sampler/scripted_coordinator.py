@@ -20,7 +20,7 @@ from super_wire import coordinator_pb2 as pb
 from super_wire import coordinator_pb2_grpc
 from super_wire.errors import SuperError, UnknownJobError
 from super_wire.ids import batch_id, digest128
-from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, TOKEN_METADATA_KEY
 
 
 @dataclass
@@ -41,12 +41,18 @@ class Script:
 
 
 class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves at ``address``; port 0 takes a free one."""
+    """Serves at ``address``; port 0 takes a free one. It speaks TLS where it is given ``tls``."""
 
-    def __init__(self, address: str = "127.0.0.1:0", script: Script | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        script: Script | None = None,
+        tls: grpc.ServerCredentials | None = None,
+    ) -> None:
         self.script = script or Script()
         self.jobs: dict[str, int] = {}
         self.calls: list[tuple[str, object]] = []
+        self.tokens: list[str] = []  # what each call showed
         self.heard = threading.Condition()
         self.gate = threading.Event()  # NextBatches waits for it
         self.gate.set()
@@ -54,7 +60,10 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.closing.set()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(address)
+        if tls is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, tls)
         self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         self._server.start()
 
@@ -77,6 +86,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     def _hear(self, method: str, request, context) -> None:
         with self.heard:
             self.calls.append((method, request))
+            self.tokens.append(dict(context.invocation_metadata()).get(TOKEN_METADATA_KEY, ""))
             planned = self.script.failures.get(method)
             failure = planned.pop(0) if planned else None
             self.heard.notify_all()

@@ -1,0 +1,167 @@
+"""A client and a coordinator that do not trust each other: who is wrong, and the remedy, told at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from coordinator.tls import ServerTls
+from sampler.client import FIRST_CONTACT, Client, Patience
+from super_wire import coordinator_pb2 as pb
+from super_wire.coordinator_credentials import CoordinatorCredentials
+from super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
+from tests.fixtures.valkey import free_port
+from tests.sampler.scripted_coordinator import ScriptedCoordinator
+
+REQUEST = pb.GetJobStatsRequest()
+TOKEN = "0123456789abcdef"
+
+
+@contextmanager
+def serving(pair=None, client_ca="", address="127.0.0.1:0"):
+    """A coordinator, by TLS if there is a certificate for it."""
+    tls = ServerTls(pair.cert_file, pair.key_file, client_ca).credentials() if pair else None
+    server = ScriptedCoordinator(address, tls=tls)
+    yield server
+    server.stop()
+
+
+def ask(address, **credentials):
+    client = Client(address, credentials=CoordinatorCredentials(**credentials))
+    return client.call("GetJobStats", REQUEST, FIRST_CONTACT)
+
+
+@pytest.fixture
+def trusting(certificates):
+    return {"ca_file": certificates.ca_file}
+
+
+def test_a_certificate_of_the_authority_for_this_name_is_trusted(certificates, trusting):
+    with serving(certificates.server) as server:
+        port = server.address.partition(":")[2]
+        for host in ("127.0.0.1", "localhost"):
+            assert ask(f"{host}:{port}", **trusting)
+    with serving(certificates.elsewhere) as server:
+        assert ask(server.address, name="cache.example", **trusting)
+
+
+def test_another_authoritys_certificate_is_told_with_the_variable(certificates):
+    with serving(certificates.server) as server:
+        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE") as caught:
+            ask(server.address, ca_file=certificates.strange_ca_file)
+        assert f"which {certificates.strange_ca_file} is not" in str(caught.value)
+
+
+def test_the_systems_authorities_are_believed_where_no_file_is_named(certificates, monkeypatch):
+    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not: so TLS it must be."""
+    with serving(certificates.server) as server:
+        address = f"0.0.0.0:{server.address.partition(':')[2]}"
+        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE"):
+            ask(address, name="localhost")
+        monkeypatch.setenv("SSL_CERT_FILE", certificates.ca_file)
+        assert ask(address, name="localhost")
+        assert not server.tokens[0]
+
+
+def test_a_certificate_for_another_name_is_told_with_both_names(certificates, trusting):
+    with serving(certificates.elsewhere) as server:
+        with pytest.raises(CoordinatorTrustError, match=r"is for cache\.example, not for 127\.0\.0\.1"):
+            ask(server.address, **trusting)
+        with pytest.raises(CoordinatorTrustError, match=r"not for other\.example.*SUPER_COORDINATOR_NAME"):
+            ask(server.address, name="other.example", **trusting)
+
+
+def test_an_expired_certificate_is_told(certificates, trusting):
+    expired = pytest.raises(CoordinatorTrustError, match="certificate has expired: renew tls_cert")
+    with serving(certificates.expired) as server, expired:
+        ask(server.address, **trusting)
+
+
+def test_a_missing_or_strange_client_certificate_is_told(certificates, trusting):
+    with serving(certificates.server, certificates.ca_file) as server:
+        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CERT_FILE"):
+            ask(server.address, **trusting)
+        strange = {"cert_file": certificates.stranger.cert_file, "key_file": certificates.stranger.key_file}
+        with pytest.raises(CoordinatorTrustError, match=r"stranger\.pem \(SUPER_COORDINATOR_CERT_FILE\)"):
+            ask(server.address, **strange, **trusting)
+        mine = {"cert_file": certificates.client.cert_file, "key_file": certificates.client.key_file}
+        assert ask(server.address, **mine, **trusting)
+
+
+def test_a_coordinator_without_tls_is_told(trusting):
+    with (
+        serving() as server,
+        pytest.raises(CoordinatorTrustError, match="speaks no TLS: start the coordinator"),
+    ):
+        ask(server.address, **trusting)
+
+
+def test_a_client_without_tls_is_told(certificates):
+    with serving(certificates.server) as server:
+        with pytest.raises(CoordinatorTrustError, match="speaks TLS, and this client does not"):
+            ask(server.address, token=TOKEN)
+        assert not server.calls
+
+
+def test_nobody_there_is_still_nobody_there(trusting):
+    for given in ({}, trusting):
+        client = Client(f"127.0.0.1:{free_port()}", credentials=CoordinatorCredentials(**given))
+        with pytest.raises(CoordinatorUnreachableError, match="no coordinator answered"):
+            client.call("GetJobStats", REQUEST, Patience(attempts=2, total_s=5.0, backoff_s=0.01))
+
+
+def test_one_that_was_trusted_before_is_waited_for(certificates, trusting):
+    """A coordinator that is being replaced may show a wrong certificate for a while."""
+    address = f"127.0.0.1:{free_port()}"
+    client = Client(address, credentials=CoordinatorCredentials(**trusting))
+    with serving(certificates.server, address=address):
+        client.call("GetJobStats", REQUEST, FIRST_CONTACT)
+    with ExitStack() as first, ExitStack() as then:
+        first.enter_context(serving(certificates.elsewhere, address=address))
+
+        class Pause(threading.Event):
+            def wait(self, timeout=None):
+                first.close()
+                then.enter_context(serving(certificates.server, address=address))
+                return False
+
+        assert client.call("GetJobStats", REQUEST, FIRST_CONTACT, stopped=Pause()) is not None
+
+
+def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates, trusting, tmp_path, caplog):
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    with serving(certificates.server) as server:
+        ask(server.address, token_file=str(file), **trusting)
+        file.write_text(f"{TOKEN}-renewed\n{TOKEN}\n")
+        ask(server.address, token_file=str(file), **trusting)
+        file.write_text("")
+        with caplog.at_level(logging.WARNING):
+            ask(server.address, token_file=str(file), **trusting)
+        assert server.tokens == [f"Bearer {TOKEN}", f"Bearer {TOKEN}-renewed", f"Bearer {TOKEN}-renewed"]
+        assert "the token stays as it was" in caplog.text
+        assert TOKEN not in caplog.text
+        with pytest.raises(ConfigError, match="holds no token"):
+            ask(server.address, token_file=str(file), name="localhost", **trusting)
+
+
+def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
+    with serving() as server:
+        address = f"0.0.0.0:{server.address.partition(':')[2]}"
+        with pytest.raises(CoordinatorTrustError, match="speaks no TLS.*SUPER_INSECURE=1"):
+            ask(address, token=TOKEN)
+        assert not server.calls
+        for _ in range(2):
+            ask(address, token=TOKEN, insecure=True)
+        assert server.tokens == [f"Bearer {TOKEN}"] * 2
+        assert caplog.text.count("INSECURE:") == 1
+        assert TOKEN not in caplog.text
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path):
+    none = tmp_path / "none.pem"
+    with pytest.raises(ConfigError, match=r"none\.pem.*SUPER_COORDINATOR_CA_FILE.*cannot be used"):
+        ask("127.0.0.1:1", ca_file=str(none))

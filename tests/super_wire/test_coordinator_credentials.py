@@ -1,0 +1,106 @@
+"""What a client is let in with: from its environment alone, and which hosts it speaks to by TLS."""
+
+from __future__ import annotations
+
+import pytest
+
+from super_wire.coordinator_credentials import CoordinatorCredentials, parse_tokens, read_tokens
+from super_wire.errors import ConfigError
+from super_wire.loopback import insecure_in
+
+TOKEN = "0123456789abcdef"
+
+
+def test_nothing_is_needed_and_nothing_is_there():
+    assert CoordinatorCredentials.from_environment({}) == CoordinatorCredentials()
+    assert CoordinatorCredentials().current_token() == ""
+
+
+def test_all_comes_from_the_environment(tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    found = CoordinatorCredentials.from_environment(
+        {
+            "SUPER_TOKEN_FILE": str(tmp_path / "token"),
+            "SUPER_COORDINATOR_CA_FILE": "/ca.pem",
+            "SUPER_COORDINATOR_CERT_FILE": "/cert.pem",
+            "SUPER_COORDINATOR_KEY_FILE": "/key.pem",
+            "SUPER_COORDINATOR_NAME": "coordinator.example",
+            "SUPER_INSECURE": "1",
+        }
+    )
+    assert found == CoordinatorCredentials(
+        token_file=str(tmp_path / "token"),
+        ca_file="/ca.pem",
+        cert_file="/cert.pem",
+        key_file="/key.pem",
+        name="coordinator.example",
+        insecure=True,
+    )
+    assert found.current_token() == TOKEN
+
+
+def test_the_token_itself_goes_before_its_file_and_the_first_before_others():
+    """So that both sides may have the same variable."""
+    found = CoordinatorCredentials.from_environment(
+        {"SUPER_TOKEN": f"{TOKEN},other-{TOKEN}", "SUPER_TOKEN_FILE": "/x"}
+    )
+    assert found.current_token() == TOKEN
+    assert TOKEN not in repr(found)
+
+
+@pytest.mark.parametrize("name", ["SUPER_COORDINATOR_CERT_FILE", "SUPER_COORDINATOR_KEY_FILE"])
+def test_certificate_and_key_belong_together(name):
+    with pytest.raises(ConfigError, match="belong together"):
+        CoordinatorCredentials.from_environment({name: "/x.pem"})
+
+
+@pytest.mark.parametrize(
+    "environment", [{"SUPER_TOKEN": "too-short-zq"}, {"SUPER_TOKEN_FILE": "/nowhere/token"}]
+)
+def test_what_is_no_token_is_told_when_the_client_is_made(environment):
+    (name,) = environment
+    with pytest.raises(ConfigError, match=name) as caught:
+        CoordinatorCredentials.from_environment(environment)
+    assert "too-short-zq" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "encrypted"),
+    [
+        ({}, [False, False, False, True]),
+        ({"ca_file": "/ca.pem"}, [False, True, True, True]),
+        ({"insecure": True}, [False, False, False, False]),
+        ({"insecure": True, "ca_file": "/ca.pem"}, [False, True, True, False]),
+    ],
+)
+def test_who_is_spoken_to_by_tls(given, encrypted):
+    hosts = ("", "localhost", "::1", "10.1.2.3")
+    assert [CoordinatorCredentials(**given).encrypts(host) for host in hosts] == encrypted
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("", False), ("0", False), ("FALSE", False), ("1", True), ("true", True)]
+)
+def test_insecure_is_yes_or_no(text, meant):
+    assert insecure_in({"SUPER_INSECURE": text}) is meant
+
+
+def test_insecure_is_never_guessed():
+    assert insecure_in({}) is False
+    with pytest.raises(ConfigError, match="SUPER_INSECURE is 1 or 0; not 'perhaps'"):
+        insecure_in({"SUPER_INSECURE": "perhaps"})
+
+
+def test_a_file_of_tokens_is_bounded(tmp_path):
+    file = tmp_path / "endless"
+    file.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(ConfigError, match="more than 1048576 bytes"):
+        read_tokens(str(file), "token_file")
+
+
+def test_tokens_stand_in_lines_and_between_commas():
+    assert parse_tokens(f"# remark\n {TOKEN} , b{TOKEN}\n\nc{TOKEN}\n", "x") == (
+        TOKEN,
+        f"b{TOKEN}",
+        f"c{TOKEN}",
+    )
