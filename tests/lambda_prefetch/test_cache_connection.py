@@ -254,7 +254,7 @@ def test_a_server_that_refuses_hello_is_spoken_to_in_resp2(refusal):
 
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, connect):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
-    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # noqa: S104  # connected to
+    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
     with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
         connect(url)
     assert connect(url, insecure=True).store([record(b"k", b"x")]) == [""]

@@ -150,7 +150,7 @@ def test_a_bad_address_is_a_setting_to_mend():
 
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
-    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # noqa: S104  # connected to
+    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
     with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
         connect(url)
     connection = connect(url, Credentials(insecure=True))
