@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--catalog-max-age-s", type=float, help="a new run lists a source again after this (300)"
     )
+    parser.add_argument("--catalog-max-samples", type=int, help="samples that a source may have (50,000,000)")
     parser.add_argument(
         "--lease-s", type=float, help="a rank that is silent for so long is not looked ahead for (15)"
     )
@@ -79,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health-listen", help="another address, on this machine, for the health service alone"
     )
-    parser.add_argument("--file-roots", help="directories that file:// sources must lie in (any)")
+    parser.add_argument(
+        "--file-roots",
+        help="directories for file:// sources and key lists (any, or none where others reach it)",
+    )
     parser.add_argument(
         "--lambda-function", help="name, ARN or alias of the deployed function (super-prefetch)"
     )

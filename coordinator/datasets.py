@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from coordinator.catalog import Catalog, ListingCancelledError, list_source
 from coordinator.recent_ids import RecentIds
-from super_wire.errors import SourceError, SuperError
+from super_wire.errors import CoordinatorError, SourceError, SuperError
 from super_wire.ids import ID_BYTES, digest128
 from super_wire.record import HEADER_BYTES
 
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_STEP = 1000
 _CLOSE_TIMEOUT_S = 5.0
+_LISTINGS_AT_ONCE = 8
+_LISTINGS_MAX = 64
 _DEFAULT_RECORD_BYTES = 600_000
 """Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
 
@@ -118,6 +121,8 @@ class Dataset:
 class DatasetRegistry:
     """The datasets that were registered last, and the listings they share.
 
+    A few sources are listed at once, on threads of their own, and a bounded number waits for its turn.
+
     Args:
         max_age_s: how old a listing may be for a new run.
         capacity: how many datasets are remembered; a job remembers its own.
@@ -140,9 +145,14 @@ class DatasetRegistry:
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
+        self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
 
     def register(self, source: str, recipe: Recipe, key_list: str, run_id: str) -> Dataset:
-        """The dataset of these facts; its listing is begun if no fitting one is there."""
+        """The dataset of these facts; its listing is begun if no fitting one is there.
+
+        Raises:
+            CoordinatorError: too many other listings have not ended yet.
+        """
         dataset_id = digest128(source.encode(), key_list.encode(), recipe.json.encode(), run_id.encode())
         known = self.get(dataset_id)
         if known is not None and known.listing.error is None:
@@ -189,6 +199,7 @@ class DatasetRegistry:
         tasks += [listing.task for listing in self._listings if listing.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _listing(self, source: str, key_list: str, run_id: str) -> Listing:
         same = [one for one in self._listings if (one.source, one.key_list) == (source, key_list)]
@@ -197,6 +208,13 @@ class DatasetRegistry:
             if listing.error is None and (run_id in listing.runs or fresh):
                 listing.runs.add(run_id)
                 return listing
+        under_way = sum(not one.ended for one in self._listings)
+        if under_way >= _LISTINGS_MAX:
+            msg = (
+                f"this coordinator is listing {under_way} sources already: register this one when some of "
+                "them have ended"
+            )
+            raise CoordinatorError(msg)
         listing = Listing(source, key_list, runs={run_id})
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
         self._listings.append(listing)
@@ -225,8 +243,13 @@ class DatasetRegistry:
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
         try:
-            catalog = await asyncio.to_thread(
-                self._lister, listing.source, listing.key_list or None, progress, listing.cancelled
+            catalog = await loop.run_in_executor(
+                self._threads,
+                self._lister,
+                listing.source,
+                listing.key_list or None,
+                progress,
+                listing.cancelled,
             )
         except ListingCancelledError:
             listing.error = SourceError(

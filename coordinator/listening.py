@@ -33,6 +33,9 @@ SERVICE = "super.v1.Coordinator"
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
+_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
+_CONNECTIONS_MAX = 20_000
+_HANDSHAKE_TIMEOUT_MS = 20_000  # who says nothing keeps no connection
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
@@ -57,6 +60,9 @@ async def listen(
             ("grpc.max_receive_message_length", _REQUEST_BYTES_MAX),
             ("grpc.max_send_message_length", _REPLY_BYTES_MAX),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION_MAX),
+            ("grpc.max_allowed_incoming_connections", _CONNECTIONS_MAX),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ],
         interceptors=[TokenInterceptor(tokens)] if tokens is not None else None,
         maximum_concurrent_rpcs=_CALLS_MAX,

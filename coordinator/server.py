@@ -14,10 +14,12 @@ import math
 import os
 import signal
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.cache import Cache, LockHeldError
 from coordinator.cancelling import cancel_and_wait
+from coordinator.catalog import list_source
 from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
@@ -31,7 +33,7 @@ from coordinator.service import CoordinatorService
 from coordinator.sweeping import Sweep, known_ids
 from coordinator.tls import ServerTls
 from coordinator.tokens import Tokens
-from coordinator.trust import warn_if_insecure
+from coordinator.trust import allowed_to_listings, warn_if_insecure
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.errors import CacheError, ConfigError
 
@@ -131,7 +133,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
     engine.post(ExecutorResized(**asdict(executor.scaling)))
-    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s)
+    datasets = DatasetRegistry(
+        max_age_s=settings.catalog_max_age_s,
+        lister=partial(list_source, allowed=allowed_to_listings(settings)),
+    )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
     service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)

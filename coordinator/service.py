@@ -49,7 +49,10 @@ _MAX_TEXT = 65_536
 _MAX_JOBS = 10_000
 _MAX_EPOCH = 2**40
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
-_MAX_MESSAGE = 2000  # characters; an error travels in a header, and headers are short
+_MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
+_MAX_RANKS = 100_000  # of all jobs together
+_MAX_POLLS = 4096
+_MAX_JOBS_TOLD = 1024
 _JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
@@ -66,7 +69,8 @@ _Context = grpc.aio.ServicerContext
 
 async def _abort(context: _Context[Any, Any], error: SuperError) -> NoReturn:
     code = next(code for kind, code in _CODES if isinstance(error, kind))
-    await context.abort(code, str(error)[:_MAX_MESSAGE], ((ERROR_METADATA_KEY, type(error).__name__),))
+    message = str(error).encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
+    await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
     raise error  # abort() raises; this tells the type checker
 
 
@@ -102,6 +106,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
         self._jobs: dict[str, Dataset] = {}
+        self._polls = 0
 
     @_typed_errors
     async def RegisterDataset(
@@ -128,7 +133,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """How far a listing is; waits a bounded while for news."""
         dataset = self._dataset(request.dataset_id)
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
-        await self._datasets.wait(dataset, listed=request.listed, wait_s=wait_s)
+        self._polls += 1
+        try:  # who is one too many hears at once what is known
+            await self._datasets.wait(
+                dataset, listed=request.listed, wait_s=wait_s if self._polls <= _MAX_POLLS else 0.0
+            )
+        finally:
+            self._polls -= 1
         return self._describe(dataset)
 
     @_typed_errors
@@ -171,6 +182,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(msg)
         if open_already is None and len(self._engine.core.jobs) >= _MAX_JOBS:
             msg = f"this coordinator has its {_MAX_JOBS} jobs open: close some"
+            raise CoordinatorError(msg)
+        is_known = open_already is not None and request.rank in open_already.lanes
+        if not is_known and sum(len(job.lanes) for job in self._engine.core.jobs) >= _MAX_RANKS:
+            msg = f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             raise CoordinatorError(msg)
         self._engine.know(dataset)
         self._jobs[request.job] = dataset
@@ -242,6 +257,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             msg = f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(request.batch_ids)}"
             raise ConfigError(msg)
+        if any(len(batch) != ID_BYTES for batch in request.batch_ids):
+            msg = f"a batch id has {ID_BYTES} bytes"
+            raise ConfigError(msg)
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             status = batch_status(
@@ -271,6 +289,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.GetJobStatsRequest, context: _Context[Any, Any]
     ) -> pb.JobStatsList:  # gRPC's signature
         """Accounts of jobs and of the cache."""
+        if len(request.jobs) > _MAX_JOBS_TOLD:
+            msg = f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or by naming none for all of them"
+            raise ConfigError(msg)
         core = self._engine.core
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         return pb.JobStatsList(

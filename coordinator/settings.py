@@ -30,6 +30,7 @@ _INVOCATIONS = ("RequestResponse", "Event")
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _RANGES = {
     "workers": (1, 4096),
+    "catalog_max_samples": (1, 2**40),
     "cache_bytes": (0, 2**60),
     "lookahead_batches": (1, 2**20),
     "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
@@ -69,8 +70,9 @@ class Settings:
     clients must show a certificate of ``tls_client_ca``'s where it is set. ``token`` is what clients must
     know, several separated by commas; ``token_file`` has one in each line. ``insecure`` allows what is not on
     this machine without TLS and a token. ``health_listen`` is another address, on this machine, where health
-    alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources must lie
-    in; none means any.
+    alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources and key
+    lists must lie in; none means any, or, where others can reach the coordinator, none at all.
+    ``catalog_max_samples`` bounds a source.
 
     ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
     run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
@@ -87,6 +89,7 @@ class Settings:
     request_samples: int = 64
     request_timeout_s: float = 60.0
     catalog_max_age_s: float = 300.0
+    catalog_max_samples: int = 50_000_000
     lease_s: float = 15.0
     function_memory_mb: int = 1769
     prices: str = ""

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from coordinator.addresses import check_cache_address, check_listen_address, leaves_this_machine, socket_path
+from coordinator.allowed import Allowed, parse_roots
 from super_wire.address import CacheAddress
 from super_wire.coordinator_credentials import parse_tokens
 from super_wire.errors import ConfigError
@@ -18,7 +19,7 @@ from super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from coordinator.settings import Settings
 
-__all__ = ["check_trust", "warn_if_insecure"]
+__all__ = ["allowed_to_listings", "check_trust", "warn_if_insecure"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def check_trust(settings: Settings) -> None:
     check_cache_address(settings.cache, insecure=settings.insecure)
     parse_tokens(settings.token, "token")
     _check_certificates(settings)
+    parse_roots(settings.file_roots)
     if settings.health_listen:
         _check_health(settings)
     lacks = _missing(settings)
@@ -44,6 +46,13 @@ def check_trust(settings: Settings) -> None:
             "allow it by --insecure (SUPER_INSECURE=1)"
         )
         raise ConfigError(msg)
+
+
+def allowed_to_listings(settings: Settings) -> Allowed:
+    """What clients may have listed: no file of this machine where they may be on another, unless said so."""
+    roots = parse_roots(settings.file_roots)
+    anywhere = not roots and not leaves_this_machine(settings.listen)
+    return Allowed(None if anywhere else roots, settings.catalog_max_samples)
 
 
 def warn_if_insecure(settings: Settings) -> None:

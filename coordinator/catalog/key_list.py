@@ -74,7 +74,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
 
     Raises:
         SourceNotFoundError: there is no such file.
-        SourceForbiddenError: it may not be read.
+        SourceForbiddenError: it may not be read, by the system or by ``tally.allowed``.
         SourceEmptyError: it has no row.
         SourceError: it cannot be read, is too large, or has a bad row: the message names line and reason.
         ListingCancelledError: nobody wants the list any more.
@@ -89,6 +89,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
             for row in read_rows(stream):
                 if len(keys) % _ROWS_AT_A_TIME == 0:
                     tally.check()
+                    tally.allowed.check_count(len(keys))
                 try:
                     keys.append(_key(row, of_files=of_files))
                     if row.version is not None:
@@ -158,6 +159,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
             yield cast("BinaryIO", stream)
         return
     path = Path(local_path(url)).absolute()
+    tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             msg = f"key_list {path} is no file"
@@ -175,6 +177,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
         msg = f"key_list {path} cannot be read: {error.strerror}"
         raise SourceError(msg) from error
     with opened:
+        tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened
 

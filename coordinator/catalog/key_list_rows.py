@@ -19,6 +19,7 @@ __all__ = ["FORMATS", "BadRowError", "Row"]
 
 MAX_LINE_BYTES = 2**16
 _ROWS_AT_A_TIME = 8192
+_MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can stand for gigabytes
 _FIELD = "label."
 
 
@@ -98,6 +99,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         found = _columns(names, 0)
         wanted = [names[at] for at in (found.key, found.label, found.version) if at is not None]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
+            _check_size(batch, number + 1)
             columns = {name: batch.column(name).to_pylist() for name in wanted}
             versions = columns.get("version", [None] * batch.num_rows)
             for key, label, version in zip(columns["key"], columns["label"], versions, strict=True):
@@ -115,6 +117,12 @@ FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {
     ".parquet": _parquet_rows,
 }
 """Extension of a key list -> what reads its rows; all raise :class:`BadRowError`."""
+
+
+def _check_size(batch: Any, number: int) -> None:
+    if batch.nbytes > _MAX_BATCH_BYTES:
+        reason = f"{batch.num_rows} rows from here have {batch.nbytes} bytes, more than {_MAX_BATCH_BYTES}"
+        raise BadRowError(number, reason)
 
 
 class _Columns(NamedTuple):

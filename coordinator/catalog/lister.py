@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.allowed import Allowed
 from coordinator.catalog.catalog import Catalog
 from coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from coordinator.catalog.listing import EXTENSIONS, Folder, Tally
@@ -36,6 +37,8 @@ def list_source(
     key_list: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     cancelled: threading.Event | None = None,
+    *,
+    allowed: Allowed = Allowed(),  # noqa: B008  # frozen
 ) -> Catalog:
     """List a source.
 
@@ -50,16 +53,19 @@ def list_source(
         progress: told how many samples were found so far, never fewer than before, from any thread, one at
             a time.
         cancelled: set it to end the listing.
+        allowed: what may be read and how much.
 
     Raises:
         SourceNotFoundError: no such directory, bucket or key list.
         SourceEmptyError: no sample.
-        SourceForbiddenError: no permission; the message names what for.
+        SourceForbiddenError: no permission, or not allowed; the message names what for.
         SourceError: the URL is wrong, labels are missing, or the source cannot be reached.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
-    tally = Tally(progress, cancelled or threading.Event())
+    if place.is_file:
+        allowed.check_path(place.directory, f"the source {source}")
+    tally = Tally(progress, cancelled or threading.Event(), allowed)
     if not key_list:
         return _by_folders(place, _list(place, tally, images_only=True))
     rows = read_key_list(key_list, tally, of_files=place.is_file)

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coordinator.allowed import Allowed
 from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 
 if TYPE_CHECKING:
@@ -54,9 +55,17 @@ class Folder:
 
 
 class Tally:
-    """Counts what is found, tells ``progress`` in rising order, ends the work when ``cancelled`` is set."""
+    """Counts what is found, tells ``progress`` in rising order, ends the work when ``cancelled`` is set, or
+    when there is more than is ``allowed``.
+    """
 
-    def __init__(self, progress: Callable[[int], None], cancelled: threading.Event) -> None:
+    def __init__(
+        self,
+        progress: Callable[[int], None],
+        cancelled: threading.Event,
+        allowed: Allowed = Allowed(),  # noqa: B008  # frozen
+    ) -> None:
+        self.allowed = allowed
         self._progress = progress
         self._cancelled = cancelled
         self._abandoned = threading.Event()
@@ -64,10 +73,13 @@ class Tally:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Count ``count`` more; ``ListingCancelledError`` if nobody wants to know any more."""
+        """Count ``count`` more; ``ListingCancelledError`` if nobody wants to know any more, ``SourceError``
+        if these are too many.
+        """
         self.check()
         with self._lock:
             self._count += count
+            self.allowed.check_count(self._count)
             self._progress(self._count)
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from super_wire.errors import SourceError
 __all__ = ["Source", "local_path", "parse_source", "scheme_of", "split_s3_url"]
 
 _FORMS = "s3://bucket/prefix, file:///directory or a plain path"
+_SHOWN = 200  # characters of a URL that a message repeats
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
@@ -84,7 +85,8 @@ def scheme_of(url: str, what: str = "source") -> str:
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme not in {"s3", "file"}:
-        msg = f"{what} {_without_credentials(url)!r} has the unknown scheme {scheme}://; there are {_FORMS}"
+        shown = _without_credentials(url)[:_SHOWN]
+        msg = f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}"
         raise SourceError(msg)
     return scheme
 

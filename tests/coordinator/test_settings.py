@@ -52,6 +52,7 @@ def test_every_setting_can_be_given_as_a_variable():
         "request_samples": ("11", 11),
         "request_timeout_s": ("2.5", 2.5),
         "catalog_max_age_s": ("60", 60.0),
+        "catalog_max_samples": ("1000", 1000),
         "lease_s": ("20", 20.0),
         "function_memory_mb": ("512", 512),
         "prices": ("mine.toml", "mine.toml"),

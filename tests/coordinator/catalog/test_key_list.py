@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from coordinator.catalog import key_list as module
+from coordinator.catalog import key_list_rows as rows_module
 from coordinator.catalog.key_list import read_key_list
 from coordinator.catalog.listing import ListingCancelledError, Tally
 from super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
@@ -275,3 +276,12 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, extension):
         assert str(path) in message  # the other outcome is good too
     else:
         assert len(found.keys) == len(found.labels) > 0
+
+
+def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"key": [str(n) for n in range(1000)], "label": ["x" * 1000] * 1000}), path)
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(rows_module, "_MAX_BATCH_BYTES", 100_000)
+    with pytest.raises(SourceError, match="line 1: 1000 rows from here have .* bytes, more than 100000"):
+        read(path)
