@@ -14,6 +14,8 @@ BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
+SAM_VENV := .venv-sam
+SAM_STAMP := $(SAM_VENV)/.installed
 
 # A process for each core, and the tests of a file in one of them, since they share servers.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
@@ -21,7 +23,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto wheel lambda-zip lock clean
+.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto check-infra wheel \
+	lambda-zip lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,16 +60,26 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 
 test: lint types rules check-proto unit ## all checks and tests but the slow ones
 
-test-full: lint types rules check-proto ## all checks and tests, the slow ones too
+test-full: lint types rules check-proto check-infra ## all checks and tests, the slow ones too
 	$(PYTEST) -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
 	$(PYTEST) -m "not soak" tests/integration
 
 soak: $(STAMP) ## the tests that run for minutes
 	$(BIN)/python -m pytest -m soak
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; cfn-lint: the template
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/cfn-lint infra/template.yaml
+
+# SAM pins much of what the checks need in other versions, so it has an environment of its own.
+$(SAM_STAMP): | $(BIN)/python
+	$(PYTHON) -m venv $(SAM_VENV)
+	$(SAM_VENV)/bin/python -m pip install --quiet 'aws-sam-cli>=1.150,<2'
+	@touch $@
+
+check-infra: $(SAM_STAMP) ## sam validate --lint of the template (installs the SAM CLI, 340 MB)
+	SAM_CLI_TELEMETRY=0 AWS_DEFAULT_REGION=us-east-1 $(SAM_VENV)/bin/sam validate --lint --template infra/template.yaml
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
@@ -108,5 +121,5 @@ lock: $(STAMP) ## pin what the function and the containers install, anew
 	$(BIN)/python -m tools.lock_requirements
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) $(PROTO_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
