@@ -1,0 +1,162 @@
+"""``python -m infra.make_secrets --stack NAME``: certificates and a token for a stack, into Secrets Manager.
+
+It makes what is missing or runs out within a month, and leaves alone what is there, so it may be run again at
+any time. On standard output it prints the stack's parameters, for ``sam deploy --parameter-overrides``; on
+standard error what it did. Keys are made in memory and go nowhere else.
+
+Secrets: ``NAME/authority`` (the private authority with its key; nobody but who renews may read it),
+``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
+``NAME/client``. The cache's passwords are the stack's own.
+
+Exit codes: 0 done, 1 AWS refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.authority import Pair, days_left, names_of, new_authority, sign
+from infra.stack_name import stack_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["main", "make_secrets"]
+
+_VALID_DAYS = 397
+_RENEW_DAYS = 30
+_TOKEN_BYTES = 32
+
+
+class Vault:
+    """The secrets of one stack: JSON objects of texts."""
+
+    def __init__(self, client: Any, stack: str) -> None:
+        self._client = client
+        self._stack = stack
+
+    def read(self, name: str) -> dict[str, str]:
+        """What a secret says; nothing if there is none. One that waits for its deletion is restored."""
+        full = f"{self._stack}/{name}"
+        try:
+            if self._client.describe_secret(SecretId=full).get("DeletedDate"):
+                self._client.restore_secret(SecretId=full)
+                _say(f"restored {full}, which was marked for deletion")
+            found: dict[str, str] = json.loads(self._client.get_secret_value(SecretId=full)["SecretString"])
+        except self._client.exceptions.ResourceNotFoundException:
+            return {}
+        return found
+
+    def write(self, name: str, content: Mapping[str, str], description: str) -> None:
+        """Make a secret, or give it a new version."""
+        full, text = f"{self._stack}/{name}", json.dumps(content)
+        try:
+            self._client.put_secret_value(SecretId=full, SecretString=text)
+            _say(f"renewed {full}")
+        except self._client.exceptions.ResourceNotFoundException:
+            tags = [{"Key": "super:stack", "Value": self._stack}]
+            self._client.create_secret(Name=full, Description=description, SecretString=text, Tags=tags)
+            _say(f"made {full}")
+
+    def arn(self, name: str) -> str:
+        """The ARN of a secret."""
+        found: str = self._client.describe_secret(SecretId=f"{self._stack}/{name}")["ARN"]
+        return found
+
+
+def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dict[str, str]:
+    """Make what is missing or asked for; give the stack's parameters."""
+    authority = _authority(vault, stack)
+    _coordinator(vault, authority, f"coordinator.{stack}.internal", renew=arguments.renew)
+    if arguments.mutual_tls:
+        _client(vault, authority, renew=arguments.renew)
+    _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
+    return {
+        "CoordinatorSecretArn": vault.arn("coordinator"),
+        "TokenSecretArn": vault.arn("token"),
+        "CaSecretArn": vault.arn("ca"),
+        "ClientSecretArn": vault.arn("client") if arguments.mutual_tls else "",
+    }
+
+
+def _authority(vault: Vault, stack: str) -> Pair:
+    kept = vault.read("authority")
+    if kept and days_left(kept["cert"]) < _VALID_DAYS:
+        _say(
+            f"the authority runs out in {days_left(kept['cert']):.0f} days: delete {stack}/authority and run "
+            "this with --renew; trainers then need the new certificate"
+        )
+    if not kept:
+        made = new_authority(f"SUPER {stack}")
+        kept = {"cert": made.cert, "key": made.key}
+        vault.write("authority", kept, "SUPER: the private authority. Keep it to who renews certificates")
+    if vault.read("ca").get("cert") != kept["cert"]:
+        vault.write("ca", {"cert": kept["cert"]}, "SUPER: the authority's certificate, which is no secret")
+    return Pair(kept["cert"], kept["key"])
+
+
+def _coordinator(vault: Vault, authority: Pair, host: str, *, renew: bool) -> None:
+    kept = vault.read("coordinator")
+    fits = kept and kept["client_ca"] == authority.cert and host in names_of(kept["cert"])
+    if renew or not fits or days_left(kept["cert"]) < _RENEW_DAYS:
+        made = sign(authority, host, days=_VALID_DAYS, hosts=(host, "localhost"))
+        content = {"cert": made.cert, "key": made.key, "client_ca": authority.cert}
+        vault.write("coordinator", content, "SUPER: the coordinator's certificate and key")
+
+
+def _client(vault: Vault, authority: Pair, *, renew: bool) -> None:
+    kept = vault.read("client")
+    if renew or not kept or kept["ca"] != authority.cert or days_left(kept["cert"]) < _RENEW_DAYS:
+        made = sign(authority, "SUPER trainer", days=_VALID_DAYS)
+        content = {"cert": made.cert, "key": made.key, "ca": authority.cert}
+        vault.write("client", content, "SUPER: the trainers' certificate and key")
+
+
+def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
+    kept = vault.read("token")
+    if rotate or not kept:
+        made = secrets.token_urlsafe(_TOKEN_BYTES)
+        accepted = f"{made},{kept['token']}" if kept else made
+        vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
+    elif retire and kept["accepted"] != kept["token"]:
+        vault.write("token", {"token": kept["token"], "accepted": kept["token"]}, "")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, make the secrets, print the parameters."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.make_secrets", description="Certificates and a token for a stack of SUPER."
+    )
+    parser.add_argument("--stack", type=stack_name, required=True, help="the name that the stack will have")
+    parser.add_argument("--region", help="its region (else the environment's)")
+    parser.add_argument("--mutual-tls", action="store_true", help="make a certificate for trainers, too")
+    parser.add_argument("--renew", action="store_true", help="make new certificates now")
+    tokens = parser.add_mutually_exclusive_group()
+    tokens.add_argument(
+        "--rotate-token", action="store_true", help="make a new token; the old one is accepted beside it"
+    )
+    tokens.add_argument("--retire-token", action="store_true", help="accept the newest token alone")
+    arguments = parser.parse_args(argv)
+    try:
+        client = boto3.session.Session(region_name=arguments.region).client("secretsmanager")
+        parameters = make_secrets(Vault(client, arguments.stack), arguments.stack, arguments)
+    except (BotoCoreError, ClientError) as error:
+        _say(f"Secrets Manager: {error}")
+        return 1
+    print(" ".join(f"{name}={value}" for name, value in parameters.items() if value))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

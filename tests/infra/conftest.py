@@ -1,0 +1,37 @@
+"""Fixtures of the infrastructure's tests: moto's AWS on loopback, where boto3 leads by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+from moto.server import ThreadedMotoServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty account; all of boto3 leads there. The region is us-east-1."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": moto_url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    requests.post(f"{moto_url}/moto-api/reset", timeout=30)
+    yield moto_url
+    requests.post(f"{moto_url}/moto-api/reset", timeout=30)
