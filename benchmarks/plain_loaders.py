@@ -91,7 +91,7 @@ class _Objects(Dataset[_Pair]):
 
         # The server's answers carry no checksums.
         config = Config(response_checksum_validation="when_required")
-        return boto3.client("s3", endpoint_url=self._loading.store, config=config)
+        return boto3.session.Session().client("s3", endpoint_url=self._loading.store, config=config)
 
 
 def _class_of(key: str) -> str:
