@@ -20,7 +20,7 @@ from tests.fixtures.valkey import Valkey, free_port
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
 MB = 2**20
-COMMANDS = "info dbsize scan eval get set getrange strlen unlink del xread xadd pexpire pttl"
+COMMANDS = "info dbsize scan eval get set getrange strlen unlink del xread xadd xdel pexpire pttl"
 COMMANDS += " cluster|slots asking"
 """What a coordinator's user needs."""
 

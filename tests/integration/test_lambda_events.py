@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -18,7 +20,6 @@ from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.fixtures.lambda_service import LambdaService
     from tests.fixtures.object_store import ObjectStore
@@ -122,3 +123,35 @@ def test_the_next_coordinator_has_a_stream_of_its_own(stack: Stack, images: Path
     assert len(streams) == 2
     with valkey.client() as client:
         assert all(client.ttl(stream) > 0 for stream in streams)
+
+
+@pytest.mark.slow
+def test_each_side_needs_no_more_rights_than_the_page_says(
+    lambda_service: LambdaService,
+    object_store: ObjectStore,
+    valkey: Valkey,
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cache.md").read_text()
+    with valkey.client() as client:
+        for line in re.findall(r"^ACL SETUSER super-.*$", page, re.MULTILINE):
+            client.execute_command(*line.split())
+        client.execute_command(
+            "ACL", "SETUSER", "default", "resetkeys", "-@all", "+ping", "+hello", "+client"
+        )
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    lambda_service.concurrency = CONCURRENCY
+    user = {"SUPER_CACHE_PASSWORD": "SECRET"}
+    lambda_service.deploy(environment={**user, "SUPER_CACHE_USERNAME": "super-function"})
+    arguments = ("--executor", "lambda", "--lambda-invocation", "Event", *SMALL_STEPS)
+    environment = {**user, "SUPER_CACHE_USERNAME": "super-coordinator"}
+    running = Stack(arguments=arguments, cache=valkey.url, environment=environment)
+    running.start()
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "super-reader")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "SECRET")
+    try:
+        train(running, images)
+        assert "NOPERM" not in running.log.read_text()
+    finally:
+        running.close()

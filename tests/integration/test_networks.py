@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.fixtures.certificates import Certificates
 
 READER = "get xadd cluster|slots asking"
-COORDINATOR = "info dbsize scan eval get set getrange strlen unlink del xread xadd pexpire pttl"
+COORDINATOR = "info dbsize scan eval get set getrange strlen unlink del xread xadd xdel pexpire pttl"
 FUNCTION = "set ping cluster|slots asking"
 LARGE = 128
 
