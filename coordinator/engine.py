@@ -29,10 +29,10 @@ from coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
+from coordinator.requests import request_for
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from super_wire.ids import ID_BYTES
 from super_wire.record import Tombstone
-from super_wire.request import PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from coordinator.core.settings import CoreSettings
     from coordinator.datasets import Dataset
     from coordinator.executors import Executor
+    from super_wire.request import PrefetchResult
 
 __all__ = ["Engine"]
 
@@ -218,22 +219,18 @@ class Engine:
         if dropping is not None:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset = self._contents[action.samples.dataset]
-        catalog, ids = dataset.catalog, self._ids(action.samples, action.indices).hex()
-        request = PrefetchRequest(
-            request_id=f"{action.request_id}-{self._run}",
-            bucket=catalog.bucket,
-            recipe=dataset.recipe.json,
+        request = request_for(
+            dataset,
+            action.indices,
             epoch=0 if action.samples.epoch == EVERY_EPOCH else action.samples.epoch,
+            request_id=f"{action.request_id}-{self._run}",
             cache=self._cache.address,
-            expires_at=time.time() + action.expires_in_s,
-            keys=tuple(map(bytes.decode, catalog.keys.take(action.indices))),
-            versions=tuple(map(bytes.decode, catalog.versions.take(action.indices))),
-            ids=tuple(ids[at : at + 32] for at in range(0, len(ids), 32)),
+            expires_in_s=action.expires_in_s,
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
             result = await self._executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
-            done = self._done(action, result, is_remote=not catalog.bucket.startswith("file://"))
+            done = self._done(action, result, is_remote=not dataset.catalog.bucket.startswith("file://"))
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
             _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
