@@ -31,6 +31,7 @@ from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
 from coordinator.sweeping import Sweep, known_ids
+from coordinator.trials import Trials
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.request import Outcome, PrefetchResult
 
@@ -98,6 +99,7 @@ class AnswersAlone:
 
     name = "none"
     remote = False
+    region = ""
     golden = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
 
@@ -150,7 +152,8 @@ async def _serve(spec: CoordinatorSpec) -> None:
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        service = CoordinatorService(engine, datasets, reports, cache_was_empty=True)
+        trials = Trials(executor, cache.address)
+        service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
         sweep = Sweep(

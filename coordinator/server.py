@@ -33,6 +33,7 @@ from coordinator.service import CoordinatorService
 from coordinator.sweeping import Sweep, known_ids
 from coordinator.tls import ServerTls
 from coordinator.tokens import Tokens
+from coordinator.trials import Trials
 from coordinator.trust import allowed_to_listings, warn_if_insecure
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.errors import CacheError, ConfigError
@@ -139,7 +140,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    service = CoordinatorService(engine, datasets, reports, cache_was_empty=info.keys == 0)
+    trials = Trials(executor, settings.cache)
+    stack.push_async_callback(trials.close)
+    service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=info.keys == 0)
     sweep = Sweep(
         cache,
         lambda: known_ids(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from coordinator.datasets import Dataset, DatasetRegistry
     from coordinator.engine import Engine
     from coordinator.reports import ReportReader
+    from coordinator.trials import Trials
 
 __all__ = ["CoordinatorService"]
 
@@ -94,15 +95,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: core and hands.
         datasets: what has been registered.
         reports: follows the jobs' report streams.
+        trials: of what functions elsewhere make of a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
     """
 
     def __init__(
-        self, engine: Engine, datasets: DatasetRegistry, reports: ReportReader, *, cache_was_empty: bool
+        self,
+        engine: Engine,
+        datasets: DatasetRegistry,
+        reports: ReportReader,
+        trials: Trials,
+        *,
+        cache_was_empty: bool,
     ) -> None:
         self._engine = engine
         self._datasets = datasets
         self._reports = reports
+        self._trials = trials
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
         self._jobs: dict[str, Dataset] = {}
@@ -123,9 +132,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
             msg = f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each"
             raise ConfigError(msg)
+        self._trials.admit(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
-        await self._datasets.wait(dataset, listed=0, wait_s=0)
+        await self._wait(dataset, listed=0, wait_s=0)
         return self._describe(dataset)
 
     @_typed_errors
@@ -135,7 +145,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         self._polls += 1
         try:  # who is one too many hears at once what is known
-            await self._datasets.wait(
+            await self._wait(
                 dataset, listed=request.listed, wait_s=wait_s if self._polls <= _MAX_POLLS else 0.0
             )
         finally:
@@ -160,8 +170,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             shuffle=request.shuffle,
             drop_last=request.drop_last,
         )
-        if not dataset.ready:
-            msg = f"the ids of {dataset.listing.source} are still being derived"
+        if not self._is_ready(dataset):
+            msg = f"the ids of {dataset.listing.source} are still being derived, or tried"
             raise SourceError(msg)
         if request.rank >= plan.replicas:
             msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
@@ -299,6 +309,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cache=cache_stats(core, self._engine.now_s()),
         )
 
+    async def _wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
+        """Wait for news of a listing, and once it has ended, for its trial."""
+        until_s = self._engine.now_s() + wait_s
+        await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
+        if dataset.ready:
+            await self._trials.take(dataset, max(0.0, until_s - self._engine.now_s()))
+
+    def _is_ready(self, dataset: Dataset) -> bool:
+        return dataset.ready and self._trials.passed(dataset)
+
     def _dataset(self, dataset_id: bytes) -> Dataset:
         dataset = self._datasets.get(dataset_id)
         if dataset is None:
@@ -342,7 +362,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         answer = pb.Dataset(
             protocol_version=PROTOCOL_VERSION, dataset_id=dataset.dataset_id, listed=dataset.listing.listed
         )
-        if dataset.ready:
+        if self._is_ready(dataset):
             catalog = dataset.catalog
             answer.ready = True
             answer.size = len(catalog)

@@ -93,6 +93,11 @@ class LambdaExecutor:
         """Digest of the golden images as the warmed functions decode them; empty before :meth:`start`."""
         return self._golden
 
+    @property
+    def region(self) -> str:
+        """Where the function is."""
+        return self._target.region
+
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and see that they are what is wanted.
 

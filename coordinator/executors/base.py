@@ -88,6 +88,10 @@ class Executor(Protocol):
         """Whether its functions run on other machines, which see none of this one's files."""
 
     @property
+    def region(self) -> str:
+        """The AWS region that its functions run in; empty where that is no matter."""
+
+    @property
     def scaling(self) -> Scaling:
         """How many requests it takes at once."""
 

@@ -51,6 +51,7 @@ class LocalExecutor:
 
     name = "local"
     remote = False
+    region = ""
 
     def __init__(
         self,

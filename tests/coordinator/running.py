@@ -22,6 +22,7 @@ from coordinator.executors import Scaling
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
+from coordinator.trials import Trials
 from super_wire import coordinator_pb2 as pb
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import SuperError, error_from_name
@@ -70,6 +71,7 @@ class ScriptedExecutor:
 
     name = "scripted"
     remote = False
+    region = ""
     golden = "5c" * 16
 
     def __init__(self, cache: str, capacity: int = 2) -> None:
@@ -223,7 +225,9 @@ async def running(
         datasets = DatasetRegistry(max_age_s=300.0)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        service = CoordinatorService(engine, datasets, reports, cache_was_empty=cache_was_empty)
+        trials = Trials(executor, cache.address)
+        stack.push_async_callback(trials.close)
+        service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)

@@ -1,0 +1,175 @@
+"""Whether a dataset and functions on other machines fit together, found out before a job waits on it.
+
+A directory of this machine is refused at once. Of a bucket it is told where it lies in another region than
+the functions, and three of its samples are asked for, once for each listing and recipe: what is refused for
+all of them will be refused for the millions that follow, and the reason reaches whoever makes the sampler.
+What may pass (throttling, a store that does not answer) is logged and holds nobody up: it is the core's to
+try again. The three are in no job's account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.cancelling import cancel_and_wait
+from coordinator.catalog.regions import bucket_region
+from coordinator.catalog.source import parse_source
+from coordinator.executors import ExecutorError, FunctionRaisedError
+from coordinator.requests import request_for
+from super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
+from super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coordinator.datasets import Dataset
+    from coordinator.executors import Executor
+    from super_wire.request import PrefetchResult
+
+__all__ = ["Trials"]
+
+_log = logging.getLogger(__name__)
+
+_SAMPLES = 3
+_ATTEMPTS = 2  # of functions that raise: the first may have met what passes
+_EXPIRES_S = 20.0
+_ANSWER_S = 10.0
+_REMEMBERED = 1024
+_NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
+
+
+class Trials:
+    """Trials of datasets; for functions that run on this machine there are none.
+
+    Args:
+        executor: what runs functions.
+        cache: its address.
+        region_of: tells the region of a bucket, or an empty text; blocking.
+    """
+
+    def __init__(
+        self, executor: Executor, cache: str, *, region_of: Callable[[str], str] = bucket_region
+    ) -> None:
+        self._executor = executor
+        self._cache = cache
+        self._region_of = region_of
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Task[None]] = {}
+        self._count = 0
+
+    def admit(self, source: str) -> None:
+        """Refuse a source that functions cannot see, wherever they fetch from.
+
+        Raises:
+            ConfigError: it is a directory of this machine, and they run elsewhere.
+        """
+        if self._executor.remote and parse_source(source).is_file:
+            msg = (
+                f"{source} is a directory of the coordinator's machine, and the functions of the executor "
+                f"{self._executor.name} run on others, which do not see it: put the images into a bucket and "
+                "name it as s3://bucket/prefix, or take the local executor. (A key_list may be a file: the "
+                "coordinator reads it.)"
+            )
+            raise ConfigError(msg)
+
+    def passed(self, dataset: Dataset) -> bool:
+        """Whether a listed dataset needs no trial (any more)."""
+        return not self._executor.remote or dataset.content in self._passed
+
+    async def take(self, dataset: Dataset, wait_s: float) -> None:
+        """Put a listed dataset on trial, and wait for the outcome, at most ``wait_s``.
+
+        Raises:
+            SourceForbiddenError: functions may not read the source.
+            CacheError: functions may not write to the cache.
+            ConfigError: functions refuse the request, for example a custom step.
+        """
+        if self.passed(dataset):
+            return
+        content = dataset.content
+        task = self._under_way.get(content)
+        if task is None:
+            task = asyncio.create_task(self._try(dataset), name=f"trial of {dataset.listing.source}")
+            self._under_way[content] = task
+            task.add_done_callback(lambda ended: self._ended(content, ended))
+        await asyncio.wait([task], timeout=wait_s)
+        if task.done():
+            task.result()
+
+    def _ended(self, content: bytes, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(content, None)
+        if not task.cancelled() and task.exception() is not None:  # also where nobody waits for it any more
+            _log.warning("a trial has failed: %s", task.exception())
+
+    async def close(self) -> None:
+        """Give up trials that are under way."""
+        await cancel_and_wait(*self._under_way.values())
+
+    async def _try(self, dataset: Dataset) -> None:
+        bucket, source = dataset.catalog.bucket, dataset.listing.source
+        if self._executor.region and bucket.startswith("s3://"):
+            await self._compare_regions(bucket.removeprefix("s3://"), source)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._count += 1
+            size = len(dataset.catalog)
+            request = request_for(
+                dataset,
+                np.unique(np.linspace(0, size - 1, min(_SAMPLES, size)).astype(np.int64)),
+                epoch=0,
+                request_id=f"trial-{self._count}",
+                cache=self._cache,
+                expires_in_s=_EXPIRES_S,
+            )
+            try:
+                result = await self._executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
+            except FunctionRaisedError as error:
+                if attempt == _ATTEMPTS:
+                    msg = f"functions refuse what {source} asks of them: {error}"
+                    raise ConfigError(msg) from error
+            except ExecutorError as error:
+                _log.warning("%s was not tried, functions have other worries: %s", source, error)
+                break
+            else:
+                self._judge(result, source)
+                break
+        self._passed[dataset.content] = None
+        if len(self._passed) > _REMEMBERED:
+            self._passed.popitem(last=False)
+
+    def _judge(self, result: PrefetchResult, source: str) -> None:
+        outcomes = set(result.outcomes)
+        said = next(iter(result.messages.values()), "")
+        if outcomes == {Outcome.REFUSED}:
+            raise SourceForbiddenError(f"functions may not read {source}: {said}")
+        if outcomes == {Outcome.CACHE_ERROR} and any(word in said for word in _NO_RIGHTS):
+            msg = (
+                f"functions may not write to the cache at {self._cache} ({said}): see the rights of their "
+                "user (docs/cache.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+            )
+            raise CacheError(msg)
+        if not outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
+            _log.warning("%s: functions could produce none of %d samples: %s", source, len(outcomes), said)
+
+    async def _compare_regions(self, bucket: str, source: str) -> None:
+        """Tell of a bucket in another region: it works, slowly and for money, where a network leads there."""
+        try:
+            region = await asyncio.to_thread(self._region_of, bucket)
+        except SourceError as error:
+            _log.warning("the region of %s is not known: %s", source, error)
+            return
+        if region and region != self._executor.region:
+            _log.warning(
+                "%s lies in the region %s and the functions run in %s: every byte that they fetch is billed "
+                "as transfer between regions (some $0.02 a GB), every object takes tens of milliseconds "
+                "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function "
+                "in %s",
+                source,
+                region,
+                self._executor.region,
+                region,
+            )
