@@ -2,7 +2,8 @@
 
 The client is made once per process, when the first object needs it; credentials, region and proxies come
 from boto3's own chain. Every wait and every retry is bounded here; what remains failed is the coordinator's
-to try again. When boto3 is asked, and when the lean client, is :mod:`lambda_prefetch.s3_source`'s.
+to try again. When boto3 is asked, and when the lean client, is :mod:`lambda_prefetch.s3_source`'s, what its
+errors mean :mod:`lambda_prefetch.s3_refusals`'s.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.s3_refusals import from_answer, from_client
 from lambda_prefetch.sources import check_size, check_version
-from super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,9 +48,9 @@ class Boto3Client:
                 reserve(response["ContentLength"])
                 data: bytes = body.read()
         except ClientError as error:
-            raise _failure(error.response) from error
+            raise from_answer(error.response, self._bucket, self._client.meta.region_name) from error
         except BotoCoreError as error:
-            raise _local_failure(error) from error
+            raise from_client(error) from error
         return data
 
 
@@ -82,21 +82,3 @@ def _client(endpoint_url: str) -> Any:
             client = boto3.session.Session().client("s3", endpoint_url=endpoint_url or None, config=config)
             _clients[place] = client
         return client
-
-
-def _failure(response: Mapping[str, Any]) -> SampleFailedError:
-    """What S3's refusal means for the sample; the words are S3's."""
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    error = response.get("Error", {})
-    words = f"S3 answered {status} {error.get('Code', '')}: {error.get('Message', '')}"
-    meaning = {404: Outcome.MISSING, 412: Outcome.CHANGED, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
-    return SampleFailedError(meaning.get(status, Outcome.SOURCE_ERROR), words)
-
-
-def _local_failure(error: Exception) -> SampleFailedError:
-    """What went wrong before S3 could answer."""
-    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
-
-    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-        return SampleFailedError(Outcome.REFUSED, f"the function has no credentials for S3: {error}")
-    return SampleFailedError(Outcome.SOURCE_ERROR, f"S3 could not be read: {error}")

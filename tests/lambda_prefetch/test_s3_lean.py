@@ -186,6 +186,30 @@ def test_what_boto3_is_refused_too_is_told_in_the_servers_words(server):
     assert server.lean_requests() == 2  # a missing object says nothing about the next one
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-3\r\n"),
+            r"bucket data is in the region eu-west-3, the function asked in us-east-1: deploy",
+        ),
+        (
+            refusal("400 Bad Request", "AuthorizationHeaderMalformed", "x-amz-bucket-region: eu-west-3\r\n"),
+            r"bucket data is in the region eu-west-3, .* deploy the function in the bucket's region",
+        ),
+        (refusal("403 Forbidden", "AccessDenied"), r"s3:GetObject on arn:aws:s3:::data/\* \(and kms:Decrypt"),
+        (refusal("403 Forbidden", "SignatureDoesNotMatch"), r"renew the function's credentials"),
+    ],
+    ids=["moved", "other region", "forbidden", "credentials"],
+)
+def test_a_refusal_says_what_to_do(server, answer, told):
+    server.script = [answer] * 10
+    with pytest.raises(SampleFailedError, match=f"S3 answered .*{told}") as caught:
+        read(S3Source("data", endpoint_url=server.url))
+    assert caught.value.outcome is Outcome.REFUSED
+    assert len(server.requests) <= 4
+
+
 def test_attempts_are_bounded(server):
     server.script = [refusal("503 Slow Down", "SlowDown")] * 10
     with pytest.raises(SampleFailedError, match="503 SlowDown") as caught:

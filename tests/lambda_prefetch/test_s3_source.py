@@ -105,6 +105,7 @@ def test_a_server_that_is_not_there_fails_within_bounds(failure, s3):
     found = failure(f"http://127.0.0.1:{free_port()}", "one.jpg", "0" * 32)
     assert found.outcome is Outcome.SOURCE_ERROR
     assert "Could not connect" in found.why
+    assert "gateway endpoint" in found.why
 
 
 @pytest.fixture
