@@ -30,56 +30,62 @@ def service(lambda_service):
     return lambda_service
 
 
-def failure_of(service, *requests):
-    """The errors of requests that are made one after the other."""
+def failing(service, check, *requests):
+    """Makes requests one after the other, and hands each one's error to ``check``."""
 
     async def work(executor):
-        found = []
         for request in requests:
             with pytest.raises(ExecutorError) as told:
                 await executor.invoke(request, timeout_s=TIMEOUT_S)
-            found.append(told.value)
+            check(request.request_id, told.value)
         result = await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # and it goes on
         assert result.outcomes == ("cached",)
-        return found
 
-    return using(executor_for(service), work)
+    using(executor_for(service), work)
 
 
-@pytest.mark.parametrize(
-    ("does", "kind", "words"),
-    [
-        ("raise:no luck", FunctionRaisedError, "raised ValueError: no luck"),
-        ("raise:many words ", FunctionRaisedError, "raised ValueError: many words many words"),
-        ("not-json", FunctionRaisedError, "raised Runtime.MarshalError: Unable to marshal response"),
-        ("nonsense", FunctionRaisedError, "answered what is no prefetch result: .*deploy one version"),
-        ("list", FunctionRaisedError, r"answered '\[1\]', which is no result"),
-        ("for-another", FunctionRaisedError, "was asked for request for-another and answered for 'another'"),
-        (
-            "other-version",
-            FunctionRaisedError,
-            rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy .* or start a coord",
-        ),
-        ("exit:3", FunctionCrashedError, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
-        ("kill", FunctionCrashedError, "signal: killed.*; its memory of 1769 MB may be too small"),
-        ("too-much", PayloadTooLargeError, "answered more than Lambda carries .*: lower request_samples"),
-    ],
-)
-def test_what_the_function_does(service, does, kind, words):
-    (error,) = failure_of(service, ask(does))
-    assert type(error) is kind
-    assert re.search(words, str(error)), error
-    assert str(error).count("the function super-prefetch (http://127.0.0.1:") == 1
-    assert len(str(error)) < MAX_MESSAGE
-    assert error.ran_s >= 0.001  # it ran, and that is billed
+DOES = [
+    ("raise:no luck", FunctionRaisedError, "raised ValueError: no luck"),
+    ("raise:many words ", FunctionRaisedError, "raised ValueError: many words many words"),
+    ("not-json", FunctionRaisedError, "raised Runtime.MarshalError: Unable to marshal response"),
+    ("nonsense", FunctionRaisedError, "answered what is no prefetch result: .*deploy one version"),
+    ("list", FunctionRaisedError, r"answered '\[1\]', which is no result"),
+    ("for-another", FunctionRaisedError, "was asked for request for-another and answered for 'another'"),
+    (
+        "other-version",
+        FunctionRaisedError,
+        rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy .* or start a coord",
+    ),
+    ("exit:3", FunctionCrashedError, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
+    ("kill", FunctionCrashedError, "signal: killed.*; its memory of 1769 MB may be too small"),
+    ("too-much", PayloadTooLargeError, "answered more than Lambda carries .*: lower request_samples"),
+]
+
+
+def test_what_the_function_does(service, subtests):
+    expected = {does: (kind, words) for does, kind, words in DOES}
+
+    def check(does, error):
+        with subtests.test(does):
+            kind, words = expected[does]
+            assert type(error) is kind
+            assert re.search(words, str(error)), error
+            assert str(error).count("the function super-prefetch (http://127.0.0.1:") == 1
+            assert len(str(error)) < MAX_MESSAGE
+            assert error.ran_s >= 0.001  # it ran, and that is billed
+
+    failing(service, check, *map(ask, expected))
 
 
 def test_a_function_that_runs_into_its_own_time_limit(service):
     service.deploy(timeout_s=1.0)
-    (error,) = failure_of(service, ask("hang"))
-    assert type(error) is FunctionTimedOutError
-    assert re.search(r"own time limit .*Task timed out after 1\.00 seconds.*: raise its timeout", str(error))
-    assert error.ran_s >= 1.0
+
+    def check(_does, error):
+        assert type(error) is FunctionTimedOutError
+        assert re.search(r"own time limit .*timed out after 1\.00 seconds.*: raise its timeout", str(error))
+        assert error.ran_s >= 1.0
+
+    failing(service, check, ask("hang"))
 
 
 CODES = [
@@ -135,16 +141,17 @@ CODES = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code", "members", "kind", "words"), CODES, ids=[row[1] for row in CODES])
-def test_what_the_invoke_api_answers(service, status, code, members, kind, words):
+def test_what_the_invoke_api_answers(service, subtests):
     async def work(executor):
-        service.answer_next(Answer.error(status, code, "an explanation", **members))
-        with pytest.raises(kind, match=words) as told:
-            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-        assert type(told.value) is kind
-        assert "the function super-prefetch" in str(told.value)
-        assert told.value.ran_s == 0.0  # nothing ran, nothing is billed
-        assert service.refused == 1  # asked once: the core retries
+        for number, (status, code, members, kind, words) in enumerate(CODES, start=1):
+            with subtests.test(code, status=status, **members):
+                service.answer_next(Answer.error(status, code, "an explanation", **members))
+                with pytest.raises(kind, match=words) as told:
+                    await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+                assert type(told.value) is kind
+                assert "the function super-prefetch" in str(told.value)
+                assert told.value.ran_s == 0.0  # nothing ran, nothing is billed
+                assert service.refused == number  # asked once: the core retries
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
     using(executor_for(service), work)
