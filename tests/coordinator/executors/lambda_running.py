@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import boto3
+
 from coordinator.executors.aws_lambda import LambdaExecutor
 from tests.coordinator.executors import lambda_functions
+from tests.coordinator.executors.asking import ask
+from tests.fixtures.images import write_images
+
+NAME = "super-prefetch"
 
 
-def executor_for(service, cache="", function="super-prefetch", **changes):
+def executor_for(service, cache="", function=NAME, **changes):
     return LambdaExecutor(function, cache=cache, **{"warm": 1, "endpoint_url": service.url, **changes})
 
 
@@ -28,3 +34,14 @@ def using(executor, work):
             await executor.close()
 
     return asyncio.run(body())
+
+
+def request_for_objects(store, cache, count, request_id="r"):
+    """A request for so many images, which are put into the store's bucket ``photos``."""
+    directory = write_images(store.directory / "photos", count)
+    keys = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.jpg"))
+    client = boto3.client("s3", endpoint_url=store.url)
+    listed = client.list_objects_v2(Bucket="photos")["Contents"]
+    client.close()
+    etags = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
+    return ask(request_id, "s3://photos", keys, [etags[key] for key in keys], cache)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import boto3
 import pytest
 
 from coordinator.executors import (
@@ -22,21 +21,10 @@ from super_wire.errors import ConfigError
 from super_wire.keys import cache_key
 from super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
-from tests.fixtures.images import write_images
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 from tests.fixtures.valkey import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def request_for_objects(store, cache, count, request_id="r"):
-    directory = write_images(store.directory / "photos", count)
-    keys = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.jpg"))
-    client = boto3.client("s3", endpoint_url=store.url)
-    listed = client.list_objects_v2(Bucket="photos")["Contents"]
-    client.close()
-    etags = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
-    return ask(request_id, "s3://photos", keys, [etags[key] for key in keys], cache)
 
 
 async def nothing(executor):

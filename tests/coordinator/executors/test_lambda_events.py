@@ -22,7 +22,7 @@ from coordinator.outcomes import OutcomeReader
 from super_wire.errors import CacheUnreachableError
 from super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.test_aws_lambda import NAME, request_for_objects
+from tests.coordinator.executors.lambda_running import NAME, request_for_objects
 
 ALONE_S = 1.0
 
