@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto check-infra wheel \
-	lambda-zip lock clean
+	check-containers lambda-zip lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -116,6 +116,9 @@ wheel: $(STAMP) ## build the wheel into dist/
 # Needs pip's index, and nothing else: the wheels of both architectures are downloaded, not built.
 lambda-zip: $(STAMP) ## build the function's package for Lambda into dist/, for arm64 and x86_64
 	$(BIN)/python -m tools.lambda_zip
+
+check-containers: $(STAMP) ## build the images and run them (needs root, buildah, podman, runc and debootstrap)
+	$(BIN)/python -m pytest -m containers
 
 lock: $(STAMP) ## pin what the function and the containers install, anew
 	$(BIN)/python -m tools.lock_requirements

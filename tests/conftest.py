@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.fixtures.object_store",
     "tests.fixtures.lambda_service",
     "tests.fixtures.stack",
+    "tests.fixtures.containers",
 ]
 
 # No deadlines: this machine's neighbours decide how long an example takes, not the code.

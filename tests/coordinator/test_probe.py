@@ -6,15 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from coordinator import probe
 from super_wire.errors import ConfigError
-from tests.fixtures.stack import Stack, stack
 from tests.fixtures.valkey import free_port
 
-__all__ = ["stack"]
+if TYPE_CHECKING:
+    from tests.fixtures.stack import Stack
 
 
 def test_a_coordinator_that_serves_is_healthy_and_one_that_is_gone_is_not(stack: Stack) -> None:

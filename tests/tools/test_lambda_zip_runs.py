@@ -23,13 +23,9 @@ import pytest
 from lambda_prefetch.golden import golden_digest
 from super_wire.recipe import Recipe
 from super_wire.request import PrefetchResult
-from tests.fixtures.object_store import object_store
-from tests.fixtures.valkey import valkey
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, raw_record, request_for, run
 from tools.lambda_zip.__main__ import build
 from tools.lambda_zip.wheels import Target
-
-__all__ = ["object_store", "valkey"]
 
 IN_LAMBDAS_RUNTIME = ("boto3", "botocore", "s3transfer", "urllib3", "dateutil", "six", "jmespath")
 CHILD = """
