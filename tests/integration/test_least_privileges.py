@@ -1,0 +1,165 @@
+"""The users of docs/cache.md, made as the page says: what each of them may not do in a real Valkey.
+
+What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_lambda_events.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from super_dataset.connection import CacheConnection
+from super_wire.address import CacheAddress, Credentials
+from super_wire.errors import CacheError
+from super_wire.keys import GOLDEN_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
+from tests.fixtures.valkey import Valkey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cache.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^ACL SETUSER (super-[a-z]+) .*$", PAGE, re.MULTILINE)
+
+RECORD = RECORD_PREFIX.decode() + "0" * 32
+REPORTS = REPORT_PREFIX.decode() + "job"
+OUTCOMES = OUTCOME_PREFIX.decode() + "0" * 32
+LOCK, GOLDEN = LOCK_KEY.decode(), GOLDEN_KEY.decode()
+
+# What nobody needs: other people's keys, everything at once, the server itself, code.
+FOREIGN = ("GET other", "SET other 1", "XADD other * a b", "DEL other", "GET super")
+DANGEROUS = (
+    *("KEYS *", "FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "RANDOMKEY", "SHUTDOWN NOSAVE", "SAVE"),
+    *(
+        "CONFIG GET requirepass",
+        "CONFIG SET maxmemory 1",
+        "ACL LIST",
+        "ACL SETUSER me on",
+        "ACL WHOAMI",
+        "MONITOR",
+    ),
+    *(
+        "CLIENT KILL TYPE normal",
+        "CLIENT LIST",
+        "REPLICAOF NO ONE",
+        "MODULE LIST",
+        "SLOWLOG GET",
+        "LATENCY RESET",
+    ),
+    *(
+        "SUBSCRIBE news",
+        "PUBLISH news 1",
+        "SCRIPT FLUSH",
+        "FUNCTION LIST",
+        "CLUSTER RESET",
+        "CLUSTER MEET h 1",
+    ),
+    *("EVALSHA 0000 0", "FCALL f 0", "MIGRATE h 1 k 0 1", "DUMP " + RECORD, "OBJECT FREQ " + RECORD),
+    *("RENAME " + RECORD + " super:r1:b", "COPY " + RECORD + " super:r1:b", "RESTORE super:r1:b 0 x"),
+)
+A_COORDINATORS = (
+    "SET super:r2:x 1",
+    "EVAL return 0",
+    "SCAN 0",
+    "DBSIZE",
+    "INFO",
+    "UNLINK " + RECORD,
+    "PEXPIRE " + RECORD + " 1",
+)
+FORBIDDEN = {
+    "super-reader": (
+        *(
+            "SET " + RECORD + " 1",
+            "DEL " + RECORD,
+            "GETDEL " + RECORD,
+            "APPEND " + RECORD + " x",
+            "GETSET " + RECORD + " 1",
+        ),
+        *("XADD " + RECORD + " * a b", "XADD " + OUTCOMES + " * a b", "GET " + REPORTS, "GET " + OUTCOMES),
+        *(
+            "XREAD STREAMS " + REPORTS + " 0",
+            "XRANGE " + REPORTS + " - +",
+            "DEL " + REPORTS,
+            "XTRIM " + REPORTS + " MAXLEN 0",
+        ),
+        *("GET " + LOCK, "GET " + GOLDEN, "MGET " + RECORD, *A_COORDINATORS),
+    ),
+    "super-function": (
+        *(
+            "GET " + RECORD,
+            "SET " + RECORD + " 1 GET",
+            "DEL " + RECORD,
+            "SET " + LOCK + " me",
+            "SET " + GOLDEN + " x",
+        ),
+        *("SET " + REPORTS + " 1", "XADD " + REPORTS + " * a b", "XADD " + LOCK + " * a b"),
+        *(
+            "XREAD STREAMS " + OUTCOMES + " 0",
+            "XRANGE " + OUTCOMES + " - +",
+            "DEL " + OUTCOMES,
+            *A_COORDINATORS,
+        ),
+    ),
+    "super-coordinator": ("MGET " + RECORD, "GETDEL " + RECORD, "XTRIM " + REPORTS + " MAXLEN 0"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    """A server that only knows the page's users, with something of each kind in it."""
+    running = Valkey()
+    running.start()
+    with running.client() as client:
+        for line in re.findall(r"^ACL SETUSER super-.*$", PAGE, re.MULTILINE):
+            client.execute_command(*line.split())
+        client.mset({RECORD: b"r", LOCK: b"l", GOLDEN: b"g", "other": b"o"})
+        for stream in (REPORTS, OUTCOMES):
+            client.xadd(stream, {"a": "b"})
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    yield running
+    running.close()
+
+
+def test_the_page_has_three_users() -> None:
+    assert sorted(LINES) == ["super-coordinator", "super-function", "super-reader"]
+    assert all(user in LINES for user in FORBIDDEN)
+
+
+@pytest.mark.parametrize("user", FORBIDDEN)
+def test_a_user_may_do_nothing_but_what_its_side_needs(server: Valkey, user: str) -> None:
+    with redis.Redis(
+        unix_socket_path=f"{server.directory}/redis.sock", username=user, password="SECRET"
+    ) as client:
+        done = []
+        for command in (*FORBIDDEN[user], *FOREIGN, *DANGEROUS):
+            try:
+                client.execute_command(*command.split())
+            except redis.exceptions.NoPermissionError:
+                continue
+            except redis.exceptions.ResponseError as error:
+                done.append(f"{command}: {error}")
+            else:
+                done.append(command)
+    assert not done
+
+
+def test_nobody_comes_in_without_the_right_password(server: Valkey) -> None:
+    address = CacheAddress.parse(server.url)
+    for credentials in (Credentials(), Credentials("super-reader", "geheim"), Credentials(password="SECRET")):
+        with pytest.raises(CacheError, match="SUPER_CACHE_USERNAME|SUPER_CACHE_PASSWORD") as caught:
+            CacheConnection(address, credentials, timeout_s=5.0).ask(b"GET", RECORD.encode())
+        assert not any(word in str(caught.value) for word in ("geheim", "SECRET"))
+
+
+def test_a_reader_reads_records_and_reports_and_no_more(server: Valkey) -> None:
+    connection = CacheConnection(
+        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
+    )
+    assert connection.ask(b"GET", RECORD.encode()) == b"r"
+    assert connection.ask(b"XADD", REPORTS.encode(), b"MAXLEN", b"~", b"10", b"*", b"r", b"x")
+    with pytest.raises(CacheError, match="NOPERM"):
+        connection.ask(b"GET", b"super:golden")
+    connection.close()
