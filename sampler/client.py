@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sampler.address import host_of
 from sampler.connection import CallCutError, CallFailedError, Connection, connection_to
 from sampler.probing import why_distrusted
 from super_wire.coordinator_credentials import CoordinatorCredentials
@@ -97,7 +98,7 @@ class Client:
             environment.
 
     Raises:
-        ConfigError: the environment's credentials are none.
+        ConfigError: the environment's credentials are none, or no token is among them where one is needed.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Client:
         self.alone = alone
         self._explain = explain
         self._credentials = credentials or CoordinatorCredentials.from_environment(os.environ)
+        self._credentials.check_suffices(host_of(address))
         self._was_answered = False
 
     def hold(self) -> AbstractContextManager[None]:

@@ -130,6 +130,20 @@ class CoordinatorCredentials:
             return self.token
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0]
 
+    def check_suffices(self, host: str) -> None:
+        """See that there is a token where every coordinator asks for one: beyond this machine.
+
+        Raises:
+            ConfigError: there is none, and ``insecure`` does not allow that.
+        """
+        if host and not is_loopback(host) and not self.insecure and not self.current_token():
+            msg = (
+                f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
+                "there is no token: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
+                "authority of its certificate is your own"
+            )
+            raise ConfigError(msg)
+
     def encrypts(self, host: str) -> bool:
         """Whether a connection to ``host`` (empty for a unix socket) is encrypted: beyond this machine unless
         ``insecure``, on it where there is a ``ca_file``.

@@ -88,8 +88,8 @@ def test_no_coordinator_there(images: Path) -> None:
         SuperSampler(SuperDataset(str(images), RECIPE), batch_size=16, coordinator=address)
 
 
-def test_a_coordinator_beyond_loopback_is_refused_without_tls(images: Path) -> None:
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*TLS"):
+def test_beyond_loopback_nobody_is_called_without_a_token(images: Path) -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*SUPER_TOKEN"):
         SuperSampler(SuperDataset(str(images), RECIPE), batch_size=16, coordinator="192.0.2.1:50051")
 
 
