@@ -118,7 +118,7 @@ def _prefetch(
     event: dict[str, Any], context: Any, settings: Settings, *, cold_start: bool, begun_ns: int
 ) -> PrefetchResult:
     request = PrefetchRequest.from_mapping(event)
-    _check_golden(request.golden)
+    _check_deployed(request)
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
     program = Program(
@@ -150,21 +150,28 @@ def _prefetch(
     return result
 
 
-def _check_golden(wanted: str) -> None:
-    """Refuse, before any pixel is written, to make others than the functions that began."""
-    if wanted and wanted != _own_golden_digest():
-        msg = (
-            f"this function decodes the golden images to {_own_golden_digest()}, the request wants {wanted}: "
-            "the function was deployed anew while a coordinator ran; deploy the version that it began with, "
-            "or restart the coordinator with an empty cache"
-        )
-        raise ConfigError(msg)
-
-
 def _memory_mb(context: Any) -> int:
-    """The function's memory, which AWS's runtime tells as text; 0 where none is billed."""
+    """The memory that Lambda says the function has, as text; 0 elsewhere."""
     told = getattr(context, "memory_limit_in_mb", None)
     return int(told) if told is not None and str(told).isdecimal() else 0
+
+
+def _check_deployed(request: PrefetchRequest) -> None:
+    """Refuse, before any pixel is written, to be another function than the one that the coordinator met."""
+    wanted = request.function_version
+    if wanted and wanted != installed_version():
+        msg = (
+            f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
+            f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
+        )
+        raise ConfigError(msg)
+    if request.golden and request.golden != _own_golden_digest():
+        msg = (
+            f"this function decodes the golden images to {_own_golden_digest()}, the request wants "
+            f"{request.golden[:80]}: it was deployed anew while a coordinator ran; deploy the one before, "
+            "or start it again with an empty cache"
+        )
+        raise ConfigError(msg)
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:

@@ -76,8 +76,8 @@ class PrefetchRequest:
     anew to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
     been begun by then is not begun. ``answer_to`` is the stream in the cache where the function puts its
     result (see :data:`super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited for.
-    ``golden`` is the digest that the function must decode golden images to, or refuse; empty where whoever
-    asks has seen to that.
+    ``golden`` is the digest that the function must decode golden images to, ``function_version`` the version
+    of SUPER that it must be, or refuse; both are empty where whoever asks has seen to that.
     """
 
     request_id: str
@@ -92,6 +92,7 @@ class PrefetchRequest:
     limits: Limits = field(default_factory=Limits)
     answer_to: str = ""
     golden: str = ""
+    function_version: str = ""
 
     def to_json(self) -> str:
         """As JSON text, for any executor."""

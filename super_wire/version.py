@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from super_wire.recipe import PIPELINE_VERSION
@@ -9,6 +10,7 @@ from super_wire.recipe import PIPELINE_VERSION
 __all__ = ["installed_version"]
 
 
+@cache
 def installed_version() -> str:
     """The installed version of SUPER.
 

@@ -21,6 +21,7 @@ from coordinator.executors.calling_threads import CallingThreads
 from coordinator.executors.lambda_answers import read_result, read_warmed
 from coordinator.executors.lambda_client import LambdaClient, Target
 from super_wire.errors import ConfigError
+from super_wire.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,9 +135,8 @@ class LambdaExecutor:
             PayloadTooLargeError: request or result are larger than Lambda carries.
             ExecutorError: Lambda did not run it.
         """
-        payload = replace(request, golden=self._golden).to_json().encode()
         return await self._call(
-            payload,
+            self._asked(request).to_json().encode(),
             lambda reply, ran_s: read_result(reply, self._target, request.request_id, ran_s),
             timeout_s,
         )
@@ -145,6 +145,10 @@ class LambdaExecutor:
         """Abandon what is under way: AWS ends it, and nobody waits for its threads."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
+
+    def _asked(self, request: PrefetchRequest) -> PrefetchRequest:
+        """The request, to be refused by a function that is not the one that was warmed."""
+        return replace(request, golden=self._golden, function_version=installed_version())
 
     async def _warm_one(self) -> Warmed:
         """Start an environment, or meet one that is there; one that is throttled is asked for again."""

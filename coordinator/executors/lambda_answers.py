@@ -79,7 +79,7 @@ def read_result(reply: Reply, target: Target, request_id: str, ran_s: float) -> 
 def another_version(version: str, target: Target) -> ConfigError:
     """The function and this coordinator are no pair."""
     return ConfigError(
-        f"{target} is SUPER {version[:80]}, this coordinator is SUPER {installed_version()}: deploy the "
+        f"{target} is SUPER {version[:80]}, the coordinator is SUPER {installed_version()}: deploy the "
         f"function of {installed_version()}, or start a coordinator of {version[:80]}"
     )
 

@@ -65,7 +65,7 @@ class LambdaEventExecutor(LambdaExecutor):
             ExecutorError: Lambda did not take it, or the cache lost the stream that its outcome may be in.
         """
         until_s = asyncio.get_running_loop().time() + timeout_s
-        asked = replace(request, golden=self._golden, answer_to=self._outcomes.stream)
+        asked = replace(self._asked(request), answer_to=self._outcomes.stream)
         with self._outcomes.expecting(request.request_id) as outcome:
             await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
             try:

@@ -19,15 +19,19 @@ def event_of(directory, valkey, **changes):
     return {**json.loads(file_request(directory, KEYS, valkey.unix_url).to_json()), **changes}
 
 
-def test_a_function_that_decodes_otherwise_than_is_wanted_writes_nothing(tmp_path, valkey):
-    golden = handler({"super_warm": 1, "cache": ""}, Context())["golden"]
-    with pytest.raises(
-        ConfigError, match=f"decodes the golden images to {golden}, the request wants 0{{32}}"
+def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(tmp_path, valkey):
+    warmed = handler({"super_warm": 1, "cache": ""}, Context())
+    golden, version = warmed["golden"], warmed["function_version"]
+    for wanted, words in (
+        ({"golden": "0" * 32}, f"decodes the golden images to {golden}, the request wants 0{{32}}"),
+        ({"function_version": "9.9.9"}, f"is SUPER {version}, the coordinator is SUPER 9.9.9: deploy the"),
     ):
-        handler(event_of(tmp_path, valkey, golden="0" * 32), Context())
+        with pytest.raises(ConfigError, match=words):
+            handler(event_of(tmp_path, valkey, **wanted), Context())
     with valkey.client() as client:
         assert client.dbsize() == 0
-    assert handler(event_of(tmp_path, valkey, golden=golden), Context())["outcomes"] == ("cached",) * 5
+    event = event_of(tmp_path, valkey, golden=golden, function_version=version)
+    assert handler(event, Context())["outcomes"] == ("cached",) * 5
 
 
 @pytest.mark.parametrize(("told", "memory_mb"), [("1769", 1769), (512, 512), (None, 0), ("plenty", 0)])

@@ -52,6 +52,7 @@ def requests(draw):
         limits,
         answer_to,
         draw(TEXT),
+        draw(TEXT),
     )
 
 
@@ -102,7 +103,7 @@ def test_golden_json():
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
-        '"golden":""}'
+        '"golden":"","function_version":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 2, "request_id": "r", "function_version": "1", "cold_start": true, '

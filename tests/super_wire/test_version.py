@@ -12,7 +12,7 @@ def test_installed(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: superdl\nVersion: 12.34\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed_version() == "12.34"
+    assert installed_version.__wrapped__() == "12.34"
 
 
 def test_not_installed(monkeypatch):
@@ -20,4 +20,4 @@ def test_not_installed(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("super_wire.version.version", version)
-    assert installed_version().startswith("0+unpackaged")
+    assert installed_version.__wrapped__().startswith("0+unpackaged")

@@ -140,7 +140,7 @@ def test_a_function_that_cannot_reach_the_cache(lambda_service):
         (
             "of_another_version",
             ConfigError,
-            rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy the function of",
+            rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy the function of",
         ),
         (
             "of_no_version",
@@ -218,10 +218,10 @@ def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
         # The connection's own limit comes first where that is shorter.
         with pytest.raises(FunctionTimedOutError, match="did not answer in time") as told:
             await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
-        assert told.value.ran_s >= 0.5
-        await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+        assert told.value.ran_s >= 1.0
 
-    using(executor_for(lambda_service, read_timeout_s=0.5), work)
+    using(executor_for(lambda_service), nothing)  # an environment is warm now, and will answer in time
+    using(executor_for(lambda_service, read_timeout_s=1.0), work)
 
 
 def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):

@@ -54,7 +54,7 @@ DOES = [
     (
         "other-version",
         FunctionRaisedError,
-        rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy .* or start a coord",
+        rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy .* or start a coord",
     ),
     ("exit:3", FunctionCrashedError, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
     ("kill", FunctionCrashedError, "signal: killed.*; its memory of 1769 MB may be too small"),
