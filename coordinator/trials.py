@@ -153,7 +153,9 @@ class Trials:
             )
             raise CacheError(msg)
         if not outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
-            _log.warning("%s: functions could produce none of %d samples: %s", source, len(outcomes), said)
+            _log.warning(
+                "%s: functions could produce none of %d samples: %s", source, len(result.outcomes), said
+            )
 
     async def _compare_regions(self, bucket: str, source: str) -> None:
         """Tell of a bucket in another region: it works, slowly and for money, where a network leads there."""

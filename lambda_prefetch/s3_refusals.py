@@ -38,7 +38,7 @@ def from_answer(response: Mapping[str, Any], bucket: str, region: str | None) ->
     metadata = response.get("ResponseMetadata", {})
     status, error = metadata.get("HTTPStatusCode", 0), response.get("Error", {})
     code = str(error.get("Code", ""))
-    words = f"S3 answered {status} {code}: {error.get('Message', '')}"
+    words = f"S3 answered {status} {code}: {error.get('Message', '')}".rstrip(". ")
     if status == _MOVED or code in _ELSEWHERE:
         there = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or error.get("Region")
         place = f"in the region {there}" if there else "in another region"

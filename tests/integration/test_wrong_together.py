@@ -1,0 +1,135 @@
+"""What does not fit together is told to whoever makes the sampler, with the remedy, before training waits.
+
+Everything is real: the embedded supervisor and its coordinator, functions in AWS's runtime, S3, the cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from sampler.embedded import release_all
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import BadSampleError, CacheError, ConfigError, EmbeddedError, SourceForbiddenError
+from super_wire.version import installed_version
+from tests.fixtures.images import SIDE
+from tests.fixtures.lambda_answers import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.lambda_service import LambdaService
+    from tests.fixtures.object_store import ObjectStore
+    from tests.fixtures.valkey import Valkey
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@pytest.fixture(autouse=True)
+def embedded(
+    lambda_service: LambdaService,
+    object_store: ObjectStore,
+    valkey: Valkey,
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """The embedded default with functions on Lambda; ``s3://photos/train`` holds the images."""
+    lambda_service.concurrency = 2
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    base = tempfile.mkdtemp(prefix="super-w-")  # short: socket paths have 107 bytes
+    monkeypatch.setattr(tempfile, "tempdir", base)
+    monkeypatch.setenv("SUPER_EXECUTOR", "lambda")
+    monkeypatch.setenv("SUPER_CACHE", valkey.url)
+    monkeypatch.setenv("SUPER_LAMBDA_WARM", "1")
+    yield
+    release_all()
+    shutil.rmtree(base, ignore_errors=True)
+
+
+def make_sampler(source: str = "s3://photos/train", recipe: Recipe = RECIPE) -> None:
+    with SuperSampler(SuperDataset(source, recipe), batch_size=4):
+        pass
+
+
+@pytest.mark.slow
+def test_what_fits_together(lambda_service: LambdaService) -> None:
+    make_sampler()
+    assert b"trial-1" in lambda_service.invocations[1].event
+
+
+@pytest.mark.slow
+def test_a_directory_of_this_machine(images: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a directory of the coordinator's machine.*s3://bucket/prefix"):
+        make_sampler(images.as_uri())
+
+
+def test_a_function_that_may_not_read_the_bucket(lambda_service: LambdaService) -> None:
+    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    with pytest.raises(SourceForbiddenError, match=r"functions may not read s3://photos/train: .*403.*renew"):
+        make_sampler()
+    lambda_service.deploy(environment={})
+    make_sampler()
+
+
+@pytest.mark.slow
+def test_a_function_that_may_not_write_to_the_cache(lambda_service: LambdaService, valkey: Valkey) -> None:
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "idle", "on", ">word", "~super:*", "-@all", "+ping")
+    environment = {"SUPER_CACHE_USERNAME": "idle", "SUPER_CACHE_PASSWORD": "word"}
+    lambda_service.deploy(environment=environment)
+    with pytest.raises(CacheError, match=r"may not write to the cache .*NOPERM.*the rights of their user"):
+        make_sampler()
+
+
+@pytest.mark.slow
+def test_a_function_that_the_cache_does_not_let_in(lambda_service: LambdaService) -> None:
+    lambda_service.deploy(environment={"SUPER_CACHE_PASSWORD": "wrong"})
+    with pytest.raises(EmbeddedError, match=r"cannot use the cache at redis://.*own SUPER_CACHE_\* settings"):
+        make_sampler()
+
+
+@pytest.mark.slow
+def test_a_function_of_another_version(lambda_service: LambdaService) -> None:
+    lambda_service.deploy(handler="tests.coordinator.executors.lambda_functions.of_another_version")
+    remedy = rf"is SUPER 9\.9\.9, this coordinator is SUPER {installed_version()}: deploy the function of"
+    with pytest.raises(EmbeddedError, match=remedy):
+        make_sampler()
+
+
+@pytest.mark.slow
+def test_no_permission_to_invoke(lambda_service: LambdaService) -> None:
+    words = "User is not authorized to perform: lambda:InvokeFunction"
+    lambda_service.answer_next(*[Answer.error(403, "AccessDeniedException", words)] * 2)
+    with pytest.raises(EmbeddedError, match="may not invoke .* grant its credentials lambda:InvokeFunction"):
+        make_sampler()
+
+
+@pytest.mark.slow
+def test_a_custom_step_that_the_function_does_not_have() -> None:
+    recipe = Recipe([{"op": "custom", "name": "their_steps:crop@1"}])
+    with pytest.raises(ConfigError, match=r"functions refuse what .*their_steps"):
+        make_sampler(recipe=recipe)
+
+
+def test_no_cache_that_functions_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUPER_CACHE")
+    with pytest.raises(ConfigError, match="set SUPER_CACHE to a cache that they and this host reach"):
+        make_sampler()
+
+
+@pytest.mark.slow
+def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lacks_it(
+    lambda_service: LambdaService,
+) -> None:
+    dataset = SuperDataset("s3://photos/train", RECIPE)
+    with SuperSampler(dataset, batch_size=4) as sampler:
+        lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+        with pytest.raises(BadSampleError, match="403.*renew the function's credentials"):
+            for _ in DataLoader(dataset, sampler=sampler, batch_size=None):
+                pass
