@@ -231,12 +231,14 @@ class Cache:
         return bytes(replies[0])
 
     async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
-        """Make a stream that expires, by an empty entry; what it holds already stays."""
+        """Make a stream that expires; what it holds already stays."""
         commands: list[Command] = [
             ("XADD", stream, "*", b"x", b""),
             ("PEXPIRE", stream, int(expires_in_s * 1000)),
         ]
-        self._nodes.check(await self._nodes.each([stream, stream], commands))
+        replies = await self._nodes.each([stream, stream], commands)
+        self._nodes.check(replies)
+        await self.delete_entries(stream, [replies[0]])
 
     async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
         """Let streams expire later; of each, whether it is there."""

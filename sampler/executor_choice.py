@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from super_wire.address import CacheAddress
+from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class ExecutorChoice:
         if executor == "local":
             return cls()
         cache = environment.get("SUPER_CACHE", "")
-        _check_cache(cache)
+        _check_cache(cache, Credentials.from_environment(environment))
         _check_one_host(environment)
         facts = [executor, cache, *(environment.get(name, "") for name in _DECIDES)]
         return cls(executor, cache, "\n".join(facts))
 
 
-def _check_cache(cache: str) -> None:
+def _check_cache(cache: str, credentials: Credentials) -> None:
     if not cache:
         raise ConfigError(
             "functions on Lambda cannot reach the embedded cache, which is a unix socket of this host: set "
@@ -71,8 +71,7 @@ def _check_cache(cache: str) -> None:
             f"SUPER_CACHE={cache} is a unix socket of this host, which functions on Lambda cannot reach: "
             "name a cache that both reach, such as rediss://my-cache:6379"
         )
-    if not (address.tls or address.local):
-        raise ConfigError(f"SUPER_CACHE={cache}: beyond loopback a cache needs TLS: use rediss://")
+    credentials.check_encrypted(address)
 
 
 def _check_one_host(environment: Mapping[str, str]) -> None:

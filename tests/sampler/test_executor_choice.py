@@ -34,7 +34,7 @@ def test_functions_on_lambda_take_a_cache_that_they_reach(cache):
         ({"SUPER_EXECUTOR": "lamda"}, r"SUPER_EXECUTOR is one of local, lambda; not 'lamda'"),
         ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
         ({"SUPER_CACHE": "unix:///run/redis.sock"}, r"is a unix socket of this host"),
-        ({"SUPER_CACHE": "redis://cache.example:6379"}, r"beyond loopback a cache needs TLS: use rediss://"),
+        ({"SUPER_CACHE": "redis://cache.example:6379"}, r"beyond loopback, where a cache needs TLS"),
         ({"SUPER_CACHE": "http://cache"}, r"a cache address is redis://"),
         (
             {"SUPER_CACHE": CACHE, "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
@@ -45,6 +45,11 @@ def test_functions_on_lambda_take_a_cache_that_they_reach(cache):
 def test_what_cannot_work_is_refused_with_what_to_do(variables, message):
     with pytest.raises(ConfigError, match=message):
         chosen(**{"SUPER_EXECUTOR": "lambda"} | variables)
+
+
+def test_plain_text_beyond_this_machine_is_the_users_word_to_give():
+    cache = "redis://cache.example:6379"
+    assert chosen(SUPER_EXECUTOR="lambda", SUPER_CACHE=cache, SUPER_INSECURE="1").cache == cache
 
 
 def test_ranks_of_one_host_are_served():
