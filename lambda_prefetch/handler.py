@@ -67,7 +67,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         return _warm(event, settings, cold_start=cold_start)
     reply_to = ReplyTo.of_event(event)
     try:
-        result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
+        with telemetry(settings.log_level, trace=settings.trace).segment("prefetch"):
+            result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
     except Exception as error:
         if reply_to is not None:
             _tell_failure(error, reply_to, context, settings, begun_ns)
@@ -105,7 +106,7 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
     if event.get("cache"):
         warm_connection(event["cache"], settings)
     golden = _own_golden_digest()
-    telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
+    telemetry(settings.log_level, trace=settings.trace).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
         "function_version": installed_version(),
@@ -146,7 +147,7 @@ def _prefetch(
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
     )
-    telemetry(settings.log_level).finished(result, context)
+    telemetry(settings.log_level, trace=settings.trace).finished(result, context)
     return result
 
 

@@ -30,7 +30,8 @@ class Settings:
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
-    password; without one they are in ``cache_credentials``.
+    password; without one they are in ``cache_credentials``. ``trace`` sends a segment of each request to AWS
+    X-Ray.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
@@ -44,6 +45,7 @@ class Settings:
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
     log_level: str = "INFO"
+    trace: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -75,6 +77,7 @@ class Settings:
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
             log_level=_log_level(variables),
+            trace=_one_of(variables, "SUPER_TRACE", ("0", "1")) == "1",
         )
 
 
