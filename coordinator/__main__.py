@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from coordinator.settings import Settings, load_settings
+from super_wire.discretion import keep_secrets_out_of_logs
 from super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
             stream=sys.stderr,
             force=True,
         )
+        keep_secrets_out_of_logs()
         asyncio.run(serve(settings))
     except SuperError as error:
         sys.stderr.write(f"superdl coordinator: {error}\n")

@@ -21,6 +21,7 @@ from lambda_prefetch.settings import Settings
 from lambda_prefetch.sources import open_source
 from lambda_prefetch.telemetry import telemetry
 from lambda_prefetch.transforms import Program
+from super_wire.discretion import keep_secrets_out_of_logs
 from super_wire.errors import CacheError, ConfigError
 from super_wire.ids import sample_ids
 from super_wire.recipe import Recipe
@@ -63,6 +64,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     if cold_start:
         _seen_processes.add(os.getpid())
         lift_pillows_bound()
+        keep_secrets_out_of_logs()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
     reply_to = ReplyTo.of_event(event)

@@ -1,0 +1,176 @@
+"""Secrets are in no log, no error and no answer: everything at its most talkative, while much goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coordinator.settings import load_settings
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.address import Credentials
+from super_wire.coordinator_credentials import CoordinatorCredentials
+from super_wire.errors import CacheError, CoordinatorTrustError, SourceError, SuperError
+from superdl.main import main
+from tests.fixtures.images import SIDE, expected_pixels, write_images
+from tests.fixtures.object_store import SECRET
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from tests.fixtures.certificates import Certificates
+    from tests.fixtures.object_store import ObjectStore
+    from tests.fixtures.valkey import Valkey
+
+PASSWORD, TOKEN = "geheim-cache-password", "geheim-token-0123456789"
+WRONG = {
+    "token": "geheim-wrong-token-0123",
+    "password": "geheim-wrong-password",
+    "aws": "geheim-wrong-aws-secret",
+}
+SESSION = "geheim-session-token"
+
+
+class Everything:
+    """All that was said, to be searched."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        self._secrets = secrets
+        self._said: list[str] = []
+
+    def hear(self, *said: object) -> None:
+        """Take words or an error, with all that it came from."""
+        for one in said:
+            if isinstance(one, BaseException):
+                self._said += [repr(one), *traceback.format_exception(one)]
+            else:
+                self._said.append(str(one))
+
+    def search(self) -> None:
+        """See that no secret is among it."""
+        text = "\n".join(self._said)
+        assert len(text) > 1000
+        found = {
+            secret: text[max(0, text.index(secret) - 300) :][:400]
+            for secret in self._secrets
+            if secret in text
+        }
+        assert not found
+
+
+@pytest.fixture
+def everything(certificates: Certificates) -> Everything:
+    key = Path(certificates.server.key_file).read_text().splitlines()[1:-1]
+    return Everything([PASSWORD, TOKEN, SECRET, SESSION, *WRONG.values(), *key])
+
+
+def ended_coordinators(environments: list[dict[str, str]]) -> list[str]:
+    """What coordinators say that cannot start."""
+    command = [sys.executable, "-P", "-m", "coordinator"]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for environment in environments
+    ]
+    said = [process.communicate(timeout=60)[0] for process in started]
+    assert all(process.returncode in {1, 2} for process in started), said
+    return said
+
+
+@pytest.mark.parametrize("s3_client", ["auto", pytest.param("boto3", marks=pytest.mark.slow)])
+def test_no_secret_is_told_whatever_goes_wrong(
+    object_store: ObjectStore,
+    valkey: Valkey,
+    certificates: Certificates,
+    everything: Everything,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    s3_client: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    images = write_images(object_store.directory / "photos", 16)
+    with valkey.client() as client:
+        client.config_set("requirepass", PASSWORD)
+    pair = certificates.server
+    for name, value in {
+        "AWS_SESSION_TOKEN": SESSION,
+        "SUPER_S3_CLIENT": s3_client,
+        "SUPER_LOG_LEVEL": "DEBUG",
+        "SUPER_CACHE_PASSWORD": PASSWORD,
+        "SUPER_TOKEN": TOKEN,
+        "SUPER_COORDINATOR_CA_FILE": certificates.ca_file,
+        "SUPER_TLS_CERT": Path(pair.cert_file).read_text(),
+        "SUPER_TLS_KEY": Path(pair.key_file).read_text(),
+    }.items():
+        monkeypatch.setenv(name, value)
+    everything.hear(
+        repr(load_settings({}, os.environ)),
+        repr(Credentials.from_environment(os.environ)),
+        repr(CoordinatorCredentials.from_environment(os.environ)),
+    )
+    stacks = [
+        Stack(arguments=("--workers", "1"), cache=valkey.url, tcp=True, health=True, environment=environment)
+        for environment in ({}, {"AWS_SECRET_ACCESS_KEY": WRONG["aws"]})
+    ]
+    try:
+        _run(stacks[0], images, everything, monkeypatch)
+        assert main(["stats", "--coordinator", stacks[0].address, "--json"]) == 0
+        stacks[0].close_coordinator()
+        _run_without_permission(stacks[1], everything)
+    finally:
+        for stack in stacks:
+            everything.hear(stack.log.read_text() if stack.log.exists() else "")
+            stack.close()
+    wrong = [
+        {"SUPER_CACHE_PASSWORD": WRONG["password"], "SUPER_CACHE": valkey.url},
+        {"SUPER_TOKEN": f"{WRONG['token']} and a space"},
+        {"SUPER_TLS_KEY": Path(certificates.client.key_file).read_text()},
+        {"SUPER_TLS_KEY": Path(pair.key_file).read_text().replace("-----BEGIN", "BEGIN")},
+        {"SUPER_CACHE": f"redis://:{WRONG['password']}@127.0.0.1"},
+    ]
+    everything.hear(*ended_coordinators(wrong))
+    everything.hear(caplog.text, *capfd.readouterr())
+    everything.search()
+
+
+def _run(stack: Stack, images: Path, everything: Everything, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch, and clients that know a wrong password or token."""
+    stack.start()
+    dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
+    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        batches = [dataset[ref] for ref in sampler]
+        assert_exactly_once(collect(batches), expected_pixels(images, resize=SIDE, crop=SIDE))
+        everything.hear(repr(dataset), repr(sampler), sampler.job_stats(), sampler.state_dict())
+    for name, value, error in (
+        ("SUPER_CACHE_PASSWORD", WRONG["password"], CacheError),
+        ("SUPER_TOKEN", WRONG["token"], CoordinatorTrustError),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            everything.hear(_failure(stack, error))
+
+
+def _run_without_permission(stack: Stack, everything: Everything) -> None:
+    stack.start()
+    everything.hear(_failure(stack, SourceError))
+
+
+def _failure(stack: Stack, kind: type[SuperError]) -> SuperError:
+    dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
+    with pytest.raises(kind) as caught:
+        SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+    return caught.value

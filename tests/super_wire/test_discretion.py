@@ -1,0 +1,25 @@
+"""What botocore would tell at DEBUG stays untold; what somebody made quieter stays quieter."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from super_wire.discretion import keep_secrets_out_of_logs
+
+
+@pytest.mark.parametrize("name", ["botocore.auth", "botocore.parsers", "urllib3.connectionpool"])
+def test_debug_of_the_root_does_not_reach_who_tells_secrets(name, caplog):
+    keep_secrets_out_of_logs()
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger(name).debug("a secret")
+        logging.getLogger(name).info("news")
+    assert "a secret" not in caplog.text
+    assert "news" in caplog.text
+
+
+def test_a_level_above_stays(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("boto3"), "level", logging.ERROR)
+    keep_secrets_out_of_logs()
+    assert logging.getLogger("boto3").level == logging.ERROR
