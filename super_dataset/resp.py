@@ -24,6 +24,9 @@ ASKING = encode_command(b"ASKING")
 """Goes before a GET where a node of a cluster has answered ``ASK``."""
 
 
+_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to read thousands of them, by an error of its own
+
+
 class ProtocolDoubtError(CacheUnreachableError):
     """What came is not what can come: replies can no longer be told apart, so the connection must go."""
 
@@ -56,7 +59,7 @@ def parse_line(line: bytes) -> tuple[Literal["bulk", "nil", "error", "simple"], 
     if mark == b"$":
         if rest == b"-1":
             return "nil", 0, ""
-        if rest.isdigit() and int(rest) <= MAX_BULK_BYTES:
+        if rest.isdigit() and len(rest) <= _MAX_DIGITS and int(rest) <= MAX_BULK_BYTES:
             return "bulk", int(rest), ""
     elif mark == b"_" and not rest:
         return "nil", 0, ""

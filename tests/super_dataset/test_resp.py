@@ -40,7 +40,9 @@ def test_reply_lines(line, meaning):
     assert parse_line(line) == meaning
 
 
-@pytest.mark.parametrize("line", [b"", b"$", b"$536870913", b"$ 1", b"$+1", "$٣".encode(), b"*2", b"hello"])
+@pytest.mark.parametrize(
+    "line", [b"", b"$", b"$536870913", b"$ 1", b"$+1", "$٣".encode(), b"*2", b"hello", b"$" + b"9" * 5000]
+)
 def test_other_lines_are_doubted(line):
     with pytest.raises(ProtocolDoubtError):
         parse_line(line)
