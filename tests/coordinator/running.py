@@ -14,6 +14,7 @@ import redis
 
 from coordinator.cache import Cache
 from coordinator.cancelling import cancel_and_wait
+from coordinator.catalog import list_source
 from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
 from coordinator.datasets import DatasetRegistry
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from coordinator.catalog import Catalog
     from tests.fixtures.valkey import Valkey
 
 SIDE = 4
@@ -211,6 +213,7 @@ async def running(
     budget_bytes: int = 2**24,
     cache_was_empty: bool = True,
     cache: Cache | None = None,
+    lister: Callable[..., Catalog] = list_source,
     **core: Any,
 ) -> AsyncIterator[Running]:
     """A coordinator on a unix socket beside the server's own."""
@@ -222,7 +225,7 @@ async def running(
         engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, executor)
         stack.push_async_callback(engine.close)
         engine.post(ExecutorResized(**asdict(executor.scaling)))
-        datasets = DatasetRegistry(max_age_s=300.0)
+        datasets = DatasetRegistry(max_age_s=300.0, lister=lister)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
         trials = Trials(executor, cache.address)
