@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import ssl
 
-import boto3
 import pytest
 
 from infra import make_secrets as module
 from infra.authority import Pair, days_left, new_authority, sign
 from infra.make_secrets import main
+from tests.infra.account import client
 
 HOST = "coordinator.super-1.internal"
 
 
 @pytest.fixture
 def manager(aws):
-    client = boto3.session.Session().client("secretsmanager")
-    yield client
-    client.close()
+    return client("secretsmanager")
 
 
 def run(capsys, *words):

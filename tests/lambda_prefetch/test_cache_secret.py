@@ -124,6 +124,7 @@ def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, 
         assert client.exists("super:r1:a", "super:r1:b", "super:r1:c") == 3
 
 
+@pytest.mark.slow
 def test_nodes_of_a_cluster_that_are_met_later_get_the_new_password(valkey_cluster, manager, secret):
     for node in valkey_cluster.nodes:
         let_in(node, FIRST)
