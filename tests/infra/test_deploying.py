@@ -118,7 +118,7 @@ def test_the_coordinator_may_list_and_invoke(stack):
     assert fnmatch.fnmatchcase(stack["FunctionArn"], allowed)
     assert not fnmatch.fnmatchcase(stack["FunctionArn"].replace("super-1", "super-2"), allowed)
     assert statements["ReadKeyLists"]["Resource"] == "arn:aws:s3:::images/train/*"
-    assert set(statements) == {"ListSamples", "RegionOfBucket", "ReadKeyLists", "InvokeFunctions"}
+    assert set(statements) == {"ListSamples", "ReadKeyLists", "InvokeFunctions"}
 
 
 def test_no_password_is_in_clear_anywhere(stack):
