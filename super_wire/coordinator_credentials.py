@@ -139,7 +139,7 @@ class CoordinatorCredentials:
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             msg = (
                 f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
-                "there is no token: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
+                "there is none: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
                 "authority of its certificate is your own"
             )
             raise ConfigError(msg)
