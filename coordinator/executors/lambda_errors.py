@@ -84,6 +84,8 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
             "role"
         )
+    if isinstance(error, (exceptions.ConnectionClosedError, exceptions.ResponseStreamingError)):
+        return ExecutorError(f"the connection to {target} broke before it had answered: {error}")
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
         return ExecutorError(
             f"{target} cannot be reached ({error}): check lambda_region, lambda_endpoint_url, the network; "
