@@ -369,4 +369,5 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
+            answer.warnings.extend(self._trials.warnings(dataset))
         return answer

@@ -40,6 +40,7 @@ _ATTEMPTS = 2  # of functions that raise: the first may have met what passes
 _EXPIRES_S = 20.0
 _ANSWER_S = 10.0
 _REMEMBERED = 1024
+_MAX_WORDS = 1000
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 
@@ -58,7 +59,7 @@ class Trials:
         self._executor = executor
         self._cache = cache
         self._region_of = region_of
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._passed: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()  # with what is to be told
         self._under_way: dict[bytes, asyncio.Task[None]] = {}
         self._count = 0
 
@@ -80,6 +81,10 @@ class Trials:
     def passed(self, dataset: Dataset) -> bool:
         """Whether a listed dataset needs no trial (any more)."""
         return not self._executor.remote or dataset.content in self._passed
+
+    def warnings(self, dataset: Dataset) -> tuple[str, ...]:
+        """What is to be told of a listed dataset, for people."""
+        return self._passed.get(dataset.content, ())
 
     async def take(self, dataset: Dataset, wait_s: float) -> None:
         """Put a listed dataset on trial, and wait for the outcome, at most ``wait_s``.
@@ -111,15 +116,24 @@ class Trials:
         await cancel_and_wait(*self._under_way.values())
 
     async def _try(self, dataset: Dataset) -> None:
-        bucket, source = dataset.catalog.bucket, dataset.listing.source
-        if self._executor.region and bucket.startswith("s3://"):
-            await self._compare_regions(bucket.removeprefix("s3://"), source)
+        source = dataset.listing.source
+        told = [await self._other_region(dataset), await self._tried(dataset)]
+        warnings = tuple(f"{source}: {words}" for words in told if words)
+        for warning in warnings:
+            _log.warning("%s", warning)
+        self._passed[dataset.content] = warnings
+        if len(self._passed) > _REMEMBERED:
+            self._passed.popitem(last=False)
+
+    async def _tried(self, dataset: Dataset) -> str:
+        """What is to be told of an attempt to produce a few samples; what will not pass is raised."""
+        size = len(dataset.catalog)
+        indices = np.unique(np.linspace(0, size - 1, min(_SAMPLES, size)).astype(np.int64))
         for attempt in range(1, _ATTEMPTS + 1):
             self._count += 1
-            size = len(dataset.catalog)
             request = request_for(
                 dataset,
-                np.unique(np.linspace(0, size - 1, min(_SAMPLES, size)).astype(np.int64)),
+                indices,
                 epoch=0,
                 request_id=f"trial-{self._count}",
                 cache=self._cache,
@@ -129,21 +143,17 @@ class Trials:
                 result = await self._executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
             except FunctionRaisedError as error:
                 if attempt == _ATTEMPTS:
-                    msg = f"functions refuse what {source} asks of them: {error}"
+                    msg = f"functions refuse what {dataset.listing.source} asks of them: {error}"
                     raise ConfigError(msg) from error
             except ExecutorError as error:
-                _log.warning("%s was not tried, functions have other worries: %s", source, error)
-                break
+                return f"it was not tried, functions have other worries: {error}"
             else:
-                self._judge(result, source)
-                break
-        self._passed[dataset.content] = None
-        if len(self._passed) > _REMEMBERED:
-            self._passed.popitem(last=False)
+                return self._judged(result, dataset.listing.source)
+        return ""
 
-    def _judge(self, result: PrefetchResult, source: str) -> None:
+    def _judged(self, result: PrefetchResult, source: str) -> str:
         outcomes = set(result.outcomes)
-        said = next(iter(result.messages.values()), "")
+        said = next(iter(result.messages.values()), "")[:_MAX_WORDS]
         if outcomes == {Outcome.REFUSED}:
             raise SourceForbiddenError(f"functions may not read {source}: {said}")
         if outcomes == {Outcome.CACHE_ERROR} and any(word in said for word in _NO_RIGHTS):
@@ -152,26 +162,24 @@ class Trials:
                 "user (docs/cache.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
             )
             raise CacheError(msg)
-        if not outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
-            _log.warning(
-                "%s: functions could produce none of %d samples: %s", source, len(result.outcomes), said
-            )
+        if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
+            return ""
+        return f"functions could produce none of {len(result.outcomes)} samples that were tried: {said}"
 
-    async def _compare_regions(self, bucket: str, source: str) -> None:
-        """Tell of a bucket in another region: it works, slowly and for money, where a network leads there."""
+    async def _other_region(self, dataset: Dataset) -> str:
+        """What is to be told of a bucket in another region: it works, where a network leads there at all."""
+        bucket, here = dataset.catalog.bucket, self._executor.region
+        if not here or not bucket.startswith("s3://"):
+            return ""
         try:
-            region = await asyncio.to_thread(self._region_of, bucket)
+            region = await asyncio.to_thread(self._region_of, bucket.removeprefix("s3://"))
         except SourceError as error:
-            _log.warning("the region of %s is not known: %s", source, error)
-            return
-        if region and region != self._executor.region:
-            _log.warning(
-                "%s lies in the region %s and the functions run in %s: every byte that they fetch is billed "
-                "as transfer between regions (some $0.02 a GB), every object takes tens of milliseconds "
-                "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function "
-                "in %s",
-                source,
-                region,
-                self._executor.region,
-                region,
-            )
+            return f"its region is not known: {error}"
+        if not region or region == here:
+            return ""
+        return (
+            f"it lies in the region {region} and the functions run in {here}: every byte that they fetch is "
+            "billed as transfer between regions (some $0.02 a GB), every object takes tens of milliseconds "
+            "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function in "
+            f"{region}"
+        )

@@ -87,6 +87,8 @@ class Session:
         self._lock = threading.Lock()
         with client.hold():
             facts = self._register(FIRST_CONTACT, Undertaking(math.inf))
+            for warning in facts.warnings if spec.rank == 0 else ():
+                _LOG.warning("%s", warning)
             self._check_fits(facts.size)
             self.job = job_id(
                 run if job is None else f"job:{job}",

@@ -30,7 +30,7 @@ class GetDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[bytes] = ..., listed: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("protocol_version", "dataset_id", "ready", "listed", "size", "fingerprint", "classes", "label_dtype")
+    __slots__ = ("protocol_version", "dataset_id", "ready", "listed", "size", "fingerprint", "classes", "label_dtype", "warnings")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Dataset(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     LABEL_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     dataset_id: bytes
     ready: bool
@@ -47,7 +48,8 @@ class Dataset(_message.Message):
     fingerprint: bytes
     classes: _containers.RepeatedScalarFieldContainer[str]
     label_dtype: str
-    def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
     __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position")

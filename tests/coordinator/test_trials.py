@@ -129,7 +129,7 @@ def test_a_cache_that_refuses_records_is_told(executor):
 def test_what_may_pass_is_logged_and_holds_nobody_up(executor, caplog, outcome):
     executor.edit = explain(outcome, "the weather")
     assert try_out(executor, dataset_of())
-    assert "could produce none of 3 samples: the weather" in caplog.text
+    assert "could produce none of 3 samples that were tried: the weather" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ThrottledError("busy"), ExecutorError("not ready")])
@@ -188,7 +188,7 @@ def test_the_end_waits_for_no_trial(executor):
 @pytest.mark.parametrize(("region", "told"), [("eu-west-3", True), ("us-east-1", False), ("", False)])
 def test_a_bucket_in_another_region_is_told(executor, caplog, region, told):
     assert try_out(executor, dataset_of(), region=region)
-    words = f"lies in the region {region} and the functions run in us-east-1"
+    words = f"s3://photos/train: it lies in the region {region} and the functions run in us-east-1"
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert any(words in record.getMessage() for record in warned) is told
 
@@ -219,9 +219,11 @@ def test_the_store_tells_a_buckets_region(monkeypatch):
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
     try:
-        client.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"})
-        client.create_bucket(Bucket="near")
-        assert (bucket_region("far"), bucket_region("near")) == ("eu-west-3", "us-east-1")
+        client.create_bucket(
+            Bucket="far-tried", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
+        )
+        client.create_bucket(Bucket="near-tried")
+        assert (bucket_region("far-tried"), bucket_region("near-tried")) == ("eu-west-3", "us-east-1")
         assert bucket_region("none") == ""
     finally:
         client.close()

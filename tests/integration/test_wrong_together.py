@@ -9,7 +9,9 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 from torch.utils.data import DataLoader
 
 from sampler import SuperSampler
@@ -108,6 +110,28 @@ def test_no_permission_to_invoke(lambda_service: LambdaService) -> None:
     lambda_service.answer_next(*[Answer.error(403, "AccessDeniedException", words)] * 2)
     with pytest.raises(EmbeddedError, match="may not invoke .* grant its credentials lambda:InvokeFunction"):
         make_sampler()
+
+
+@pytest.mark.slow
+def test_a_bucket_in_another_region(
+    images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://{host}:{port}")
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    try:
+        client.create_bucket(
+            Bucket="far-wrong", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
+        )
+        for path in sorted(images.glob("*/*.jpg"))[:8]:
+            client.upload_file(str(path), "far-wrong", f"train/{path.parent.name}/{path.name}")
+        make_sampler("s3://far-wrong/train")
+    finally:
+        client.close()
+        server.stop()
+    assert "it lies in the region eu-west-3 and the functions run in us-east-1" in caplog.text
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ class Script:
     cache: str = "unix:///nowhere/redis.sock"
     page_batches: int = 1000  # most batches in a reply
     resident: set[int] | None = None  # positions that are in the cache; None: all
+    warnings: tuple[str, ...] = ()
     job_answered: str = ""  # instead of the job that was opened
     shift: int = 0  # added to the positions of a page
     failures: dict[str, list[Exception | grpc.StatusCode]] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             fingerprint=script.fingerprint if ready else b"",
             classes=["cat", "dog"] if ready else [],
             label_dtype="int64" if ready else "",
+            warnings=script.warnings if ready else (),
         )
 
     def OpenJob(self, request, context):

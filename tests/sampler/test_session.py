@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
@@ -50,6 +52,14 @@ def test_a_job_name_replaces_the_run(coordinator):
     other = Session(Client(coordinator.address), BoundDataset(), SPEC, run="another run", job="day")
     assert first.job != other.job
     assert coordinator.requests("RegisterDataset")[1].run_id == "another run", "the listing is the run's"
+
+
+def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
+    coordinator.script.warnings = ("it lies far away",)
+    session(coordinator)
+    assert "it lies far away" not in caplog.text
+    session(coordinator, spec=replace(SPEC, rank=0))
+    assert caplog.text.count("it lies far away") == 1
 
 
 def test_a_long_listing_is_polled_as_long_as_it_moves(coordinator):
