@@ -38,7 +38,10 @@ ENV PATH=/opt/super/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 P
 WORKDIR /
 USER 10001:10001
 EXPOSE 50051
-# Settings are SUPER_* variables or words of the command. SIGTERM drains, within ten seconds.
+# Settings are SUPER_* variables or words of the command. Where the coordinator listens with TLS and a token, its own
+# health check asks here, without either.
+ENV SUPER_HEALTH_LISTEN=127.0.0.1:50052
+# SIGTERM drains, within ten seconds.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
     CMD ["python", "-P", "-m", "coordinator.probe"]

@@ -59,7 +59,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def coordinator(container_host: ContainerHost, image: str, cache: Valkey, source: Path) -> Container:
     options = ["--volume", f"{cache.directory}:{cache.directory}", "--volume", f"{source}:{source}:ro"]
-    for name, value in {"LISTEN": _address(cache), "CACHE": cache.unix_url, "OWNER": "test"}.items():
+    variables = {"LISTEN": _address(cache), "CACHE": cache.unix_url, "OWNER": "test"}
+    variables["HEALTH_LISTEN"] = f"unix:{cache.directory}/health.sock"  # its port may be another test's
+    for name, value in variables.items():
         options += ["--env", f"SUPER_{name}={value}"]
     words = ("--workers", "2", "--lookahead-batches", "2")
     started = container_host.start(image, *words, options=tuple(options))
