@@ -83,6 +83,7 @@ def test_the_first_run_makes_what_the_template_asks_for(manager, capsys):
     assert len(token["token"]) >= 32
 
 
+@pytest.mark.slow
 def test_nothing_that_is_secret_is_printed(manager, capsys):
     assert main(["--stack", "super-1", "--mutual-tls"]) == 0
     shown = "".join(capsys.readouterr())
@@ -98,6 +99,7 @@ def test_another_run_changes_nothing(manager, capsys):
     assert (again, everything(manager), said) == (parameters, before, "")
 
 
+@pytest.mark.slow
 def test_every_secret_is_tagged(manager, capsys):
     run(capsys, "--mutual-tls")
     for secret in manager.list_secrets()["SecretList"]:
@@ -131,6 +133,7 @@ def test_mutual_tls_takes_the_trainers_certificate_and_no_other(manager, capsys,
         shakes_hands(server, client, HOST)
 
 
+@pytest.mark.slow
 def test_certificates_are_renewed_when_asked_and_the_authority_stays(manager, capsys):
     run(capsys, "--mutual-tls")
     before = everything(manager)
@@ -151,12 +154,14 @@ def test_a_certificate_that_runs_out_within_a_month_is_renewed(manager, capsys):
     assert days_left(content(manager, "coordinator")["cert"]) > 390
 
 
+@pytest.mark.slow
 def test_an_authority_that_runs_out_is_told_of(manager, capsys, monkeypatch):
     run(capsys)
     monkeypatch.setattr(module, "_VALID_DAYS", 4000)
     assert "delete super-1/authority" in run(capsys)[1]
 
 
+@pytest.mark.slow
 def test_another_authority_signs_everything_anew(manager, capsys):
     run(capsys, "--mutual-tls")
     manager.delete_secret(SecretId="super-1/authority", ForceDeleteWithoutRecovery=True)
@@ -179,6 +184,7 @@ def test_a_token_is_rotated_without_a_gap(manager, capsys):
     assert content(manager, "token")["accepted"] == both["token"]
 
 
+@pytest.mark.slow
 def test_what_was_marked_for_deletion_comes_back(manager, capsys):
     run(capsys)
     before = content(manager, "token")

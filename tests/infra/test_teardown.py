@@ -1,0 +1,136 @@
+"""A stack is deleted with all that it would leave; what still costs money is named, and by the exit code."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from infra.leftovers import find_leftovers
+from infra.make_secrets import main as make_secrets
+from infra.teardown import main
+from tests.infra.account import client
+from tests.infra.deployed import STACK, deploy, inventory, physical
+from tests.infra.moto_cloudformation import recorded
+
+TAGS = [{"Key": "super:stack", "Value": STACK}]
+
+
+@pytest.fixture
+def account(aws, monkeypatch):
+    """Empty; a question is answered by nobody."""
+    recorded.clear()
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+
+
+def secrets_waiting():
+    found = client("secretsmanager").list_secrets(IncludePlannedDeletion=True)["SecretList"]
+    return {secret["Name"]: "DeletedDate" in secret for secret in found}
+
+
+def test_nothing_is_left_of_a_stack_and_its_secrets(account, capsys):
+    make_secrets(["--stack", STACK, "--mutual-tls"])
+    deploy()
+    client("elasticache").create_snapshot(SnapshotName="by-hand", ReplicationGroupId=physical("Cache"))
+    client("logs").create_log_group(logGroupName="/super/super-1/notes")
+    client("ecr").create_repository(repositoryName="super-coordinator")
+    capsys.readouterr()
+    assert main(["--stack", STACK, "--yes", "--repository", "super-coordinator"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing of super-1 is left that costs money" in said
+    assert "deleted the snapshot by-hand" in said
+    assert "deleted the log /super/super-1/notes" in said
+    assert "deleted the repository super-coordinator" in said
+    assert inventory() == {}
+    assert secrets_waiting() == {
+        f"super-1/{name}": True for name in ("authority", "ca", "client", "coordinator", "token")
+    }
+
+
+@pytest.mark.slow
+def test_secrets_can_be_forgotten_at_once_also_later(account, capsys):
+    make_secrets(["--stack", STACK])
+    assert main(["--stack", STACK, "--yes", "--recovery-days", "30"]) == 0
+    assert set(secrets_waiting().values()) == {True}
+    assert main(["--stack", STACK, "--yes", "--forget-secrets"]) == 0
+    assert secrets_waiting() == {}
+
+
+@pytest.mark.slow
+def test_what_is_left_is_named_with_the_command_that_removes_it(account, capsys):
+    ec2 = client("ec2")
+    volume = ec2.create_volume(
+        AvailabilityZone="us-east-1a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": TAGS}]
+    )["VolumeId"]
+    queue = client("sqs").create_queue(QueueName="stray", tags={"super:stack": STACK})["QueueUrl"]
+    assert main(["--stack", STACK, "--yes"]) == 1
+    said = capsys.readouterr().out
+    assert f"aws ec2 delete-volume --volume-id {volume}" in said
+    assert queue.rsplit("/", 1)[1] in said
+    ec2.delete_volume(VolumeId=volume)
+    client("sqs").delete_queue(QueueUrl=queue)
+    assert main(["--stack", STACK, "--yes"]) == 0
+
+
+@pytest.mark.slow
+def test_every_kind_that_costs_money_is_found(account, capsys):
+    """As if CloudFormation had forgotten each."""
+    deploy()
+    kinds = {item.kind for item in find_leftovers(client, STACK)}
+    assert kinds >= {
+        "VPC endpoint",
+        "cache",
+        "function",
+        "log group",
+        "ECS cluster",
+        "DNS namespace",
+        "alarm",
+    }
+    assert kinds >= {"dashboard", "secret"}
+
+
+@pytest.mark.slow
+def test_another_stacks_things_stay(account, capsys):
+    make_secrets(["--stack", "super-2"])
+    assert main(["--stack", STACK, "--yes", "--forget-secrets"]) == 0
+    assert set(secrets_waiting()) == {f"super-2/{n}" for n in ("authority", "ca", "coordinator", "token")}
+
+
+def test_without_a_word_nothing_is_deleted(account, capsys):
+    make_secrets(["--stack", STACK])
+    assert main(["--stack", STACK]) == 2
+    assert "nothing was deleted" in capsys.readouterr().out
+    assert set(secrets_waiting().values()) == {False}
+
+
+@pytest.mark.slow
+def test_the_name_typed_is_the_word(account, capsys, monkeypatch):
+    make_secrets(["--stack", STACK])
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{STACK}\n"))
+    assert main(["--stack", STACK]) == 0
+    assert set(secrets_waiting().values()) == {True}
+
+
+@pytest.mark.slow
+def test_trainers_that_run_are_named_first(account, capsys):
+    outputs = deploy()
+    ec2 = client("ec2")
+    image = ec2.describe_images()["Images"][0]["ImageId"]
+    machine = ec2.run_instances(
+        ImageId=image,
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=outputs["PublicSubnetId"],
+        SecurityGroupIds=[outputs["TrainerSecurityGroup"]],
+    )["Instances"][0]["InstanceId"]
+    assert main(["--stack", STACK, "--yes"]) == 2
+    assert machine in capsys.readouterr().err
+    assert client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
+
+
+def test_a_refusal_of_aws_is_told(account, capsys, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    assert main(["--stack", STACK, "--yes"]) == 1
+    assert "Run this again when it is mended" in capsys.readouterr().err
