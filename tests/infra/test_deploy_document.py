@@ -1,0 +1,70 @@
+"""docs/deploy.md counts what the template has, adds up, and names parameters and outputs that there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.infra.stack_template import ROOT, written
+
+TEXT = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+TEMPLATE = written()
+HOURS = 730
+
+
+def rows():
+    """What is paid while nothing happens: piece, dollars per hour and per month."""
+    found = re.findall(r"^\| (.+?) \|.*\| \**([\d.]+)\** \| \**([\d.]+)\** \|$", TEXT, re.MULTILINE)
+    return {piece: (float(hour), float(month)) for piece, hour, month in found}
+
+
+def of_kind(kind):
+    return [entry for entry in TEMPLATE["Resources"].values() if entry["Type"] == kind]
+
+
+def test_the_table_of_costs_adds_up():
+    pieces = rows()
+    idle, cheaper = pieces.pop("**idle, together**"), pieces.pop("with `Egress=public-ip`")
+    assert sum(month for _, month in pieces.values()) == pytest.approx(idle[1], abs=0.011)
+    assert sum(hour for hour, _ in pieces.values()) == pytest.approx(idle[0], abs=0.00011)
+    assert idle[1] - 4 * 0.01 * HOURS + 0.005 * HOURS == pytest.approx(cheaper[1], abs=0.011)
+    for hour, month in pieces.values():
+        assert month == pytest.approx(hour * HOURS, abs=0.05)
+
+
+def test_the_price_of_an_hour_is_the_price_tables():
+    prices = tomllib.loads((ROOT / "coordinator" / "prices.toml").read_text(encoding="utf-8"))
+    pieces = rows()
+    cache = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("cache"))
+    coordinator = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("coordinator"))
+    assert cache + coordinator == pytest.approx(prices["lambda"]["hour"])
+
+
+def test_what_is_counted_is_what_there_is():
+    interfaces = [
+        item
+        for item in of_kind("AWS::EC2::VPCEndpoint")
+        if item["Properties"]["VpcEndpointType"] == "Interface"
+    ]
+    assert f"| {len(interfaces)} interface endpoints" in TEXT
+    alarms = of_kind("AWS::CloudWatch::Alarm")
+    metrics = sum(
+        sum("MetricStat" in query for query in alarm["Properties"]["Metrics"])
+        if "Metrics" in alarm["Properties"]
+        else 1
+        for alarm in alarms
+    )
+    assert f"| {len(alarms)} alarms on {metrics} metrics" in TEXT
+    assert f"{len(of_kind('AWS::SecretsManager::Secret'))} of the cache)" in TEXT
+
+
+def test_every_parameter_is_explained():
+    missing = [name for name in TEMPLATE["Parameters"] if f"`{name}`" not in TEXT]
+    assert not missing
+
+
+def test_outputs_that_are_asked_for_are_there():
+    asked = set(re.findall(r"\$\(output (\w+)\)", TEXT)) | {"DashboardUrl", "CoordinatorService"}
+    assert asked <= TEMPLATE["Outputs"].keys()
