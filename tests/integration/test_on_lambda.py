@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,35 @@ def test_functions_that_hang_are_ended_by_lambda_and_their_samples_come(
     train(stack, images, {3: hang.touch})
     assert not hang.exists()
     assert "ran out of its own time limit" in stack.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_coordinator_ends_in_time_while_functions_hang(
+    stack: Stack, lambda_service: LambdaService, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck.py").write_text("import time\ndef handler(event, context):\n    time.sleep(600)\n")
+    dataset = SuperDataset(SOURCE, RECIPE, read_timeout=2.0)
+    with (
+        SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
+        next(batches)
+        environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+        lambda_service.deploy(handler="stuck.handler", timeout_s=600.0, environment=environment)
+        reading = pool.submit(list, batches)
+        lambda_service.wait_until(
+            lambda: (
+                all(one.function.handler == "stuck.handler" for one in lambda_service.environments[-2:])
+                and lambda_service.busy == CONCURRENCY
+            )
+        )
+        assert stack.process is not None
+        stack.process.terminate()
+        stack.process.communicate(timeout=END_TIMEOUT_S)
+        assert stack.process.returncode == 0, stack.log.read_text()
+        assert reading.exception(END_TIMEOUT_S) is not None
+    assert lambda_service.busy == CONCURRENCY  # they hang to this day
 
 
 @pytest.mark.slow
