@@ -78,12 +78,12 @@ def test_what_the_function_does(service, subtests):
 
 
 def test_a_function_that_runs_into_its_own_time_limit(service):
-    service.deploy(timeout_s=1.0)
+    service.deploy(timeout_s=0.5)
 
     def check(_does, error):
         assert type(error) is FunctionTimedOutError
-        assert re.search(r"own time limit .*timed out after 1\.00 seconds.*: raise its timeout", str(error))
-        assert error.ran_s >= 1.0
+        assert re.search(r"own time limit .*timed out after 0\.50 seconds.*: raise its timeout", str(error))
+        assert error.ran_s >= 0.5
 
     failing(service, check, ask("hang"))
 
@@ -210,12 +210,12 @@ def test_without_a_report_the_function_s_own_time_counts_in_whole_milliseconds(s
     assert {other.billed_us for other in others} == {2000}
 
 
-def test_thousands_of_throttles_cost_no_thread_each(service):
+def test_hundreds_of_throttles_cost_no_thread_each(service):
     async def work(executor):
-        service.throttle_next(1000)
-        tries = [executor.invoke(ask(), timeout_s=TIMEOUT_S) for _ in range(1000)]
+        service.throttle_next(300)
+        tries = [executor.invoke(ask(), timeout_s=TIMEOUT_S) for _ in range(300)]
         told = await asyncio.gather(*tries, return_exceptions=True)
         assert {type(error) for error in told} == {ThrottledError}
 
     using(executor_for(service, concurrency=8), work)
-    assert service.refused == 1000
+    assert service.refused == 300
