@@ -159,6 +159,7 @@ def test_two_runs_have_streams_of_their_own(valkey):
     assert OutcomeReader(cache).stream != OutcomeReader(cache).stream
 
 
+@pytest.mark.slow
 def test_in_a_cluster_it_is_read_where_its_slot_is(valkey_cluster):
     async def work():
         async with following(valkey_cluster.url) as reader:

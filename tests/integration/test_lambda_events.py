@@ -87,6 +87,7 @@ def test_functions_that_crash_say_nothing_and_their_samples_come(
     assert "no outcome of the function" in stack.log.read_text()
 
 
+@pytest.mark.slow
 def test_events_that_are_delivered_twice_change_nothing(
     stack: Stack, images: Path, lambda_service: LambdaService
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_stream_keeps_its_bound(valkey, monkeypatch):
     assert len(outcomes(valkey)) < 200  # trimmed by whole nodes of the stream
 
 
+@pytest.mark.slow
 def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
     slot = key_slot(STREAM.encode())
     reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())

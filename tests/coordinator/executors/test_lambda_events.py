@@ -126,6 +126,7 @@ def test_an_event_that_is_delivered_twice_is_answered_once(lambda_service, objec
     assert first.outcomes == second.outcomes == ("cached", "cached")
 
 
+@pytest.mark.slow
 def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)
 
