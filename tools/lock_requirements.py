@@ -47,8 +47,11 @@ LOCKS = {
         ("awslambdaric", "boto3"), "what Lambda's own runtime has, and an image must bring"
     ),
     "infra/docker/coordinator-requirements.txt": Lock(
-        # redis needs async-timeout below Python 3.11.3, which Debian 12 has.
-        (*_FUNCTION, "async-timeout", "boto3", "grpcio", "grpcio-health-checking", "protobuf", "redis"),
+        # redis needs async-timeout below Python 3.11.3, which Debian 12 has; superdl stats prints by rich.
+        (
+            *_FUNCTION,
+            *("async-timeout", "boto3", "grpcio", "grpcio-health-checking", "protobuf", "redis", "rich"),
+        ),
         "the coordinator, and functions in its local pool",
     ),
     "infra/docker/parquet-requirements.txt": Lock(("pyarrow",), "key lists in Parquet"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,14 +19,14 @@ from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from tests.fixtures.containers import UID
 from tests.fixtures.images import SIDE, expected_pixels, write_images
-from tests.fixtures.valkey import Valkey
+from tests.fixtures.valkey import Valkey, free_port
 from tests.integration.delivery import assert_exactly_once, collect
 from tools.lambda_zip.bundle import project_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from tests.fixtures.certificates import Certificates
     from tests.fixtures.containers import Container, ContainerHost
 
 pytestmark = [pytest.mark.slow, pytest.mark.containers, pytest.mark.timeout(1200)]
@@ -56,24 +57,29 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def coordinator(container_host: ContainerHost, image: str, cache: Valkey, source: Path) -> Container:
+def start(host: ContainerHost, image: str, cache: Valkey, source: Path, **settings: str) -> Container:
+    """A coordinator beside this cache, with two functions that read this source; healthy."""
     options = ["--volume", f"{cache.directory}:{cache.directory}", "--volume", f"{source}:{source}:ro"]
-    variables = {"LISTEN": _address(cache), "CACHE": cache.unix_url, "OWNER": "test"}
-    variables["HEALTH_LISTEN"] = f"unix:{cache.directory}/health.sock"  # its port may be another test's
-    for name, value in variables.items():
+    # Health's port in the image may be another test's here.
+    fixed = {"CACHE": cache.unix_url, "OWNER": "test", "HEALTH_LISTEN": f"unix:{cache.directory}/health.sock"}
+    for name, value in (fixed | settings).items():
         options += ["--env", f"SUPER_{name}={value}"]
     words = ("--workers", "2", "--lookahead-batches", "2")
-    started = container_host.start(image, *words, options=tuple(options))
+    started = host.start(image, *words, options=tuple(options))
     started.wait_until_healthy()
     return started
+
+
+@pytest.fixture
+def coordinator(container_host: ContainerHost, image: str, cache: Valkey, source: Path) -> Container:
+    return start(container_host, image, cache, source, LISTEN=_address(cache))
 
 
 def _address(cache: Valkey) -> str:
     return f"unix:{cache.directory}/coordinator.sock"
 
 
-def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container) -> None:
+def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container, cache: Valkey) -> None:
     assert coordinator.state("Health.Status") == "healthy"
     status = coordinator.execute("python", "-c", "print(open('/proc/1/status').read())").splitlines()
     found = dict(line.split(":\t", 1) for line in status if ":\t" in line)
@@ -84,6 +90,7 @@ def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container) -
     assert coordinator.code("python", "-c", "import torch") != 0
     version = "from importlib.metadata import version; print(version('superdl'))"
     assert coordinator.execute("python", "-c", version) == project_version()
+    assert "no open jobs" in coordinator.execute("superdl", "stats", "--coordinator", _address(cache))
 
 
 def test_a_kill_in_mid_epoch_loses_nothing(coordinator: Container, cache: Valkey, source: Path) -> None:
@@ -105,6 +112,30 @@ def test_a_kill_in_mid_epoch_loses_nothing(coordinator: Container, cache: Valkey
     assert delivered == again, "in plan order"
     coordinator.wait_until_healthy()
     assert coordinator.logs().count("serving on") == 3
+
+
+def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
+    container_host: ContainerHost,
+    image: str,
+    cache: Valkey,
+    source: Path,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    pair = certificates.server
+    pem = {"TLS_CERT": Path(pair.cert_file).read_text(), "TLS_KEY": Path(pair.key_file).read_text()}
+    token = "a-token-of-this-test-alone"
+    container = start(container_host, image, cache, source, LISTEN=address, TOKEN=token, **pem)
+    assert container.state("Health.Status") == "healthy"
+    monkeypatch.setenv("SUPER_COORDINATOR_CA_FILE", certificates.ca_file)
+    monkeypatch.setenv("SUPER_TOKEN", token)
+    dataset = SuperDataset(source.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=address) as sampler:
+        delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+    assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
+    assert container.stop() == 0
+    assert token not in container.logs()
 
 
 def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator: Container, cache: Valkey) -> None:
