@@ -275,3 +275,14 @@ def test_a_process_has_one_hold_for_a_run_until_it_lets_go(supervised, monkeypat
     finally:
         release_all()
     supervised.assert_all_gone()
+
+
+def test_what_guards_another_coordinator_is_kept_from_this_one(supervised, monkeypatch):
+    """On its own socket it would refuse certificates, and turn its own trainer away for want of a token."""
+    guards = ("SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TOKEN", "SUPER_TOKEN_FILE", "SUPER_HEALTH_LISTEN")
+    for name in (*guards, "SUPER_FILE_ROOTS"):
+        monkeypatch.setenv(name, "/somewhere")
+    supervised.hold()
+    found = supervised.processes()["coordinator"].environ()
+    assert not [name for name in guards if name in found]
+    assert found["SUPER_FILE_ROOTS"] == "/somewhere"

@@ -40,7 +40,7 @@ def request_for_objects(store, cache, count, request_id="r"):
     """A request for so many images, which are put into the store's bucket ``photos``."""
     directory = write_images(store.directory / "photos", count)
     keys = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.jpg"))
-    client = boto3.client("s3", endpoint_url=store.url)
+    client = boto3.session.Session().client("s3", endpoint_url=store.url)  # not of another test's credentials
     listed = client.list_objects_v2(Bucket="photos")["Contents"]
     client.close()
     etags = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
