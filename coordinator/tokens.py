@@ -26,7 +26,7 @@ __all__ = ["TokenInterceptor", "Tokens"]
 _log = logging.getLogger(__name__)
 
 _SCHEME = "Bearer "
-_OPEN_TO_ALL = "/grpc.health.v1.Health/"  # probes have no token, and learn only whether it serves
+_OPEN_TO_ALL = "/grpc.health.v1.Health/Check"  # probes have no token, and learn only whether it serves
 
 _MISSING = (
     "this coordinator asks for a token: set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) "
@@ -87,7 +87,10 @@ class Tokens:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
-    """Turns away whoever shows no token, or a wrong one, on every method but those of the health service."""
+    """Turns away whoever shows no token, or a wrong one, on every method but the health service's Check.
+
+    Its Watch stays open for as long as somebody likes, so that strangers could hold all calls.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -98,7 +101,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Hand the call on, or answer it with UNAUTHENTICATED."""
-        if str(handler_call_details.method).startswith(_OPEN_TO_ALL):
+        if str(handler_call_details.method) == _OPEN_TO_ALL:
             return await continuation(handler_call_details)
         shown = [
             value for key, value in handler_call_details.invocation_metadata if key == TOKEN_METADATA_KEY

@@ -96,8 +96,15 @@ def test_who_shows_no_token_or_a_wrong_one_hears_why_on_every_method(serving_loo
             assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=right, timeout=10).closed
             health = health_pb2_grpc.HealthStub(channel)
             assert health.Check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
-            for method in ("CloseJob", "RegisterDataset", "NoSuchMethod"):
-                ask = channel.unary_unary(f"/super.v1.Coordinator/{method}")
+            for method in (
+                "super.v1.Coordinator/CloseJob",
+                "super.v1.Coordinator/RegisterDataset",
+                "super.v1.Coordinator/NoSuchMethod",
+                "no.such.Service/Method",
+                "grpc.health.v1.Health/Watch",
+                "grpc.health.v1.Health/CheckNot",
+            ):
+                ask = channel.unary_unary(f"/{method}")
                 with pytest.raises(grpc.RpcError, match=reason) as caught:
                     ask(b"", metadata=metadata, timeout=10)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
