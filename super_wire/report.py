@@ -39,6 +39,9 @@ _NUMBERS = (
 _NUMBERS_FIELD = b"r"
 """All numbers in one field, since taking an entry apart costs the coordinator by the field."""
 
+_FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
+"""More than the largest batch that the coordinator plans could need."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
@@ -77,6 +80,10 @@ class ReadReport:
         """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
         if _NUMBERS_FIELD not in entry:
             msg = f"a read report lacks the field {_NUMBERS_FIELD!r}"
+            raise ValueError(msg)
+        oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
+        if oversized:  # before anything is made of it
+            msg = f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes"
             raise ValueError(msg)
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):

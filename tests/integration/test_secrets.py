@@ -128,7 +128,8 @@ def test_no_secret_is_told_whatever_goes_wrong(
     ]
     try:
         _run(stacks[0], images, everything, monkeypatch)
-        assert main(["stats", "--coordinator", stacks[0].address, "--json"]) == 0
+        for command in (["stats", "--json"], ["doctor", "--json", "--cache", valkey.url]):
+            main([*command, "--coordinator", stacks[0].address])
         stacks[0].close_coordinator()
         _run_without_permission(stacks[1], everything)
     finally:

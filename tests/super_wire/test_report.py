@@ -53,7 +53,7 @@ def test_bad_numbers(place, value):
     entry = REPORT.to_fields()
     numbers = entry[b"r"].split(b" ")
     numbers[place] = value
-    with pytest.raises(ValueError, match=r"has 11 numbers|lie from 0|invalid literal|Exceeds the limit"):
+    with pytest.raises(ValueError, match=r"has 11 numbers|lie from 0|invalid literal|has \d+ bytes"):
         ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
 
 
@@ -68,6 +68,12 @@ def test_numbers_that_are_not_there():
 def test_bad_offsets(name):
     with pytest.raises(ValueError, match="multiple of element size"):
         ReadReport.from_fields(REPORT.to_fields() | {name: b"123"})
+
+
+@pytest.mark.parametrize(("name", "size"), [(b"r", 257), (b"m", 2**22 + 4), (b"c", 2**22 + 4)])
+def test_a_field_that_no_batch_needs_is_refused(name, size):
+    with pytest.raises(ValueError, match=f"has {size} bytes"):
+        ReadReport.from_fields(REPORT.to_fields() | {name: bytes(size)})
 
 
 @given(st.dictionaries(st.sampled_from([*REPORT.to_fields(), b"z"]), st.binary(max_size=9) | st.just(b"7")))
