@@ -74,7 +74,7 @@ class CacheConnection:
         self.address = address
         self._unread = b""
         self._encrypted = address.tls
-        credentials.check_encrypted(address)
+        credentials.admit(address)
         self._socket = _connect(address, credentials, tls)
         try:
             self._greet(credentials)

@@ -76,7 +76,7 @@ class CacheConnection:
         self._tls: TlsStream | None = None
         self._limit_s = 0.0
         self._heard = False  # whether the peer has ever said a word
-        credentials.check_encrypted(address)
+        credentials.admit(address)
         if address.tls and context is None:
             context = credentials.tls_context()
         try:

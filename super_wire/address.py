@@ -7,6 +7,8 @@ An address is ``redis://host:port/db``, ``rediss://host:port/db`` (TLS) or ``uni
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["CACHE_FORMS", "CacheAddress", "Credentials"]
 
 CACHE_FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
+
+_log = logging.getLogger(__name__)
 
 _CREDENTIALS_IN_ADDRESS = (
     "the cache's address holds credentials; leave them out and set SUPER_CACHE_USERNAME and "
@@ -174,6 +178,16 @@ class Credentials:
             )
             raise ConfigError(msg)
 
+    def admit(self, address: CacheAddress) -> None:
+        """The same, before something is sent; what goes in plain text all the same is warned of, once a process.
+
+        Raises:
+            ConfigError: as :meth:`check_encrypted`.
+        """
+        self.check_encrypted(address)
+        if not (address.tls or address.local):
+            _warn_once(str(address))
+
     def tls_context(self) -> ssl.SSLContext:
         """Verifies the cache's certificate and host name, TLS 1.2 or later.
 
@@ -191,6 +205,11 @@ class Credentials:
             msg = f"the certificates for the cache ({named}) cannot be used: {error}"
             raise ConfigError(msg) from error
         return context
+
+
+@functools.cache
+def _warn_once(address: str) -> None:
+    _log.warning("INSECURE: SUPER_INSECURE=1 lets password and samples go to %s in plain text", address)
 
 
 def _database(text: str, address: str) -> int:

@@ -148,11 +148,14 @@ def test_a_bad_address_is_a_setting_to_mend():
         connect("http://host")
 
 
-def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey):
+def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
     url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
     with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
         connect(url)
-    connection = connect(url, Credentials(insecure=True))
-    assert connection.ask(b"PING") == b"PONG"
-    connection.close()
+    assert "INSECURE" not in caplog.text
+    for _ in range(2):
+        connection = connect(url, Credentials(insecure=True))
+        assert connection.ask(b"PING") == b"PONG"
+        connection.close()
+    assert caplog.text.count("INSECURE:") == 1
