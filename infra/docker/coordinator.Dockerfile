@@ -36,6 +36,8 @@ RUN groupadd --gid 10001 super \
 COPY --from=build /opt/super /opt/super
 ENV PATH=/opt/super/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /
+# For key lists while they are read. Fargate's volumes belong to root alone unless the image names the place.
+VOLUME /tmp
 USER 10001:10001
 EXPOSE 50051
 # Settings are SUPER_* variables or words of the command. Where the coordinator listens with TLS and a token, its own

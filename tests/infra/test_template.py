@@ -105,6 +105,12 @@ def test_the_container_is_the_images_own_user():
     assert f"USER {CONTAINER['User']}" in dockerfile
 
 
+def test_the_image_names_the_volume_so_that_fargate_lets_its_user_write_there():
+    dockerfile = (ROOT / "infra" / "docker" / "coordinator.Dockerfile").read_text(encoding="utf-8")
+    for mount in CONTAINER["MountPoints"]:
+        assert f"VOLUME {mount['ContainerPath']}\n" in dockerfile
+
+
 def test_a_function_has_time_to_answer_when_its_request_expires():
     longest_s = Settings().request_timeout_s + engine._ANSWER_GRACE_S
     timeout = PARAMETERS["FunctionTimeout"]
