@@ -128,7 +128,7 @@ class LambdaClient:
     def _mapped(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (exceptions.BotoCoreError, exceptions.ClientError) as error:
+        except Exception as error:  # its parser raises anything where an answer is none of AWS's
             raise from_botocore(error, self.target) from error
 
 

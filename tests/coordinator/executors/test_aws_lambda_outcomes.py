@@ -157,6 +157,31 @@ def test_what_the_invoke_api_answers(service, subtests):
     using(executor_for(service), work)
 
 
+@pytest.mark.parametrize("status", [400, 502])
+def test_what_a_proxy_may_answer_in_aws_s_place(service, subtests, status):
+    async def work(executor):
+        for body in (
+            b"",
+            b"<html>Bad Gateway</html>",
+            b"\xff\xfe",
+            b"[]",
+            b"7",
+            b"[" * 200_000,
+            b'{"message": []}',
+        ):
+            with subtests.test(body[:20]):
+                service.answer_next(Answer(status, {}, body))
+                with pytest.raises(
+                    ExecutorError, match="the function super-prefetch .* could not be in"
+                ) as told:
+                    await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+                assert type(told.value) is ExecutorError
+                assert len(str(told.value)) < MAX_MESSAGE
+        await executor.invoke(ask(), timeout_s=TIMEOUT_S)
+
+    using(executor_for(service), work)
+
+
 def test_a_connection_that_breaks(service):
     async def work(executor):
         service.hang_up_next()
