@@ -217,7 +217,7 @@ def test_the_store_tells_a_buckets_region(monkeypatch):
         "SUPER_S3_ENDPOINT_URL": f"http://{host}:{port}",
     }.items():
         monkeypatch.setenv(name, value)
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
     try:
         client.create_bucket(
             Bucket="far-tried", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}

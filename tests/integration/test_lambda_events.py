@@ -91,7 +91,7 @@ def test_functions_that_crash_say_nothing_and_their_samples_come(
 def test_events_that_are_delivered_twice_change_nothing(
     stack: Stack, images: Path, lambda_service: LambdaService
 ) -> None:
-    client = boto3.client("lambda", endpoint_url=lambda_service.url)
+    client = boto3.session.Session().client("lambda", endpoint_url=lambda_service.url)
 
     def again() -> None:
         for invocation in list(lambda_service.invocations):

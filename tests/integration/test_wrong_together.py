@@ -120,7 +120,7 @@ def test_a_bucket_in_another_region(
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://{host}:{port}")
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
     try:
         client.create_bucket(
             Bucket="far-wrong", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
