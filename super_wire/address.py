@@ -179,7 +179,8 @@ class Credentials:
             raise ConfigError(msg)
 
     def admit(self, address: CacheAddress) -> None:
-        """The same, before something is sent; what goes in plain text all the same is warned of, once a process.
+        """The same, before something is sent; what goes in plain text all the same is warned of, once a
+        process.
 
         Raises:
             ConfigError: as :meth:`check_encrypted`.

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
-from super_wire.errors import CoordinatorTrustError
+from super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.main import main
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fixtures.certificates import Certificates
+    from tests.fixtures.valkey import Valkey
 
 TOKEN = "a-token-of-the-trainers"
 OTHERS = "another-token-of-somebody"
@@ -90,3 +91,24 @@ def test_what_a_client_lacks_is_told_with_the_remedy(
     with pytest.raises(CoordinatorTrustError, match=remedy) as caught:
         SuperSampler(dataset, batch_size=4, coordinator=guarded.address)
     assert not any(token in str(caught.value) for token in (TOKEN, OTHERS, "not-one-of-its-tokens"))
+
+
+def test_plain_text_beyond_loopback_is_each_sides_own_choice(
+    images: Path, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
+    cache = valkey.url.replace("127.0.0.1", "0.0.0.0")
+    stack = Stack(arguments=("--insecure", "--workers", "1"), cache=cache)
+    stack.start()
+    try:
+        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+        with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS"):
+            SuperSampler(dataset, batch_size=50, coordinator=stack.address)
+        monkeypatch.setenv("SUPER_INSECURE", "1")
+        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+        with SuperSampler(dataset, batch_size=50, coordinator=stack.address) as sampler:
+            delivered = collect(dataset[ref] for ref in sampler)
+        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+        assert f"INSECURE: the cache's password and all samples go to {cache}" in stack.log.read_text()
+    finally:
+        stack.close()
