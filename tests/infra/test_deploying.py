@@ -138,7 +138,7 @@ def test_no_password_is_in_clear_anywhere(stack):
 def test_each_side_has_its_user_and_the_default_user_is_off(stack):
     users = {user["UserName"]: user for user in client("elasticache").describe_users()["Users"]}
     assert set(users) == {"default", "super-reader", "super-function", "super-coordinator"}
-    assert users["default"]["AccessString"].split() == ["off", "resetkeys", "-@all"]
+    assert users["default"]["AccessString"].split() == ["off", "~*", "-@all"]
     assert all(user["Authentication"]["Type"] == "password" for user in users.values())
     manager = client("secretsmanager")
     for secret, name in (("ReaderSecret", "super-reader"), ("FunctionSecret", "super-function")):
