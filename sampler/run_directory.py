@@ -89,6 +89,14 @@ class RunDirectory:
         """
         _make_private(self.path)
 
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this directory from one made later in its place; ``None`` if it is gone."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def remove(self) -> None:
         """Remove the directory and the start lock, which is held."""
         shutil.rmtree(self.path, ignore_errors=True)

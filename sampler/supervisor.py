@@ -62,6 +62,7 @@ class Supervisor:
         self._quick_deaths: dict[Child, int] = {}
         self._was_ready = False
         self._ending = False
+        self._place = directory.identity()
 
     def run(self) -> None:
         """Until no rank is left, or until it gives up and has told them why."""
@@ -226,7 +227,8 @@ class Supervisor:
             except EmbeddedError:
                 locked = False
             self._accept_all()
-            if only_if_idle and (self._ranks or not locked):
+            is_found = self._directory.identity() == self._place  # else no rank can come any more
+            if only_if_idle and (self._ranks or (is_found and not locked)):
                 return bool(self._ranks)
             _log(f"ending: {reason}")
             self._ending = True
@@ -235,7 +237,7 @@ class Supervisor:
             self._listener.close()
             for child in reversed(self._children):
                 child.end()
-            if locked:
+            if locked and is_found:
                 self._directory.remove()
         return True
 

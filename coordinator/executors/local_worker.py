@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 WARM_TIMEOUT_S = 30.0
 """How long a worker may take from its start to its answer to the warm event."""
 
-_EXIT_TIMEOUT_S = 1.0
+_EXIT_TIMEOUT_S = 5.0
 
 
 class LocalWorker:

@@ -84,9 +84,12 @@ class Supervised:
         self._seen |= set(found.values())
         return found
 
-    def assert_all_gone(self) -> None:
+    def assert_all_ended(self) -> None:
         _, alive = psutil.wait_procs(self._seen, timeout=END_TIMEOUT_S)
         assert not alive, [process.cmdline() for process in alive]
+
+    def assert_all_gone(self) -> None:
+        self.assert_all_ended()
         assert not self.directory.path.exists()
 
     def close(self) -> None:

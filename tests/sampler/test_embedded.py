@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -54,6 +55,24 @@ def test_release_ends_everything(supervised):
     supervised.hold().release()
     supervised.assert_all_gone()
     assert not list(supervised.directory.path.parent.iterdir()), "locks and logs go too"
+
+
+@pytest.mark.parametrize("removed", ["base", "directory"])
+def test_it_ends_also_where_somebody_has_cleaned_the_temporary_directory(supervised, removed):
+    embedded = supervised.hold()
+    shutil.rmtree(supervised.base if removed == "base" else supervised.directory.path)
+    embedded.release()
+    supervised.assert_all_gone()
+
+
+def test_it_leaves_alone_what_came_in_its_place(supervised):
+    embedded = supervised.hold()
+    supervised.directory.path.rename(supervised.base / "moved")
+    supervised.directory.path.mkdir(mode=0o700)
+    (supervised.directory.path / "another's").touch()
+    embedded.release()
+    supervised.assert_all_ended()
+    assert [path.name for path in supervised.directory.path.iterdir()] == ["another's"]
 
 
 def test_ranks_of_a_run_share_one_and_the_last_ends_it(supervised):
