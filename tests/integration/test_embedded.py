@@ -90,7 +90,8 @@ def test_ctrl_c_ends_everything(trainer: Trainer, temporary: Path) -> None:
     assert trainer.process.returncode in (1, 130, -signal.SIGINT), errors
     assert "KeyboardInterrupt" in errors
     assert "leaked" not in errors
-    assert "fork" not in errors
+    # Ctrl-C may find Python in its own popen_fork.py; what grpc says of forks is looked for.
+    assert not [line for line in errors.splitlines() if "fork" in line and "popen_fork" not in line]
     assert_all_gone(family, temporary)
 
 
