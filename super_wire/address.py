@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from super_wire.client_tls import client_tls_context
 from super_wire.errors import ConfigError
 from super_wire.loopback import insecure_in, is_loopback
 
@@ -195,17 +196,13 @@ class Credentials:
         Raises:
             ConfigError: a file cannot be read or is no PEM file.
         """
-        import ssl
-
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
-            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
-            msg = f"the certificates for the cache ({named}) cannot be used: {error}"
-            raise ConfigError(msg) from error
-        return context
+        return client_tls_context(
+            self.ca_file,
+            self.cert_file,
+            self.key_file,
+            purpose="the cache",
+            variables="SUPER_CACHE_CA_FILE, _CERT_FILE and _KEY_FILE",
+        )
 
 
 @functools.cache

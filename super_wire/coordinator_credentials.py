@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from super_wire.client_tls import client_tls_context
 from super_wire.errors import ConfigError
 from super_wire.loopback import insecure_in, is_loopback
 
@@ -158,18 +159,12 @@ class CoordinatorCredentials:
         Raises:
             ConfigError: a file cannot be read or is no PEM file.
         """
-        import ssl
-
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
-            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
-            msg = (
-                f"the certificates for the coordinator ({named}; SUPER_COORDINATOR_CA_FILE, _CERT_FILE and "
-                f"_KEY_FILE name them) cannot be used: {error}"
-            )
-            raise ConfigError(msg) from error
+        context = client_tls_context(
+            self.ca_file,
+            self.cert_file,
+            self.key_file,
+            purpose="the coordinator",
+            variables="SUPER_COORDINATOR_CA_FILE, _CERT_FILE and _KEY_FILE",
+        )
         context.set_alpn_protocols(["h2"])
         return context
