@@ -181,7 +181,10 @@ def test_a_cluster_smaller_than_the_data_while_it_changes(
         for delivered in (disturbed, after):
             assert_exactly_once(delivered, expected)
         assert 100 < records_in(cluster) < len(expected)
-        assert [refused for _, refused in map(figures, cluster.nodes)] == [0, 0, 0]
+        refused = sum(refused for _, refused in map(figures, cluster.nodes))
+        # An emptied node looks like room for all until the next look at the full ones, a second later: what
+        # they refuse meanwhile is made again.
+        assert refused <= (0 if fault is swap_some_slots else 32)
     finally:
         stack.close()
         cluster.close()
