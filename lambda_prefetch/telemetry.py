@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from aws_lambda_powertools import Logger, Metrics
 from aws_lambda_powertools.metrics import MetricUnit
+from aws_lambda_powertools.shared.functions import strtobool
 
 from super_wire.errors import ConfigError
 from super_wire.request import Outcome
@@ -44,6 +46,8 @@ class Telemetry:
     def __init__(self, log_level: str, *, trace: bool = False) -> None:
         self._logger = Logger(service=_SERVICE, level=log_level)
         self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
+        # Powertools' own switch stops what is flushed, and not what it prints once a hundred values are there.
+        self._is_metering = not strtobool(os.environ.get("POWERTOOLS_METRICS_DISABLED") or "false")
         self._tracer = _make_tracer() if trace else None
 
     def segment(self, name: str) -> AbstractContextManager[Any]:
@@ -71,6 +75,14 @@ class Telemetry:
                 "messages": list(result.messages.values())[:_MAX_MESSAGES],
             },
         )
+        if self._is_metering:
+            self._meter(result, counts, context)
+        if self._tracer is not None:
+            self._tracer.put_annotation(key="ColdStart", value=result.cold_start)
+            self._tracer.put_annotation(key="RequestId", value=result.request_id)
+            self._tracer.put_metadata(key="outcomes", value=dict(counts))
+
+    def _meter(self, result: PrefetchResult, counts: Counter[str], context: Any) -> None:
         self._metrics.set_default_dimensions(function_name=context.function_name)
         samples, cached = len(result.outcomes), counts[Outcome.CACHED]
         for name, unit, value in (
@@ -85,10 +97,6 @@ class Telemetry:
         ):
             self._metrics.add_metric(name=name, unit=unit, value=value)
         self._metrics.flush_metrics()
-        if self._tracer is not None:
-            self._tracer.put_annotation(key="ColdStart", value=result.cold_start)
-            self._tracer.put_annotation(key="RequestId", value=result.request_id)
-            self._tracer.put_metadata(key="outcomes", value=dict(counts))
 
 
 def _make_tracer() -> Tracer:
