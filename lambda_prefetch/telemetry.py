@@ -46,7 +46,7 @@ class Telemetry:
     def __init__(self, log_level: str, *, trace: bool = False) -> None:
         self._logger = Logger(service=_SERVICE, level=log_level)
         self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
-        # Powertools' own switch stops what is flushed, and not what it prints once a hundred values are there.
+        # Powertools' own switch stops flushing, and not what it prints once a hundred values are there.
         self._is_metering = not strtobool(os.environ.get("POWERTOOLS_METRICS_DISABLED") or "false")
         self._tracer = _make_tracer() if trace else None
 
