@@ -319,4 +319,9 @@ class CacheNodes:
 
 
 def _refused(at: str, reason: BaseException) -> CacheError:
-    return CacheError(f"the cache at {at} refuses: {reason}")
+    remedy = ""
+    if isinstance(reason, redis.exceptions.NoPermissionError):
+        remedy = " (docs/cache.md has the rights that a coordinator's user needs)"
+    elif isinstance(reason, _LOGIN_ERRORS):
+        remedy = " (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD where the coordinator runs)"
+    return CacheError(f"the cache at {at} refuses: {reason}{remedy}")

@@ -226,8 +226,13 @@ class CacheConnection:
         raise CacheError(msg)
 
     def _refused(self, command: bytes, reply: ErrorReply) -> CacheError:
-        kind = WrongPasswordError if reply.text.startswith(_WRONG_PASSWORD) else CacheError
-        return kind(f"the cache at {self.address} refuses {command.decode()}: {reply.text}")
+        msg = f"the cache at {self.address} refuses {command.decode()}: {reply.text}"
+        if not reply.text.startswith(_WRONG_PASSWORD):
+            return CacheError(msg)
+        return WrongPasswordError(
+            f"{msg} (set SUPER_CACHE_SECRET, or SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD, in the "
+            "function's environment; functions of the local executor have the coordinator's)"
+        )
 
     def _broke(self, error: OSError) -> CacheUnreachableError:
         return CacheUnreachableError(f"the connection to the cache at {self.address} broke: {_reason(error)}")
