@@ -1,4 +1,4 @@
-"""Opening the door: a grpc.aio server on a port or a unix socket, with the standard health service.
+"""Opening the door: a grpc.aio server on a port or a unix socket, with :mod:`coordinator.health`.
 
 What is answered there is :mod:`coordinator.service`'s, who is let in :mod:`coordinator.tls`'s and
 :mod:`coordinator.tokens`'s. A second door may tell of health alone.
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer  # health.aio is the same, and unknown to the type stubs
 
 from coordinator.addresses import socket_path
+from coordinator.health import Health
+from coordinator.message_deadline import MessageDeadline
 from coordinator.tokens import TokenInterceptor
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import ConfigError
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from coordinator.tls import ServerTls
     from coordinator.tokens import Tokens
 
-__all__ = ["SERVICE", "listen", "listen_for_health"]
-
-SERVICE = "super.v1.Coordinator"
-"""The name under which the health service speaks of the coordinator; the empty name says the same."""
+__all__ = ["listen", "listen_for_health"]
 
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
@@ -36,6 +33,7 @@ _CALLS_MAX = 10_000
 _CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
 _CONNECTIONS_MAX = 20_000
 _HANDSHAKE_TIMEOUT_MS = 20_000  # who says nothing keeps no connection
+_MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
@@ -43,7 +41,7 @@ _PROBE_TIMEOUT_S = 1.0
 
 async def listen(
     address: str, service: CoordinatorService, *, tls: ServerTls | None = None, tokens: Tokens | None = None
-) -> tuple[grpc.aio.Server, HealthServicer]:
+) -> tuple[grpc.aio.Server, Health]:
     """Serve on ``address`` from now on, and say so to whoever asks for health.
 
     Args:
@@ -64,20 +62,21 @@ async def listen(
             ("grpc.max_allowed_incoming_connections", _CONNECTIONS_MAX),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ],
-        interceptors=[TokenInterceptor(tokens)] if tokens is not None else None,
+        interceptors=[
+            *([TokenInterceptor(tokens)] if tokens is not None else []),
+            MessageDeadline(_MESSAGE_TIMEOUT_S),
+        ],
         maximum_concurrent_rpcs=_CALLS_MAX,
     )
-    health = HealthServicer()
+    health = Health()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    server.add_generic_rpc_handlers((health.handler(),))
     _add_port(server, address, tls)
-    for name in ("", SERVICE):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     return server, health
 
 
-async def listen_for_health(address: str, health: HealthServicer) -> grpc.aio.Server:
+async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
     """Tell ``health``, and nothing else, on an address of this machine, in plain text and without a token.
 
     Raises:
@@ -87,7 +86,7 @@ async def listen_for_health(address: str, health: HealthServicer) -> grpc.aio.Se
         options=[("grpc.max_receive_message_length", _HEALTH_REQUEST_BYTES_MAX), ("grpc.so_reuseport", 0)],
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
     )
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    server.add_generic_rpc_handlers((health.handler(),))
     _add_port(server, address, None)
     await server.start()
     return server

@@ -160,7 +160,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     if settings.health_listen:
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
-    stack.push_async_callback(health.enter_graceful_shutdown)
+    stack.callback(health.end)
     return _Running(engine, upkeep, reports, outcomes)
 
 

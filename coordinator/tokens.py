@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from coordinator.health import CHECK
 from super_wire.coordinator_credentials import parse_tokens, read_tokens
 from super_wire.errors import ConfigError, CoordinatorTrustError
 from super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
@@ -26,7 +27,6 @@ __all__ = ["TokenInterceptor", "Tokens"]
 _log = logging.getLogger(__name__)
 
 _SCHEME = "Bearer "
-_OPEN_TO_ALL = "/grpc.health.v1.Health/Check"  # probes have no token, and learn only whether it serves
 
 _MISSING = (
     "this coordinator asks for a token: set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) "
@@ -87,9 +87,8 @@ class Tokens:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
-    """Turns away whoever shows no token, or a wrong one, on every method but the health service's Check.
-
-    Its Watch stays open for as long as somebody likes, so that strangers could hold all calls.
+    """Turns away whoever shows no token, or a wrong one, on every method but the health service's Check:
+    probes have no token, and learn only whether it serves.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -101,7 +100,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Hand the call on, or answer it with UNAUTHENTICATED."""
-        if str(handler_call_details.method) == _OPEN_TO_ALL:
+        if str(handler_call_details.method) == CHECK:
             return await continuation(handler_call_details)
         shown = [
             value for key, value in handler_call_details.invocation_metadata if key == TOKEN_METADATA_KEY
@@ -119,7 +118,9 @@ def _turning_away(message: str) -> grpc.RpcMethodHandler[Any, Any]:
             grpc.StatusCode.UNAUTHENTICATED, message, ((ERROR_METADATA_KEY, CoordinatorTrustError.__name__),)
         )
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    # Of a unary handler grpc.aio would wait for the call's message first: strangers would hold calls without
+    # one, and memory with many large ones. A stream's handler runs at once, and this one reads nothing.
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}

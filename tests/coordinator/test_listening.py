@@ -7,7 +7,7 @@ import socket
 import grpc
 import pytest
 
-from coordinator.listening import SERVICE, listen
+from coordinator.listening import listen
 from super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from super_wire.errors import ConfigError
 from tests.fixtures.valkey import Valkey, free_port
@@ -85,7 +85,3 @@ def test_a_file_that_is_no_socket_is_left_alone(serving_loop, directory):
 def test_a_folder_that_does_not_exist_is_told(serving_loop, directory):
     with pytest.raises(ConfigError, match=f"cannot listen on unix:{directory}/no/c.sock"):
         listening(serving_loop, f"unix:{directory}/no/c.sock")
-
-
-def test_the_health_service_knows_the_coordinator_by_name():
-    assert SERVICE == "super.v1.Coordinator"

@@ -1,0 +1,70 @@
+"""Calls whose message does not come: they end after a while, so that nobody holds a call by saying nothing.
+
+Of a unary call, grpc.aio waits for the message before it runs anything of ours, for as long as the caller
+likes. Here each is taken as a stream, of which one message is read, with a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["MessageDeadline"]
+
+
+class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
+    """Ends unary calls whose message has not come ``timeout_s`` after they began."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Put the wait for the message before the handler."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # type: ignore[no-any-return]  # it is what was asked for
+        return grpc.stream_unary_rpc_method_handler(
+            partial(self._answer, handler.unary_unary),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    async def _answer(
+        self,
+        method: Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]],
+        _: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Any:
+        # A read that is cancelled would leave gRPC writing to memory that is gone: the call is ended instead,
+        # which ends the read.
+        limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
+        try:
+            message = await context.read()
+        finally:
+            limit.cancel()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # unknown to the stubs
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without its message")
+        return await method(message, context)
+
+    def _end(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        ending = asyncio.get_running_loop().create_task(self._abort(context))
+        self._ending.add(ending)  # the loop itself holds tasks weakly
+        ending.add_done_callback(self._ending.discard)
+
+    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with contextlib.suppress(grpc.aio.AbortError):  # it is for the handler, which hears of it too
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"the call's message has not come in {self._timeout_s:g} s"
+            )
