@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience", "Undertaking"]
 
-# Nobody there, no answer in time, or a server that went down in the middle of the call.
-_PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+# Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
+_PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
+_TOO_LARGE = "larger than max"  # gRPC's word for a message, which is no larger or smaller the next time
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 
 
@@ -177,7 +178,7 @@ class Client:
         if failure.error_name:
             self._was_answered = True
             raise error_from_name(failure.error_name, failure.details) from None
-        if failure.code not in _PASSING:
+        if failure.code not in _PASSING or _TOO_LARGE in failure.details:
             raise self._refusal(failure, method) from failure
         if failure.code == "DEADLINE_EXCEEDED":  # the way may be dead without a word: take a new one
             self.cut()

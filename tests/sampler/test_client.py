@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience
+from sampler.connection import MAX_MESSAGE_BYTES
 from super_wire import coordinator_pb2 as pb
 from super_wire.errors import (
     CoordinatorError,
@@ -31,10 +33,16 @@ def test_an_answer_comes_back(coordinator):
 
 
 def test_passing_failures_are_tried_again(coordinator):
-    passing = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED]
-    coordinator.script.failures["GetJobStats"] = list(passing)
-    assert call(coordinator.address).cache.budget_bytes == 77
-    assert coordinator.count("GetJobStats") == 4
+    named = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED")
+    coordinator.script.failures["GetJobStats"] = [grpc.StatusCode[name] for name in named]
+    assert call(coordinator.address, replace(QUICK, attempts=5)).cache.budget_bytes == 77
+    assert coordinator.count("GetJobStats") == 5
+
+
+def test_a_message_that_is_too_large_is_told_at_once(coordinator):
+    request = pb.GetJobStatsRequest(jobs=["j" * (MAX_MESSAGE_BYTES + 1)])
+    with pytest.raises(CoordinatorError, match="RESOURCE_EXHAUSTED: .*larger than max"):
+        Client(coordinator.address).call("GetJobStats", request, QUICK)
 
 
 def test_attempts_are_bounded_and_named(coordinator):
