@@ -16,6 +16,7 @@ import grpc
 from coordinator.addresses import socket_path
 from coordinator.health import Health
 from coordinator.message_deadline import MessageDeadline
+from coordinator.open_files import connections_that_fit
 from coordinator.tokens import TokenInterceptor
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import ConfigError
@@ -33,6 +34,7 @@ _CALLS_MAX = 10_000
 _CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
 _CONNECTIONS_MAX = 20_000
 _HANDSHAKE_TIMEOUT_MS = 20_000  # who says nothing keeps no connection
+_IDLE_MS = 60_000  # without a call; a sampler has one each two seconds, and others connect anew unawares
 _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
@@ -59,7 +61,8 @@ async def listen(
             ("grpc.max_send_message_length", _REPLY_BYTES_MAX),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION_MAX),
-            ("grpc.max_allowed_incoming_connections", _CONNECTIONS_MAX),
+            ("grpc.max_allowed_incoming_connections", connections_that_fit(_CONNECTIONS_MAX)),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ],
         interceptors=[
@@ -83,7 +86,13 @@ async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
         ConfigError: the address is taken or cannot be listened on.
     """
     server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", _HEALTH_REQUEST_BYTES_MAX), ("grpc.so_reuseport", 0)],
+        options=[
+            ("grpc.max_receive_message_length", _HEALTH_REQUEST_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", _HEALTH_CALLS_MAX),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+        ],
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
     )
     server.add_generic_rpc_handlers((health.handler(),))

@@ -26,6 +26,7 @@ from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors.making import make_executor
 from coordinator.listening import listen, listen_for_health
+from coordinator.open_files import raise_limit_of_open_files
 from coordinator.outcomes import OutcomeReader
 from coordinator.price_table import load_prices
 from coordinator.reports import ReportReader
@@ -72,6 +73,7 @@ async def serve(settings: Settings) -> None:
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
     """
+    raise_limit_of_open_files()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
