@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from coordinator.health import CHECK
-from super_wire.coordinator_credentials import parse_tokens, read_tokens
+from super_wire.coordinator_credentials import read_tokens, tokens_given
 from super_wire.errors import ConfigError, CoordinatorTrustError
 from super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
@@ -39,7 +39,8 @@ _WRONG = (
 
 
 class Tokens:
-    """The tokens that are let in now; those of a file are read again when it changes.
+    """The tokens that are let in now; those of a file are read again when it changes. One that is emptied
+    lets nobody in; one that is gone or broken changes nothing, since it may be half written.
 
     Args:
         token: several are separated by commas.
@@ -50,7 +51,7 @@ class Tokens:
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
-        self._own = _digests(parse_tokens(token, "token"))
+        self._own = _digests(tokens_given(token, "token"))
         self._file = token_file
         self._stamp = self._look()
         self._from_file = _digests(read_tokens(token_file, "token_file")) if token_file else ()
@@ -70,11 +71,12 @@ class Tokens:
             return
         self._stamp = stamp
         try:
-            self._from_file = _digests(read_tokens(self._file, "token_file"))
+            self._from_file = _digests(read_tokens(self._file, "token_file", may_be_none=True))
         except ConfigError as error:
-            _log.error("the tokens stay as they were: %s", error)
+            _log.error("the tokens stay as they were: %s; to let nobody in, empty the file", error)
         else:
-            _log.info("token_file has changed and now holds %d tokens", len(self._from_file))
+            level = logging.INFO if self._from_file else logging.WARNING
+            _log.log(level, "token_file has changed and now holds %d tokens", len(self._from_file))
 
     def _look(self) -> tuple[int, ...]:
         if not self._file:

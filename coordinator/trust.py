@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from coordinator.addresses import check_cache_address, check_listen_address, leaves_this_machine, socket_path
 from coordinator.allowed import Allowed, parse_roots
 from super_wire.address import CacheAddress
-from super_wire.coordinator_credentials import parse_tokens
+from super_wire.coordinator_credentials import tokens_given
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_trust(settings: Settings) -> None:
     """
     check_listen_address(settings.listen)
     check_cache_address(settings.cache, insecure=settings.insecure)
-    parse_tokens(settings.token, "token")
+    tokens_given(settings.token, "token")
     _check_certificates(settings)
     parse_roots(settings.file_roots)
     if settings.health_listen:

@@ -78,7 +78,7 @@ def _plain_to_tls(address: str) -> str:
         return ""
     return (
         f"the coordinator at {address} speaks TLS, and this client does not: set SUPER_COORDINATOR_CA_FILE "
-        "to the PEM file of the authority that its certificate comes from (and SUPER_INSECURE no more)"
+        "to the PEM file of the authority that its certificate comes from"
     )
 
 

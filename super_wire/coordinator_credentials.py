@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = ["TOKEN_CHARACTERS_MIN", "CoordinatorCredentials", "parse_tokens", "read_tokens"]
+__all__ = ["TOKEN_CHARACTERS_MIN", "CoordinatorCredentials", "parse_tokens", "read_tokens", "tokens_given"]
 
 TOKEN_CHARACTERS_MIN = 16
 """A shorter token is refused on both sides: it could be guessed."""
@@ -52,11 +52,24 @@ def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
     return tokens
 
 
-def read_tokens(path: str, origin: str) -> tuple[str, ...]:
+def tokens_given(text: str, origin: str) -> tuple[str, ...]:
+    """The same; where a text is given, it is to hold a token.
+
+    Raises:
+        ConfigError: as above, or there is a text and none in it.
+    """
+    tokens = parse_tokens(text, origin)
+    if text and not tokens:
+        msg = f"{origin} is set and holds no token: set it to one or more, or not at all"
+        raise ConfigError(msg)
+    return tokens
+
+
+def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[str, ...]:
     """The tokens in a file, one in each line.
 
     Raises:
-        ConfigError: it cannot be read, has none, or one that is none.
+        ConfigError: it cannot be read, has one that is none, or none at all unless ``may_be_none``.
     """
     try:
         with Path(path).open("rb") as file:
@@ -70,7 +83,7 @@ def read_tokens(path: str, origin: str) -> tuple[str, ...]:
         msg = f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
         raise ConfigError(msg)
     tokens = parse_tokens(text, f"{origin}={path}")
-    if not tokens:
+    if not (tokens or may_be_none):
         msg = f"{origin}={path} holds no token: write one in each line"
         raise ConfigError(msg)
     return tokens
@@ -102,7 +115,7 @@ class CoordinatorCredentials:
         Raises:
             ConfigError: a certificate without a key, or a token that is none.
         """
-        tokens = parse_tokens(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
+        tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         found = cls(
             token=tokens[0] if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
@@ -146,12 +159,10 @@ class CoordinatorCredentials:
             raise ConfigError(msg)
 
     def encrypts(self, host: str) -> bool:
-        """Whether a connection to ``host`` (empty for a unix socket) is encrypted: beyond this machine unless
-        ``insecure``, on it where there is a ``ca_file``.
+        """Whether a connection to ``host`` (empty for a unix socket) is encrypted: wherever there is a
+        ``ca_file``, and beyond this machine unless ``insecure``.
         """
-        if not host:
-            return False
-        return bool(self.ca_file) if is_loopback(host) else not self.insecure
+        return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
         """Verifies the coordinator's certificate and name, TLS 1.2 or later.

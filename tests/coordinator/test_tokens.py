@@ -41,7 +41,30 @@ def test_tokens_of_a_file_follow_it(tmp_path, caplog):
         file.write_text("short\n")
         assert tokens.accept(TWO)
     assert caplog.text.count("the tokens stay as they were") == 2
+    assert caplog.text.count("to let nobody in, empty the file") == 2
     assert not any(token in caplog.text for token in (ONE, TWO, THREE, "short"))
+
+
+@pytest.mark.parametrize("content", ["", "# all revoked\n"])
+def test_a_file_that_is_emptied_lets_nobody_in(tmp_path, caplog, content):
+    file = tmp_path / "tokens"
+    file.write_text(f"{ONE}\n")
+    tokens, beside = Tokens("", str(file)), Tokens(TWO, str(file))
+    file.write_text(content)
+    assert not tokens.accept(ONE)
+    assert not beside.accept(ONE)
+    assert beside.accept(TWO)
+    assert "token_file has changed and now holds 0 tokens" in caplog.text
+    file.unlink()
+    assert not tokens.accept(ONE)
+    file.write_text(f"{THREE}\n")
+    assert tokens.accept(THREE)
+
+
+@pytest.mark.parametrize("token", [",", " ", "# only a remark"])
+def test_a_setting_without_a_token_is_refused(token):
+    with pytest.raises(ConfigError, match="token is set and holds no token"):
+        Tokens(token)
 
 
 @pytest.mark.parametrize(

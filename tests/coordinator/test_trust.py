@@ -71,3 +71,10 @@ def test_secrets_are_in_no_picture_of_the_settings():
     settings = Settings(token="0123456789abcdef", tls_cert="cert", tls_key="-----BEGIN PRIVATE KEY-----")
     assert "0123456789abcdef" not in repr(settings)
     assert "PRIVATE" not in repr(settings)
+
+
+@pytest.mark.parametrize("token", [",", "\n", "# a remark, or a token that begins so"])
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_token_that_is_none_is_not_taken_for_one(token, insecure):
+    with pytest.raises(ConfigError, match="token is set and holds no token: set it to one or more"):
+        Settings(listen=AWAY, **TLS, token=token, insecure=insecure)

@@ -55,7 +55,13 @@ def test_certificate_and_key_belong_together(name):
 
 
 @pytest.mark.parametrize(
-    "environment", [{"SUPER_TOKEN": "too-short-zq"}, {"SUPER_TOKEN_FILE": "/nowhere/token"}]
+    "environment",
+    [
+        {"SUPER_TOKEN": "too-short-zq"},
+        {"SUPER_TOKEN": " , "},
+        {"SUPER_TOKEN": "# too-short-zq"},
+        {"SUPER_TOKEN_FILE": "/nowhere/token"},
+    ],
 )
 def test_what_is_no_token_is_told_when_the_client_is_made(environment):
     (name,) = environment
@@ -70,7 +76,7 @@ def test_what_is_no_token_is_told_when_the_client_is_made(environment):
         ({}, [False, False, False, True]),
         ({"ca_file": "/ca.pem"}, [False, True, True, True]),
         ({"insecure": True}, [False, False, False, False]),
-        ({"insecure": True, "ca_file": "/ca.pem"}, [False, True, True, False]),
+        ({"insecure": True, "ca_file": "/ca.pem"}, [False, True, True, True]),
     ],
 )
 def test_who_is_spoken_to_by_tls(given, encrypted):
