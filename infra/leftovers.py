@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["TAG", "Leftover", "find_leftovers", "secrets_of", "snapshots_of"]
+__all__ = ["TAG", "Leftover", "find_leftovers", "logs_of", "secrets_of", "snapshots_of"]
 
 TAG = "super:stack"
 
@@ -76,6 +76,31 @@ def snapshots_of(client: Callable[[str], Any], stack: str, cache: str) -> list[s
     return found
 
 
+def logs_of(client: Callable[[str], Any], stack: str) -> list[str]:
+    """The stack's log groups: all below ``/super/NAME/``, and its function's.
+
+    The function's has no tag where Lambda made it anew after the stack was gone, so it goes by its name, unless
+    there is a function of that name without the stack's tag.
+    """
+    pages = client("logs").get_paginator("describe_log_groups")
+    of_function = "" if _function(client, stack) is False else f"/aws/lambda/{stack}-prefetch"
+    found = []
+    for prefix in (f"/aws/lambda/{stack}-prefetch", f"/super/{stack}/"):
+        for page in pages.paginate(logGroupNamePrefix=prefix):
+            names = [item["logGroupName"] for item in page["logGroups"]]
+            found += [name for name in names if name == of_function or name.startswith(f"/super/{stack}/")]
+    return found
+
+
+def _function(client: Callable[[str], Any], stack: str) -> bool | None:
+    """Whether the function of the stack's name has its tag; None if there is no function."""
+    functions = client("lambda")
+    try:
+        return functions.get_function(FunctionName=f"{stack}-prefetch").get("Tags", {}).get(TAG) == stack
+    except functions.exceptions.ResourceNotFoundException:
+        return None
+
+
 def _is_ours(tags: Any, stack: str) -> bool:
     return any(tag.get("Key") == TAG and tag.get("Value") == stack for tag in tags)
 
@@ -131,16 +156,11 @@ def _of_cache(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
 
 
 def _of_function(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
-    functions, logs, name = client("lambda"), client("logs"), f"{stack}-prefetch"
-    try:
-        functions.get_function_configuration(FunctionName=name)
+    if _function(client, stack):
+        name = f"{stack}-prefetch"
         yield Leftover("function", name, f"aws lambda delete-function --function-name {name}")
-    except functions.exceptions.ResourceNotFoundException:
-        pass
-    for prefix in (f"/aws/lambda/{name}", f"/super/{stack}/"):
-        for item in logs.describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]:
-            group = item["logGroupName"]
-            yield Leftover("log group", group, f"aws logs delete-log-group --log-group-name {group}")
+    for group in logs_of(client, stack):
+        yield Leftover("log group", group, f"aws logs delete-log-group --log-group-name {group}")
 
 
 def _of_containers(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
-from infra.leftovers import find_leftovers, secrets_of, snapshots_of
+from infra.leftovers import find_leftovers, logs_of, secrets_of, snapshots_of
 from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
@@ -99,11 +99,9 @@ def _delete_secrets(client: Callable[[str], Any], stack: str, window_days: int) 
 
 
 def _delete_rest(client: Callable[[str], Any], stack: str, cache: str, repository: str) -> None:
-    logs = client("logs")
-    for prefix in (f"/aws/lambda/{stack}-prefetch", f"/super/{stack}/"):
-        for item in logs.describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]:
-            logs.delete_log_group(logGroupName=item["logGroupName"])
-            _say(f"deleted the log {item['logGroupName']}")
+    for name in logs_of(client, stack):
+        client("logs").delete_log_group(logGroupName=name)
+        _say(f"deleted the log {name}")
     for name in snapshots_of(client, stack, cache):
         client("elasticache").delete_snapshot(SnapshotName=name)
         _say(f"deleted the snapshot {name}")

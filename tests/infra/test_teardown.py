@@ -13,6 +13,7 @@ from tests.infra.account import client
 from tests.infra.deployed import STACK, deploy, inventory, physical
 from tests.infra.moto_cloudformation import recorded
 
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/theirs:1"
 TAGS = [{"Key": "super:stack", "Value": STACK}]
 
 
@@ -75,7 +76,8 @@ def test_what_is_left_is_named_with_the_command_that_removes_it(account, capsys)
 @pytest.mark.slow
 def test_every_kind_that_costs_money_is_found(account, capsys):
     """As if CloudFormation had forgotten each."""
-    deploy()
+    function = deploy()["FunctionArn"].rpartition(":")[0]
+    client("lambda").tag_resource(Resource=function, Tags={"super:stack": STACK})  # moto leaves them out
     kinds = {item.kind for item in find_leftovers(client, STACK)}
     assert kinds >= {
         "VPC endpoint",
@@ -94,6 +96,30 @@ def test_another_stacks_things_stay(account, capsys):
     make_secrets(["--stack", "super-2"])
     assert main(["--stack", STACK, "--yes", "--forget-secrets"]) == 0
     assert set(secrets_waiting()) == {f"super-2/{n}" for n in ("authority", "ca", "coordinator", "token")}
+
+
+def test_logs_of_others_stay(account, capsys):
+    """Names of others begin with ours: a stack super-1-prefetch, a function of another team."""
+    ours = ("/aws/lambda/super-1-prefetch", "/super/super-1/coordinator")
+    others = (
+        "/aws/lambda/super-1-prefetch-prefetch",
+        "/aws/lambda/super-1-prefetch-shadow",
+        "/super/super-10/coordinator",
+    )
+    for name in (*ours, *others):
+        client("logs").create_log_group(logGroupName=name)
+    assert main(["--stack", STACK, "--yes"]) == 0
+    assert inventory() == {"log": sorted(others)}
+
+
+def test_the_log_of_a_function_of_somebody_else_stays(account, capsys):
+    client("logs").create_log_group(logGroupName="/aws/lambda/super-1-prefetch")
+    role = client("iam").create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    client("lambda").create_function(
+        FunctionName="super-1-prefetch", Role=role, Code={"ImageUri": IMAGE}, PackageType="Image"
+    )
+    assert main(["--stack", STACK, "--yes"]) == 0
+    assert inventory()["log"] == ["/aws/lambda/super-1-prefetch"]
 
 
 def test_without_a_word_nothing_is_deleted(account, capsys):
