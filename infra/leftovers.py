@@ -64,13 +64,19 @@ def secrets_of(client: Callable[[str], Any], stack: str) -> list[dict[str, Any]]
     return found
 
 
-def snapshots_of(client: Callable[[str], Any], stack: str, cache: str) -> list[str]:
-    """Snapshots of the cache: of the group of that name, or with the stack's tag."""
+def snapshots_of(client: Callable[[str], Any], stack: str, *, by_name: bool) -> list[str]:
+    """Snapshots of the cache: with the stack's tag, or by the name of the group, which outlives it there.
+
+    Args:
+        client: makes boto3's client of a service.
+        stack: the name.
+        by_name: whether the group's name is enough. A snapshot made by hand has no tag.
+    """
     elasticache = client("elasticache")
     found = []
     for page in elasticache.get_paginator("describe_snapshots").paginate():
         for snapshot in page["Snapshots"]:
-            same = bool(cache) and snapshot.get("ReplicationGroupId") == cache
+            same = by_name and snapshot.get("ReplicationGroupId") == f"{stack}-cache"
             if same or _has_tag(elasticache, snapshot["ARN"], stack):
                 found.append(snapshot["SnapshotName"])
     return found
@@ -79,8 +85,8 @@ def snapshots_of(client: Callable[[str], Any], stack: str, cache: str) -> list[s
 def logs_of(client: Callable[[str], Any], stack: str) -> list[str]:
     """The stack's log groups: all below ``/super/NAME/``, and its function's.
 
-    The function's has no tag where Lambda made it anew after the stack was gone, so it goes by its name, unless
-    there is a function of that name without the stack's tag.
+    The function's has no tag where Lambda made it anew after the stack was gone, so it goes by its name,
+    unless there is a function of that name without the stack's tag.
     """
     pages = client("logs").get_paginator("describe_log_groups")
     of_function = "" if _function(client, stack) is False else f"/aws/lambda/{stack}-prefetch"
@@ -96,9 +102,10 @@ def _function(client: Callable[[str], Any], stack: str) -> bool | None:
     """Whether the function of the stack's name has its tag; None if there is no function."""
     functions = client("lambda")
     try:
-        return functions.get_function(FunctionName=f"{stack}-prefetch").get("Tags", {}).get(TAG) == stack
+        tags = functions.get_function(FunctionName=f"{stack}-prefetch").get("Tags", {})
     except functions.exceptions.ResourceNotFoundException:
         return None
+    return bool(tags.get(TAG) == stack)
 
 
 def _is_ours(tags: Any, stack: str) -> bool:
@@ -151,7 +158,7 @@ def _of_cache(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
                 name = item["ReplicationGroupId"]
                 remedy = f"aws elasticache delete-replication-group --replication-group-id {name}"
                 yield Leftover("cache", name, remedy)
-    for name in snapshots_of(client, stack, ""):
+    for name in snapshots_of(client, stack, by_name=True):
         yield Leftover("snapshot", name, f"aws elasticache delete-snapshot --snapshot-name {name}")
 
 

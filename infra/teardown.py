@@ -98,11 +98,11 @@ def _delete_secrets(client: Callable[[str], Any], stack: str, window_days: int) 
         )
 
 
-def _delete_rest(client: Callable[[str], Any], stack: str, cache: str, repository: str) -> None:
+def _delete_rest(client: Callable[[str], Any], stack: str, repository: str, *, had_stack: bool) -> None:
     for name in logs_of(client, stack):
         client("logs").delete_log_group(logGroupName=name)
         _say(f"deleted the log {name}")
-    for name in snapshots_of(client, stack, cache):
+    for name in snapshots_of(client, stack, by_name=had_stack):
         client("elasticache").delete_snapshot(SnapshotName=name)
         _say(f"deleted the snapshot {name}")
     if repository:
@@ -141,7 +141,7 @@ def _tear_down(client: Callable[[str], Any], arguments: argparse.Namespace) -> i
         _delete_stack(client, stack)
         _say(f"deleted {stack}")
     _delete_secrets(client, stack, 0 if arguments.forget_secrets else arguments.recovery_days)
-    _delete_rest(client, stack, resources.get("Cache", ""), arguments.repository)
+    _delete_rest(client, stack, arguments.repository, had_stack=bool(resources))
     left = find_leftovers(client, stack)
     if not left:
         _say(f"nothing of {stack} is left that costs money")

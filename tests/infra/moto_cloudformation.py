@@ -121,10 +121,10 @@ def _subnets(name: str, properties: dict[str, Any]) -> Made:
 
 def _cache(name: str, properties: dict[str, Any]) -> Made:
     elasticache = client("elasticache")
-    group = name.lower()
+    group = properties["ReplicationGroupId"]
     if "NumNodeGroups" in properties:
         properties = properties | {"NumNodeGroups": int(properties["NumNodeGroups"])}
-    elasticache.create_replication_group(ReplicationGroupId=group, **properties)
+    elasticache.create_replication_group(**properties)
 
     def delete() -> None:
         elasticache.delete_replication_group(ReplicationGroupId=group)

@@ -98,6 +98,20 @@ def test_another_stacks_things_stay(account, capsys):
     assert set(secrets_waiting()) == {f"super-2/{n}" for n in ("authority", "ca", "coordinator", "token")}
 
 
+def test_a_snapshot_without_a_tag_is_told_of_when_the_stack_is_gone_already(account, capsys):
+    """It is deleted together with its stack; later its group's name alone does not prove whose it is."""
+    elasticache = client("elasticache")
+    for group in ("super-1-cache", "super-10-cache"):
+        elasticache.create_replication_group(ReplicationGroupId=group, ReplicationGroupDescription="d")
+        elasticache.create_snapshot(SnapshotName=f"of-{group}", ReplicationGroupId=group)
+    assert main(["--stack", STACK, "--yes"]) == 1
+    said = capsys.readouterr().out
+    assert "1 things of super-1 are left" in said
+    assert "aws elasticache delete-snapshot --snapshot-name of-super-1-cache" in said
+    elasticache.delete_snapshot(SnapshotName="of-super-1-cache")
+    assert main(["--stack", STACK, "--yes"]) == 0
+
+
 def test_logs_of_others_stay(account, capsys):
     """Names of others begin with ours: a stack super-1-prefetch, a function of another team."""
     ours = ("/aws/lambda/super-1-prefetch", "/super/super-1/coordinator")
