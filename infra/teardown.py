@@ -4,7 +4,8 @@ is left that costs money.
 The stack goes first, then its secrets, logs and snapshots, and the images where a repository is named. What
 still costs money at the end is listed, each with the command that removes it.
 
-Exit codes: 0 nothing is left, 1 something is, or AWS refused; 2 it was not confirmed, or trainers still run.
+Exit codes: 0 nothing is left, 1 something is, or AWS refused; 2 it was not confirmed, trainers still run, or
+what is named is not SUPER's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
-from infra.leftovers import find_leftovers, logs_of, secrets_of, snapshots_of
+from infra.leftovers import TAG, find_leftovers, logs_of, secrets_of, snapshots_of
 from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ __all__ = ["main"]
 _LOOKS = 240
 _PAUSE_S = 15  # an hour in all: Lambda takes its time to give back network interfaces
 _MIN_WINDOW_DAYS = 7
+_DESCRIPTION = "SUPER: "  # how the template's begins; a stack that failed early may have few resources
+_RESOURCES = {"Prefetch", "TrainerSecurityGroup"}
+
+
+class NotOursError(Exception):
+    """The stack or the repository of that name is none of SUPER's; the message says which, and why."""
 
 
 class StillTrainingError(Exception):
@@ -51,12 +58,40 @@ def _outline(client: Callable[[str], Any], stack: str) -> dict[str, str]:
     return {item["LogicalResourceId"]: item.get("PhysicalResourceId", "") for item in found}
 
 
+def _refuse_others_stack(client: Callable[[str], Any], stack: str, resources: dict[str, str]) -> None:
+    found = client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+    if not (found.get("Description", "").startswith(_DESCRIPTION) or resources.keys() >= _RESOURCES):
+        msg = (
+            f"the stack {stack} is not SUPER's: its description does not begin with {_DESCRIPTION.strip()!r}, "
+            f"and it lacks {' or '.join(sorted(_RESOURCES))}. If it is to go nevertheless: aws cloudformation "
+            f"delete-stack --stack-name {stack}"
+        )
+        raise NotOursError(msg)
+
+
+def _refuse_others_repository(client: Callable[[str], Any], stack: str, repository: str) -> None:
+    registry = client("ecr")
+    try:
+        found = registry.describe_repositories(repositoryNames=[repository])["repositories"][0]
+    except registry.exceptions.RepositoryNotFoundException:
+        return
+    arn = found["repositoryArn"]
+    tags = registry.list_tags_for_resource(resourceArn=arn)["tags"]
+    if {"Key": TAG, "Value": stack} not in tags:
+        msg = (
+            f"the repository {repository} has no tag {TAG}={stack}, so its images may be of others. If they "
+            f"are not: aws ecr tag-resource --resource-arn {arn} --tags Key={TAG},Value={stack}"
+        )
+        raise NotOursError(msg)
+
+
 def _refuse_while_used(client: Callable[[str], Any], group: str) -> None:
     filters = [
         {"Name": "instance.group-id", "Values": [group]},
         {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]},
     ]
-    found = client("ec2").describe_instances(Filters=filters)["Reservations"]
+    pages = client("ec2").get_paginator("describe_instances").paginate(Filters=filters)
+    found = [reservation for page in pages for reservation in page["Reservations"]]
     machines = [item["InstanceId"] for reservation in found for item in reservation["Instances"]]
     if machines:
         msg = (
@@ -121,8 +156,10 @@ def _say(text: str) -> None:
 def _confirmed(arguments: argparse.Namespace, resources: int) -> bool:
     if arguments.yes:
         return True
+    images = f" the repository {arguments.repository} with all its images," * bool(arguments.repository)
     _say(
-        f"This deletes the stack {arguments.stack} ({resources} resources), its secrets, logs and snapshots."
+        f"This deletes the stack {arguments.stack} ({resources} resources),{images} its secrets, logs and "
+        "snapshots."
     )
     print("Type its name to go on: ", end="", flush=True)
     return bool(sys.stdin.readline().strip() == arguments.stack)
@@ -131,6 +168,10 @@ def _confirmed(arguments: argparse.Namespace, resources: int) -> bool:
 def _tear_down(client: Callable[[str], Any], arguments: argparse.Namespace) -> int:
     stack = arguments.stack
     resources = _outline(client, stack)
+    if resources:
+        _refuse_others_stack(client, stack, resources)
+    if arguments.repository:
+        _refuse_others_repository(client, stack, arguments.repository)
     if "TrainerSecurityGroup" in resources:
         _refuse_while_used(client, resources["TrainerSecurityGroup"])
     if not _confirmed(arguments, len(resources)):
@@ -161,7 +202,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stack", type=stack_name, required=True, help="the stack's name")
     parser.add_argument("--region", help="its region (else the environment's)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--repository", default="", help="delete this ECR repository, too, with its images")
+    parser.add_argument(
+        "--repository",
+        default="",
+        help="delete this ECR repository, too, with its images; it must have the tag super:stack=NAME",
+    )
     secrets = parser.add_mutually_exclusive_group()
     secrets.add_argument("--forget-secrets", action="store_true", help="delete secrets for good, at once")
     secrets.add_argument(
@@ -177,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         session = boto3.session.Session(region_name=arguments.region)
         client = functools.cache(session.client)
         return _tear_down(client, arguments)
-    except StillTrainingError as error:
+    except (NotOursError, StillTrainingError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except (BotoCoreError, ClientError, StackFailedError) as error:

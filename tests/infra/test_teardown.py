@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -12,6 +13,7 @@ from infra.teardown import main
 from tests.infra.account import client
 from tests.infra.deployed import STACK, deploy, inventory, physical
 from tests.infra.moto_cloudformation import recorded
+from tests.infra.stack_template import written
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/theirs:1"
 TAGS = [{"Key": "super:stack", "Value": STACK}]
@@ -34,7 +36,7 @@ def test_nothing_is_left_of_a_stack_and_its_secrets(account, capsys):
     deploy()
     client("elasticache").create_snapshot(SnapshotName="by-hand", ReplicationGroupId=physical("Cache"))
     client("logs").create_log_group(logGroupName="/super/super-1/notes")
-    client("ecr").create_repository(repositoryName="super-coordinator")
+    client("ecr").create_repository(repositoryName="super-coordinator", tags=TAGS)
     capsys.readouterr()
     assert main(["--stack", STACK, "--yes", "--repository", "super-coordinator"]) == 0
     said = capsys.readouterr().out
@@ -109,7 +111,47 @@ def test_a_snapshot_without_a_tag_is_told_of_when_the_stack_is_gone_already(acco
     assert "1 things of super-1 are left" in said
     assert "aws elasticache delete-snapshot --snapshot-name of-super-1-cache" in said
     elasticache.delete_snapshot(SnapshotName="of-super-1-cache")
+    assert find_leftovers(client, STACK) == []
+
+
+def test_a_stack_that_is_not_supers_is_refused(account, capsys):
+    template = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
+    client("cloudformation").create_stack(StackName="prod-db", TemplateBody=json.dumps(template))
+    client("logs").create_log_group(logGroupName="/super/prod-db/kept")
+    assert main(["--stack", "prod-db", "--yes"]) == 2
+    assert "the stack prod-db is not SUPER's" in capsys.readouterr().err
+    assert inventory().keys() == {"topic", "log"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"Description": written()["Description"], "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}},
+        {"Resources": {name: {"Type": "AWS::SNS::Topic"} for name in ("Prefetch", "TrainerSecurityGroup")}},
+    ],
+    ids=["by-description", "by-resources"],
+)
+def test_a_stack_is_known_as_supers(template, account):
+    client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(template))
     assert main(["--stack", STACK, "--yes"]) == 0
+    assert inventory() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tags", [[], [{"Key": "super:stack", "Value": "super-2"}]])
+def test_a_repository_without_the_stacks_tag_is_refused(tags, account, capsys):
+    make_secrets(["--stack", STACK])
+    client("ecr").create_repository(repositoryName="images", tags=tags)
+    assert main(["--stack", STACK, "--yes", "--repository", "images"]) == 2
+    assert "aws ecr tag-resource --resource-arn arn:aws:ecr:" in capsys.readouterr().err
+    assert client("ecr").describe_repositories()["repositories"]
+    assert set(secrets_waiting().values()) == {False}
+
+
+def test_the_question_names_the_repository(account, capsys):
+    assert main(["--stack", STACK, "--repository", "super-coordinator"]) == 2
+    assert "the repository super-coordinator with all its images" in capsys.readouterr().out
 
 
 def test_logs_of_others_stay(account, capsys):
@@ -126,6 +168,7 @@ def test_logs_of_others_stay(account, capsys):
     assert inventory() == {"log": sorted(others)}
 
 
+@pytest.mark.slow
 def test_the_log_of_a_function_of_somebody_else_stays(account, capsys):
     client("logs").create_log_group(logGroupName="/aws/lambda/super-1-prefetch")
     role = client("iam").create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
