@@ -9,11 +9,12 @@ import datetime as dt
 from dataclasses import dataclass, field
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["Pair", "days_left", "names_of", "new_authority", "sign"]
+__all__ = ["Pair", "days_left", "names_of", "new_authority", "sign", "signed_by"]
 
 _AUTHORITY_DAYS = 3650
 _BACKDATED = dt.timedelta(minutes=5)  # clocks differ
@@ -87,6 +88,20 @@ def names_of(cert: str) -> tuple[str, ...]:
     """The host names that a certificate is for."""
     found = _loaded(cert).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     return tuple(found.value.get_values_for_type(x509.DNSName))
+
+
+def signed_by(cert: str, authorities: str) -> bool:
+    """Whether one of these authorities, PEM texts one after the other, signed the certificate."""
+    issuers = x509.load_pem_x509_certificates(authorities.encode())
+    return any(_is_signed(_loaded(cert), issuer) for issuer in issuers)
+
+
+def _is_signed(cert: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        cert.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):  # another key, another name, another kind of key
+        return False
+    return True
 
 
 def _loaded(cert: str) -> x509.Certificate:

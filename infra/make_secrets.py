@@ -17,12 +17,13 @@ import argparse
 import json
 import secrets
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.authority import Pair, days_left, names_of, new_authority, sign
+from infra.authority import Pair, days_left, names_of, new_authority, sign, signed_by
 from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
@@ -71,11 +72,20 @@ class Vault:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who signs, and all who are trusted: itself, and those before it until they are retired."""
+
+    pair: Pair
+    trusted: str
+
+
 def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dict[str, str]:
     """Make what is missing or asked for; give the stack's parameters."""
-    authority = _authority(vault, stack)
+    authority = _authority(vault, stack, new=arguments.new_authority, retire=arguments.retire_authority)
     _coordinator(vault, authority, f"coordinator.{stack}.internal", renew=arguments.renew)
-    if arguments.mutual_tls:
+    changes = arguments.new_authority or arguments.retire_authority
+    if arguments.mutual_tls or (changes and vault.read("client")):
         _client(vault, authority, renew=arguments.renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
     return {
@@ -86,37 +96,52 @@ def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dic
     }
 
 
-def _authority(vault: Vault, stack: str) -> Pair:
+def _authority(vault: Vault, stack: str, *, new: bool, retire: bool) -> Authority:
     kept = vault.read("authority")
-    if kept and days_left(kept["cert"]) < _VALID_DAYS:
-        _say(
-            f"the authority runs out in {days_left(kept['cert']):.0f} days: delete {stack}/authority and run "
-            "this with --renew; trainers then need the new certificate"
-        )
-    if not kept:
+    wanted = dict(kept)
+    if new or not kept:
         made = new_authority(f"SUPER {stack}")
-        kept = {"cert": made.cert, "key": made.key}
-        vault.write("authority", kept, "SUPER: the private authority. Keep it to who renews certificates")
-    if vault.read("ca").get("cert") != kept["cert"]:
-        vault.write("ca", {"cert": kept["cert"]}, "SUPER: the authority's certificate, which is no secret")
-    return Pair(kept["cert"], kept["key"])
+        wanted = {"cert": made.cert, "key": made.key}
+        if kept:
+            wanted["former"] = kept["cert"] + kept.get("former", "")
+    elif retire:
+        wanted.pop("former", None)
+    if wanted != kept:
+        vault.write("authority", wanted, "SUPER: the private authority. Keep it to who renews certificates")
+    if days_left(wanted["cert"]) < _VALID_DAYS:
+        _say(
+            f"the authority runs out in {days_left(wanted['cert']):.0f} days: run this with --new-authority, "
+            "and see 'Rotate' in docs/deploy.md for the steps after it"
+        )
+    trusted = wanted["cert"] + wanted.get("former", "")
+    if vault.read("ca").get("cert") != trusted:
+        vault.write("ca", {"cert": trusted}, "SUPER: the authority's certificate, which is no secret")
+    return Authority(Pair(wanted["cert"], wanted["key"]), trusted)
 
 
-def _coordinator(vault: Vault, authority: Pair, host: str, *, renew: bool) -> None:
+def _coordinator(vault: Vault, authority: Authority, host: str, *, renew: bool) -> None:
     kept = vault.read("coordinator")
-    fits = kept and kept["client_ca"] == authority.cert and host in names_of(kept["cert"])
-    if renew or not fits or days_left(kept["cert"]) < _RENEW_DAYS:
-        made = sign(authority, host, days=_VALID_DAYS, hosts=(host, "localhost"))
-        content = {"cert": made.cert, "key": made.key, "client_ca": authority.cert}
+    pair = None if renew or (kept and host not in names_of(kept["cert"])) else _still_good(kept, authority)
+    pair = pair or sign(authority.pair, host, days=_VALID_DAYS, hosts=(host, "localhost"))
+    content = {"cert": pair.cert, "key": pair.key, "client_ca": authority.trusted}
+    if content != kept:
         vault.write("coordinator", content, "SUPER: the coordinator's certificate and key")
 
 
-def _client(vault: Vault, authority: Pair, *, renew: bool) -> None:
+def _client(vault: Vault, authority: Authority, *, renew: bool) -> None:
     kept = vault.read("client")
-    if renew or not kept or kept["ca"] != authority.cert or days_left(kept["cert"]) < _RENEW_DAYS:
-        made = sign(authority, "SUPER trainer", days=_VALID_DAYS)
-        content = {"cert": made.cert, "key": made.key, "ca": authority.cert}
+    pair = None if renew else _still_good(kept, authority)
+    pair = pair or sign(authority.pair, "SUPER trainer", days=_VALID_DAYS)
+    content = {"cert": pair.cert, "key": pair.key, "ca": authority.trusted}
+    if content != kept:
         vault.write("client", content, "SUPER: the trainers' certificate and key")
+
+
+def _still_good(kept: Mapping[str, str], authority: Authority) -> Pair | None:
+    """A kept certificate, if it is trusted and lasts; one that a former authority signed may stay."""
+    if not kept or days_left(kept["cert"]) < _RENEW_DAYS or not signed_by(kept["cert"], authority.trusted):
+        return None
+    return Pair(kept["cert"], kept["key"])
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
@@ -142,6 +167,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--region", help="its region (else the environment's)")
     parser.add_argument("--mutual-tls", action="store_true", help="make a certificate for trainers, too")
     parser.add_argument("--renew", action="store_true", help="make new certificates now")
+    authorities = parser.add_mutually_exclusive_group()
+    authorities.add_argument(
+        "--new-authority",
+        action="store_true",
+        help="make a new authority; the one before is trusted beside it, and its certificates stay",
+    )
+    authorities.add_argument(
+        "--retire-authority",
+        action="store_true",
+        help="trust the newest authority alone; certificates of others are made anew",
+    )
     tokens = parser.add_mutually_exclusive_group()
     tokens.add_argument(
         "--rotate-token", action="store_true", help="make a new token; the old one is accepted beside it"

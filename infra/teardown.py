@@ -62,9 +62,9 @@ def _refuse_others_stack(client: Callable[[str], Any], stack: str, resources: di
     found = client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
     if not (found.get("Description", "").startswith(_DESCRIPTION) or resources.keys() >= _RESOURCES):
         msg = (
-            f"the stack {stack} is not SUPER's: its description does not begin with {_DESCRIPTION.strip()!r}, "
-            f"and it lacks {' or '.join(sorted(_RESOURCES))}. If it is to go nevertheless: aws cloudformation "
-            f"delete-stack --stack-name {stack}"
+            f"the stack {stack} is not SUPER's: its description does not begin with "
+            f"{_DESCRIPTION.strip()!r}, and it lacks {' or '.join(sorted(_RESOURCES))}. If it is to go "
+            f"nevertheless: aws cloudformation delete-stack --stack-name {stack}"
         )
         raise NotOursError(msg)
 
