@@ -27,6 +27,7 @@ RESOURCES = TEMPLATE["Resources"]
 PARAMETERS = TEMPLATE["Parameters"]
 (CONTAINER,) = RESOURCES["CoordinatorTask"]["Properties"]["ContainerDefinitions"]
 FUNCTION = RESOURCES["Prefetch"]["Properties"]
+BYTES_PER_SAMPLE = 66  # of a catalog, with keys of usual length: a reviewer's figure
 
 
 def plain(value):
@@ -65,6 +66,9 @@ def test_the_coordinator_takes_the_values_that_the_template_gives_by_default(mon
         value = plain(item["Value"])
         if isinstance(value, dict) and value.get("Ref") in PARAMETERS:
             value = PARAMETERS[value["Ref"]].get("Default", "x")
+        elif isinstance(value, dict) and "Fn::FindInMap" in value:
+            table, choice, field = value["Fn::FindInMap"]
+            value = TEMPLATE["Mappings"][table][PARAMETERS[choice["Ref"]]["Default"]][field]
         values[item["Name"]] = "rediss://cache:6379" if item["Name"] == "SUPER_CACHE" else str(value)
     values |= {"SUPER_TLS_CERT": "-----BEGIN", "SUPER_TLS_KEY": "-----BEGIN", "SUPER_TOKEN": "t" * 32}
     if values["SUPER_EXECUTOR"] not in ("local", *_executors()):
@@ -72,7 +76,15 @@ def test_the_coordinator_takes_the_values_that_the_template_gives_by_default(mon
     settings = load_settings({}, values)
     assert settings.lambda_concurrency == 100
     assert settings.max_usd == 0.0
+    assert settings.catalog_max_samples == 10_000_000
     assert Credentials.from_environment({"SUPER_CACHE_USERNAME": "u", "SUPER_CACHE_PASSWORD": "p"})
+
+
+def test_the_largest_source_leaves_half_of_the_coordinators_memory():
+    sizes = TEMPLATE["Mappings"]["CoordinatorSizes"]
+    assert list(sizes) == PARAMETERS["CoordinatorSize"]["AllowedValues"]
+    for name, size in sizes.items():
+        assert int(size["Samples"]) * BYTES_PER_SAMPLE * 2 <= int(size["Memory"]) << 20, name
 
 
 def _executors():
