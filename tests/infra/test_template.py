@@ -80,6 +80,14 @@ def test_the_coordinator_takes_the_values_that_the_template_gives_by_default(mon
     assert Credentials.from_environment({"SUPER_CACHE_USERNAME": "u", "SUPER_CACHE_PASSWORD": "p"})
 
 
+def test_a_public_address_goes_before_the_way_out():
+    """By a Ref under the address's own condition, for the route is not there in an existing VPC."""
+    condition, after, _ = RESOURCES["Coordinator"]["Metadata"]["After"]["Fn::If"]
+    assert condition == "PublicAddress"
+    assert after == [{"Ref": "PublicRoute"}, {"Ref": "PublicRouteTableOfSubnet"}]
+    assert RESOURCES["PublicRoute"]["DependsOn"] == "InternetGatewayAttachment"
+
+
 def test_the_largest_source_leaves_half_of_the_coordinators_memory():
     sizes = TEMPLATE["Mappings"]["CoordinatorSizes"]
     assert list(sizes) == PARAMETERS["CoordinatorSize"]["AllowedValues"]
