@@ -148,7 +148,7 @@ def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
     kept = vault.read("token")
     if rotate or not kept:
         made = secrets.token_urlsafe(_TOKEN_BYTES)
-        accepted = f"{made},{kept['token']}" if kept else made
+        accepted = f"{made},{kept['accepted']}" if kept else made
         vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
     elif retire and kept["accepted"] != kept["token"]:
         vault.write("token", {"token": kept["token"], "accepted": kept["token"]}, "")
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     tokens = parser.add_mutually_exclusive_group()
     tokens.add_argument(
-        "--rotate-token", action="store_true", help="make a new token; the old one is accepted beside it"
+        "--rotate-token", action="store_true", help="make a new token; those before are accepted beside it"
     )
     tokens.add_argument("--retire-token", action="store_true", help="accept the newest token alone")
     arguments = parser.parse_args(argv)

@@ -224,8 +224,11 @@ def test_a_token_is_rotated_without_a_gap(manager, capsys):
     both = content(manager, "token")
     assert both["token"] != old
     assert both["accepted"] == f"{both['token']},{old}"
+    run(capsys, "--rotate-token")
+    three = content(manager, "token")
+    assert three["accepted"] == f"{three['token']},{both['token']},{old}"
     run(capsys, "--retire-token")
-    assert content(manager, "token")["accepted"] == both["token"]
+    assert content(manager, "token") == {"token": three["token"], "accepted": three["token"]}
 
 
 @pytest.mark.slow
