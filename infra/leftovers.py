@@ -18,6 +18,7 @@ TAG = "super:stack"
 
 _SEEN_HERE = (
     "ec2",
+    "ecr",
     "ecs",
     "elasticache",
     "lambda",
@@ -26,7 +27,10 @@ _SEEN_HERE = (
     "servicediscovery",
     "cloudwatch",
 )
-_FREE_OF_EC2 = ("security-group/", "subnet/", "route-table/", "internet-gateway/", "vpc/")
+_LOOK = (
+    "look at it in the console: AWS's tagging API tells of it, by the stack's tag. It remembers what is gone "
+    "for a while: if it is gone, run this again later"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,10 @@ def find_leftovers(client: Callable[[str], Any], stack: str) -> list[Leftover]:
         client: makes boto3's client of a service.
         stack: the name.
     """
-    finders = (_of_network, _of_machines, _of_cache, _of_function, _of_containers, _of_names, _of_watching)
+    finders = (
+        *(_of_network, _of_machines, _of_cache, _of_function, _of_containers, _of_registry),
+        *(_of_names, _of_watching),
+    )
     found = [leftover for finder in finders for leftover in finder(client, stack)]
     found += [
         Leftover("secret", secret["Name"], f"aws secretsmanager delete-secret --secret-id {secret['Name']}")
@@ -119,17 +126,23 @@ def _has_tag(elasticache: Any, arn: str, stack: str) -> bool:
         return False
 
 
+def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dict[str, Any]]:
+    """What an operation lists, page by page: the first alone may be empty where others follow."""
+    for page in service.get_paginator(operation).paginate(**asked):
+        yield from page[field]
+
+
 def _tagged(stack: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{TAG}", "Values": [stack]}]
 
 
 def _of_network(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
     ec2 = client("ec2")
-    for item in ec2.describe_vpc_endpoints(Filters=_tagged(stack))["VpcEndpoints"]:
+    for item in _all(ec2, "describe_vpc_endpoints", "VpcEndpoints", Filters=_tagged(stack)):
         if item["State"] not in {"deleted", "deleting"}:
             name = item["VpcEndpointId"]
             yield Leftover("VPC endpoint", name, f"aws ec2 delete-vpc-endpoints --vpc-endpoint-ids {name}")
-    for item in ec2.describe_nat_gateways(Filters=_tagged(stack))["NatGateways"]:
+    for item in _all(ec2, "describe_nat_gateways", "NatGateways", Filters=_tagged(stack)):
         if item["State"] not in {"deleted", "deleting"}:
             name = item["NatGatewayId"]
             yield Leftover("NAT gateway", name, f"aws ec2 delete-nat-gateway --nat-gateway-id {name}")
@@ -140,14 +153,20 @@ def _of_network(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
 
 def _of_machines(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
     ec2 = client("ec2")
-    for reservation in ec2.describe_instances(Filters=_tagged(stack))["Reservations"]:
+    for reservation in _all(ec2, "describe_instances", "Reservations", Filters=_tagged(stack)):
         for item in reservation["Instances"]:
             if item["State"]["Name"] not in {"terminated", "shutting-down"}:
                 name = item["InstanceId"]
                 yield Leftover("machine", name, f"aws ec2 terminate-instances --instance-ids {name}")
-    for item in ec2.describe_volumes(Filters=_tagged(stack))["Volumes"]:
+    for item in _all(ec2, "describe_volumes", "Volumes", Filters=_tagged(stack)):
         name = item["VolumeId"]
         yield Leftover("disk", name, f"aws ec2 delete-volume --volume-id {name}")
+    for item in _all(ec2, "describe_images", "Images", Filters=_tagged(stack), Owners=["self"]):
+        name = item["ImageId"]
+        yield Leftover("machine image", name, f"aws ec2 deregister-image --image-id {name}")
+    for item in _all(ec2, "describe_snapshots", "Snapshots", Filters=_tagged(stack), OwnerIds=["self"]):
+        name = item["SnapshotId"]
+        yield Leftover("disk snapshot", name, f"aws ec2 delete-snapshot --snapshot-id {name}")
 
 
 def _of_cache(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
@@ -172,14 +191,24 @@ def _of_function(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]
 
 def _of_containers(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
     ecs = client("ecs")
-    names = ecs.list_clusters()["clusterArns"]
-    described = ecs.describe_clusters(clusters=names, include=["TAGS"])["clusters"] if names else []
+    described: list[dict[str, Any]] = []
+    for page in ecs.get_paginator("list_clusters").paginate():  # a page is what describe_clusters takes
+        if names := page["clusterArns"]:
+            described += ecs.describe_clusters(clusters=names, include=["TAGS"])["clusters"]
     for item in described:
         tags = [{"Key": tag["key"], "Value": tag["value"]} for tag in item.get("tags", ())]
         if item["status"] == "ACTIVE" and _is_ours(tags, stack):
             name = item["clusterName"]
             remedy = f"aws ecs delete-service --cluster {name} --service coordinator --force"
             yield Leftover("ECS cluster", name, f"{remedy}; aws ecs delete-cluster --cluster {name}")
+
+
+def _of_registry(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
+    registry = client("ecr")
+    for item in _all(registry, "describe_repositories", "repositories"):
+        if _is_ours(registry.list_tags_for_resource(resourceArn=item["repositoryArn"])["tags"], stack):
+            name = item["repositoryName"]
+            yield Leftover("repository", name, f"aws ecr delete-repository --force --repository-name {name}")
 
 
 def _of_names(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
@@ -192,12 +221,11 @@ def _of_names(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
 
 def _of_watching(client: Callable[[str], Any], stack: str) -> Iterator[Leftover]:
     cloudwatch = client("cloudwatch")
-    alarms = cloudwatch.describe_alarms(AlarmNamePrefix=f"{stack}-")["MetricAlarms"]
-    for item in alarms:
+    for item in _all(cloudwatch, "describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{stack}-"):
         if _is_ours(cloudwatch.list_tags_for_resource(ResourceARN=item["AlarmArn"])["Tags"], stack):
             name = item["AlarmName"]
             yield Leftover("alarm", name, f"aws cloudwatch delete-alarms --alarm-names {name}")
-    for item in cloudwatch.list_dashboards(DashboardNamePrefix=stack)["DashboardEntries"]:
+    for item in _all(cloudwatch, "list_dashboards", "DashboardEntries", DashboardNamePrefix=stack):
         if item["DashboardName"] == stack:
             remedy = f"aws cloudwatch delete-dashboards --dashboard-names {stack}"
             yield Leftover("dashboard", stack, remedy)
@@ -208,6 +236,6 @@ def _of_other_services(client: Callable[[str], Any], stack: str) -> Iterator[Lef
     for page in pages.paginate(TagFilters=[{"Key": TAG, "Values": [stack]}]):
         for item in page["ResourceTagMappingList"]:
             arn = item["ResourceARN"]
-            _, _, service, _, _, rest = arn.split(":", 5)
-            if service not in _SEEN_HERE and not (service == "ec2" and rest.startswith(_FREE_OF_EC2)):
-                yield Leftover(service, arn, "look at it in the console: it has the stack's tag")
+            service = arn.split(":", 3)[2]
+            if service not in _SEEN_HERE:
+                yield Leftover(service, arn, _LOOK)

@@ -68,3 +68,12 @@ def test_every_parameter_is_explained():
 def test_outputs_that_are_asked_for_are_there():
     asked = set(re.findall(r"\$\(output (\w+)\)", TEXT)) | {"DashboardUrl", "CoordinatorService"}
     assert asked <= TEMPLATE["Outputs"].keys()
+
+
+def test_no_password_is_a_word_of_a_command():
+    """Every user of a machine sees those; printf is the shell's own, and no command of the machine's."""
+    secret = re.compile(r"\$(\{?(OLD|NEW)\b|\(secret )")
+    harmless = re.compile(r"\s*(passwords\(\) \{ )?(printf|passwords|export|OLD=|NEW=)")
+    for command in re.split(r"[\n;|]", "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))):
+        if secret.search(command.partition("#")[0]):
+            assert harmless.match(command), command

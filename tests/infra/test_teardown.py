@@ -76,6 +76,36 @@ def test_what_is_left_is_named_with_the_command_that_removes_it(account, capsys)
 
 
 @pytest.mark.slow
+def test_snapshots_and_images_of_machines_and_a_repository_are_named(account):
+    ec2 = client("ec2")
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=1)["VolumeId"]
+    theirs = ec2.create_snapshot(VolumeId=volume)["SnapshotId"]
+    tagged = [{"ResourceType": "snapshot", "Tags": TAGS}]
+    ours = ec2.create_snapshot(VolumeId=volume, TagSpecifications=tagged)["SnapshotId"]
+    amazons = ec2.describe_images()["Images"][0]["ImageId"]
+    machine = ec2.run_instances(ImageId=amazons, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    image = ec2.create_image(InstanceId=machine, Name="trainer")["ImageId"]
+    ec2.create_tags(Resources=[image], Tags=TAGS)
+    client("ecr").create_repository(repositoryName="super-coordinator", tags=TAGS)
+    client("ecr").create_repository(repositoryName="others")
+    remedies = {item.name: item.remedy for item in find_leftovers(client, STACK)}
+    assert remedies == {
+        ours: f"aws ec2 delete-snapshot --snapshot-id {ours}",
+        image: f"aws ec2 deregister-image --image-id {image}",
+        "super-coordinator": "aws ecr delete-repository --force --repository-name super-coordinator",
+    }
+    assert theirs not in remedies
+
+
+@pytest.mark.slow
+def test_nothing_beyond_the_first_page_is_overlooked(account):
+    """Of log groups: moto has no pages of the others."""
+    for number in range(60):
+        client("logs").create_log_group(logGroupName=f"/super/super-1/{number}")
+    assert len(find_leftovers(client, STACK)) == 60
+
+
+@pytest.mark.slow
 def test_every_kind_that_costs_money_is_found(account, capsys):
     """As if CloudFormation had forgotten each."""
     function = deploy()["FunctionArn"].rpartition(":")[0]
