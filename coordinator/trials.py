@@ -164,6 +164,11 @@ class Trials:
             raise CacheError(msg)
         if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
             return ""
+        if outcomes == {Outcome.EXPIRED}:
+            said += (
+                f"; a trial lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
+                "the function and of this machine differ, or the function's own time limit is too short"
+            )
         return f"functions could produce none of {len(result.outcomes)} samples that were tried: {said}"
 
     async def _other_region(self, dataset: Dataset) -> str:

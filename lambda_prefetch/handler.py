@@ -51,7 +51,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
     Returns:
         A prefetch result (:class:`super_wire.PrefetchResult`), or for a warm event ``super_warm``,
-        ``function_version``, ``golden`` and ``cold_start``, as JSON values.
+        ``function_version``, ``golden``, ``cold_start`` and ``clock_s``, as JSON values.
 
     Raises:
         ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.
@@ -114,6 +114,7 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
         "function_version": installed_version(),
         "golden": golden,
         "cold_start": cold_start,
+        "clock_s": time.time(),
     }
 
 
@@ -148,6 +149,7 @@ def _prefetch(
         messages=ledger.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
+        clock_s=time.time(),
     )
     telemetry(settings.log_level, trace=settings.trace).finished(result, context)
     return result

@@ -127,6 +127,8 @@ class PrefetchResult:
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
     ``duration_us`` is the function's own measure of its time. ``billed_us`` and ``memory_mb`` are what is
     billed: the time as the executor was told it, the memory as the function was; 0 where nobody says.
+    ``clock_s`` is what the function's clock showed when it answered, Unix time in seconds; 0 where it does
+    not tell.
     """
 
     request_id: str
@@ -142,6 +144,7 @@ class PrefetchResult:
     duration_us: int = 0
     billed_us: int = 0
     memory_mb: int = 0
+    clock_s: float = 0.0
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""

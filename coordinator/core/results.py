@@ -23,9 +23,14 @@ OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
 _SETBACKS_TOLD = 8
+_EXPIRED_EARLY = (
+    "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
+    "of the coordinator differ, or the function's own time limit is too short for anything"
+)
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
+_EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
 _WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
 _TELLING = ~_INNOCENT
@@ -58,7 +63,8 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     state.ledger.produced(request.samples.dataset, request.job, produced, usd)
     if produced:
         state.setbacks = 0
-    innocent = open_ & _INNOCENT[event.outcomes]
+    expired_early = _expired_early(state, request, event, now)
+    innocent = open_ & _INNOCENT[event.outcomes] & (not expired_early)
     guilty = open_ & ~(cached | buried | innocent)
     state.notes.ended(
         event.request_id, now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not"
@@ -73,7 +79,17 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         for offset in np.flatnonzero(innocent)
     }
     _try_again(state, request, np.flatnonzero(innocent), why, now, counts=False, alone=False)
-    _try_again(state, request, np.flatnonzero(guilty), event.messages, now, counts=True, alone=False)
+    messages = event.messages
+    if expired_early:  # else it would be asked for, and paid for, without end
+        words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
+        messages = {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
+    _try_again(state, request, np.flatnonzero(guilty), messages, now, counts=True, alone=False)
+
+
+def _expired_early(state: State, request: RequestInFlight, event: RequestDone, now: float) -> bool:
+    """Whether a function has begun nothing since its time was over, long before it was by our clock."""
+    is_early = now - request.made_s < state.settings.request_ttl_s / 2
+    return is_early and bool((event.outcomes == _EXPIRED).all())
 
 
 def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd: float, now: float) -> None:

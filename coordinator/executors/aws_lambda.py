@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from coordinator.executors.base import ExecutorError, FunctionTimedOutError, Scaling, ThrottledError
 from coordinator.executors.calling_threads import CallingThreads
+from coordinator.executors.function_clock import FunctionClock
 from coordinator.executors.lambda_answers import read_result, read_warmed
 from coordinator.executors.lambda_client import LambdaClient, Target
 from super_wire.errors import ConfigError
@@ -83,6 +84,7 @@ class LambdaExecutor:
         self._calls = min(calls or concurrency, concurrency)
         self._warm = min(max(1, warm), self._calls)
         self._golden = ""
+        self._clock = FunctionClock()
         self._client = LambdaClient(
             Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
@@ -135,11 +137,13 @@ class LambdaExecutor:
             PayloadTooLargeError: request or result are larger than Lambda carries.
             ExecutorError: Lambda did not run it.
         """
-        return await self._call(
+        result = await self._call(
             self._asked(request).to_json().encode(),
             lambda reply, ran_s: read_result(reply, self._target, request.request_id, ran_s),
             timeout_s,
         )
+        self._clock.told(result.clock_s)
+        return result
 
     async def close(self) -> None:
         """Abandon what is under way: AWS ends it, and nobody waits for its threads."""
@@ -147,8 +151,13 @@ class LambdaExecutor:
         self._client.close()
 
     def _asked(self, request: PrefetchRequest) -> PrefetchRequest:
-        """The request, to be refused by a function that is not the one that was warmed."""
-        return replace(request, golden=self._golden, function_version=installed_version())
+        """The request by the functions' clock, to be refused by one that is not the one that was warmed."""
+        return replace(
+            request,
+            expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
+            golden=self._golden,
+            function_version=installed_version(),
+        )
 
     async def _warm_one(self) -> Warmed:
         """Start an environment, or meet one that is there; one that is throttled is asked for again."""
@@ -159,9 +168,13 @@ class LambdaExecutor:
 
         for _ in range(_WARM_ATTEMPTS - 1):
             with contextlib.suppress(ThrottledError):
-                return await self._call(payload, read, _WARM_TIMEOUT_S)
+                return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
             await asyncio.sleep(_THROTTLED_PAUSE_S)
-        return await self._call(payload, read, _WARM_TIMEOUT_S)
+        return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
+
+    def _met(self, warmed: Warmed) -> Warmed:
+        self._clock.told(warmed.clock_s)
+        return warmed
 
     async def _call(
         self,

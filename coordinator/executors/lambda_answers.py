@@ -34,6 +34,7 @@ class Warmed:
 
     function_version: str
     golden: str
+    clock_s: float = 0.0
 
 
 def read_warmed(reply: Reply, target: Target, cache: str, ran_s: float) -> Warmed:
@@ -50,7 +51,10 @@ def read_warmed(reply: Reply, target: Target, cache: str, ran_s: float) -> Warme
         raise ExecutorError(msg)
     if version != installed_version():
         raise another_version(version, target)
-    return Warmed(version, golden)
+    clock_s = answer.get("clock_s")
+    if not isinstance(clock_s, float) or not math.isfinite(clock_s):
+        clock_s = 0.0
+    return Warmed(version, golden, clock_s)
 
 
 def read_result(reply: Reply, target: Target, request_id: str, ran_s: float) -> PrefetchResult:

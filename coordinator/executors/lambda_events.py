@@ -78,7 +78,9 @@ class LambdaEventExecutor(LambdaExecutor):
                     "metrics Errors and AsyncEventsDropped"
                 )
                 raise FunctionTimedOutError(msg) from None
-        return self._read(answer)
+        result = self._read(answer)
+        self._clock.told(result.clock_s)
+        return result
 
     def _read(self, answer: Answer) -> PrefetchResult:
         billed_us = math.ceil(answer.duration_us / 1000) * 1000  # AWS bills whole milliseconds

@@ -130,6 +130,9 @@ def test_what_may_pass_is_logged_and_holds_nobody_up(executor, caplog, outcome):
     executor.edit = explain(outcome, "the weather")
     assert try_out(executor, dataset_of())
     assert "could produce none of 3 samples that were tried: the weather" in caplog.text
+    assert ("the clocks of the function and of this machine differ" in caplog.text) is (
+        outcome == Outcome.EXPIRED
+    )
 
 
 @pytest.mark.parametrize("error", [ThrottledError("busy"), ExecutorError("not ready")])

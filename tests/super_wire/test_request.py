@@ -109,7 +109,7 @@ def test_golden_json():
         '{"super_result": 2, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
-        '"billed_us": 0, "memory_mb": 0}'
+        '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0}'
     )
 
 

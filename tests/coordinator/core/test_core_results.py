@@ -14,7 +14,6 @@ from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState
 GUILTY = [Outcome.MISSING, Outcome.CHANGED, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
-INNOCENT = [Outcome.CACHE_ERROR, Outcome.EXPIRED]
 
 
 def one_batch(**settings) -> Driver:
@@ -81,7 +80,7 @@ def test_attempts_of_requests_that_fail_whole_are_bounded(kind):
     assert driver.core.failure(driver.key(), 1) == f"{kind.value}: because"
 
 
-@pytest.mark.parametrize("reason", [*INNOCENT, FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
+@pytest.mark.parametrize("reason", [Outcome.CACHE_ERROR, FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
 def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
     driver = one_batch(attempts=2, backoff_s=0.2, backoff_max_s=5.0)
     times_s = []
@@ -198,11 +197,37 @@ def test_remembered_reasons_are_bounded():
     assert DATASET in driver.state.datasets
 
 
+def test_what_expired_in_a_queue_is_tried_again_without_counting():
+    driver = one_batch(attempts=2, backoff_max_s=1.0)
+    for _ in range(4):
+        for request in list(driver.requests):
+            driver.answer(request, Outcome.EXPIRED, after_s=61.0)
+        driver.wait(1.5)
+    assert driver.tombstones == []
+    driver.answer_all()
+    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
+
+
+def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_clocks():
+    driver = one_batch(attempts=3, backoff_max_s=1.0)
+    assert attempts_until_quiet(driver, Outcome.EXPIRED) == 3
+    assert "why 0; it answered so after 1.1 s of the 60 s" in driver.tombstones[0].messages[0]
+    assert "clocks of the function and of the coordinator differ" in driver.tombstones[0].messages[0]
+
+
+def test_a_function_whose_time_was_short_for_a_part_of_the_samples_is_asked_for_the_rest():
+    driver = one_batch(attempts=1, backoff_max_s=1.0)
+    driver.answer(driver.requests[0], but={2: Outcome.EXPIRED, 3: Outcome.EXPIRED})
+    driver.wait(1.5)
+    assert driver.tombstones == []
+    assert driver.requested() == [2, 3]
+
+
 def test_people_are_told_when_nothing_succeeds_and_why():
     driver = one_batch(backoff_s=0.2, backoff_max_s=1.0)
     for _ in range(60):
         for request in list(driver.requests):
-            driver.answer(request, Outcome.EXPIRED, after_s=0.0)
+            driver.answer(request, Outcome.CACHE_ERROR, after_s=0.0)
         while not driver.requests:
             driver.wait(driver.core.wake_at_s - driver.now_s)
     assert len(driver.warnings) >= 2

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 from super_wire.request import PrefetchRequest, PrefetchResult
@@ -106,3 +107,17 @@ def gathering(event, _context):
 def disagreeing(event, context):
     """So many environments, each of which decodes in its own way."""
     return {**gathering(event, context), "golden": f"{os.getpid():032x}"}
+
+
+def with_a_clock_ahead(event, context):
+    """The real function on a machine whose clock shows another time."""
+    from lambda_prefetch import fetching, handler, pipeline
+
+    real = time.time
+    clock = types.SimpleNamespace(
+        time=lambda: real() + float(os.environ["AHEAD_S"]),
+        perf_counter_ns=time.perf_counter_ns,
+        monotonic=time.monotonic,
+    )
+    fetching.time = handler.time = pipeline.time = clock
+    return handler.handler(event, context)
