@@ -142,6 +142,7 @@ class Trials:
             try:
                 result = await self._executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
             except FunctionRaisedError as error:
+                self._check_rights(str(error))  # one that may not append its outcome raises
                 if attempt == _ATTEMPTS:
                     msg = f"functions refuse what {dataset.listing.source} asks of them: {error}"
                     raise ConfigError(msg) from error
@@ -156,12 +157,8 @@ class Trials:
         said = next(iter(result.messages.values()), "")[:_MAX_WORDS]
         if outcomes == {Outcome.REFUSED}:
             raise SourceForbiddenError(f"functions may not read {source}: {said}")
-        if outcomes == {Outcome.CACHE_ERROR} and any(word in said for word in _NO_RIGHTS):
-            msg = (
-                f"functions may not write to the cache at {self._cache} ({said}): see the rights of their "
-                "user (docs/cache.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
-            )
-            raise CacheError(msg)
+        if outcomes == {Outcome.CACHE_ERROR}:
+            self._check_rights(said)
         if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
             return ""
         if outcomes == {Outcome.EXPIRED}:
@@ -170,6 +167,14 @@ class Trials:
                 "the function and of this machine differ, or the function's own time limit is too short"
             )
         return f"functions could produce none of {len(result.outcomes)} samples that were tried: {said}"
+
+    def _check_rights(self, said: str) -> None:
+        if any(word in said for word in _NO_RIGHTS):
+            msg = (
+                f"functions may not write to the cache at {self._cache} ({said[:_MAX_WORDS]}): see the "
+                "rights of their user (docs/cache.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+            )
+            raise CacheError(msg)
 
     async def _other_region(self, dataset: Dataset) -> str:
         """What is to be told of a bucket in another region: it works, where a network leads there at all."""

@@ -7,6 +7,8 @@ as a function runs. What differs from waiting for answers (:mod:`coordinator.exe
   maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
   A request that reaches a function after its expiry fetches nothing.
 - A function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over.
+- A function that may not append to the stream would be silent as well. So the first invocation waits for its
+  answer and for its outcome, and the next ones too, one at a time, until both have come.
 - Lambda tells no bill: an invocation is accounted for with the function's own time, in whole milliseconds,
   without the start of its environment; one without an outcome not at all.
 """
@@ -14,6 +16,7 @@ as a function runs. What differs from waiting for answers (:mod:`coordinator.exe
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import math
 from dataclasses import replace
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.executors.aws_lambda import LambdaExecutor
 from coordinator.executors.base import FunctionRaisedError, FunctionTimedOutError
-from coordinator.executors.lambda_answers import another_version
+from coordinator.executors.lambda_answers import another_version, read_result
 from coordinator.executors.lambda_errors import from_function
 from super_wire.request import PrefetchFailure
 from super_wire.version import installed_version
@@ -35,6 +38,14 @@ __all__ = ["LambdaEventExecutor"]
 
 _CALLS = 32
 """Calls at once: with some 20 ms each, AWS is sent 1,600 requests a second."""
+
+
+class _WayBack(enum.Enum):
+    """What is known of whether functions reach the stream."""
+
+    UNKNOWN = enum.auto()
+    TRIED = enum.auto()  # now, by another invocation
+    KNOWN = enum.auto()
 
 
 class LambdaEventExecutor(LambdaExecutor):
@@ -53,6 +64,7 @@ class LambdaEventExecutor(LambdaExecutor):
     def __init__(self, function: str, *, outcomes: OutcomeReader, **options: Any) -> None:
         super().__init__(function, calls=_CALLS, **options)
         self._outcomes = outcomes
+        self._way_back = _WayBack.UNKNOWN
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`coordinator.executors.base.Executor`.
@@ -67,6 +79,8 @@ class LambdaEventExecutor(LambdaExecutor):
         until_s = asyncio.get_running_loop().time() + timeout_s
         asked = replace(self._asked(request), answer_to=self._outcomes.stream)
         with self._outcomes.expecting(request.request_id) as outcome:
+            if self._way_back is _WayBack.UNKNOWN:
+                return await self._try_way_back(asked, outcome, until_s, timeout_s)
             await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
             try:
                 async with asyncio.timeout_at(until_s):
@@ -80,6 +94,35 @@ class LambdaEventExecutor(LambdaExecutor):
                 raise FunctionTimedOutError(msg) from None
         result = self._read(answer)
         self._clock.told(result.clock_s)
+        return result
+
+    async def _try_way_back(
+        self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
+    ) -> PrefetchResult:
+        """An invocation that waits, so that what keeps functions from appending outcomes is told."""
+        self._way_back = _WayBack.TRIED
+        try:
+            result = await self._call(
+                asked.to_json().encode(),
+                lambda reply, ran_s: read_result(reply, self._target, asked.request_id, ran_s),
+                timeout_s,
+            )
+            self._clock.told(result.clock_s)
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await outcome
+            except TimeoutError:
+                msg = (
+                    f"{self._target} answered, and no outcome of it is in the cache at {self._cache}: see "
+                    "that this address leads functions and the coordinator to the same cache"
+                )
+                error = FunctionTimedOutError(msg)
+                error.ran_s = result.billed_us / 1e6
+                raise error from None
+            self._way_back = _WayBack.KNOWN
+        finally:
+            if self._way_back is _WayBack.TRIED:
+                self._way_back = _WayBack.UNKNOWN
         return result
 
     def _read(self, answer: Answer) -> PrefetchResult:

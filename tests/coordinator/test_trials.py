@@ -123,6 +123,16 @@ def test_a_cache_that_refuses_records_is_told(executor):
         try_out(executor, dataset_of())
 
 
+def test_functions_that_may_not_append_their_outcomes_are_told(executor):
+    async def fail(_request):
+        raise FunctionRaisedError("raised CacheRefusedError: the cache refuses the outcome: NOPERM xadd")
+
+    executor.before = fail
+    with pytest.raises(CacheError, match=r"may not write to the cache .*xadd.*docs/cache.md"):
+        try_out(executor, dataset_of())
+    assert len(executor.requests) == 1
+
+
 @pytest.mark.parametrize(
     "outcome", [Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.CACHE_ERROR, Outcome.EXPIRED]
 )

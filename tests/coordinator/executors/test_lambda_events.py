@@ -22,7 +22,7 @@ from coordinator.outcomes import OutcomeReader
 from super_wire.errors import CacheUnreachableError
 from super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.lambda_running import NAME, request_for_objects
+from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
 
 ALONE_S = 1.0
 
@@ -53,10 +53,17 @@ def using(service, valkey, work, **changes):
     return asyncio.run(body())
 
 
+async def reach_the_stream(executor, request):
+    """The first invocation, which waits for its answer."""
+    result = await executor.invoke(replace(request, request_id="first"), timeout_s=TIMEOUT_S)
+    assert result.request_id == "first"
+
+
 def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 6)
 
     async def work(executor, _outcomes):
+        await reach_the_stream(executor, request)
         return await executor.invoke(request, timeout_s=TIMEOUT_S)
 
     result = using(lambda_service, valkey, work)
@@ -64,7 +71,8 @@ def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, o
     assert result.memory_mb == 1769
     assert result.duration_us <= result.billed_us < result.duration_us + 1000
     assert result.billed_us % 1000 == 0
-    assert [invocation.kind for invocation in lambda_service.invocations] == ["RequestResponse", "Event"]
+    kinds = [invocation.kind for invocation in lambda_service.invocations]
+    assert kinds == ["RequestResponse", "RequestResponse", "Event"]  # to warm, to see that outcomes come
     with valkey.client() as client:
         assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
 
@@ -100,6 +108,7 @@ def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, val
     request = request_for_objects(object_store, valkey.url, 1)
 
     async def work(executor, outcomes):
+        await reach_the_stream(executor, request)
         lambda_service.crash_next()
         with pytest.raises(FunctionTimedOutError, match=r"no outcome of the function .* within 1\.0 s"):
             await executor.invoke(request, timeout_s=ALONE_S)
@@ -131,6 +140,7 @@ def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)
 
     async def work(executor, outcomes):
+        await reach_the_stream(executor, request)
         with valkey.client() as client:  # what the function appends to is no stream any more
             client.set(outcomes.stream, "")
         with pytest.raises(FunctionTimedOutError, match="could not reach the cache"):
@@ -140,6 +150,42 @@ def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
         using(lambda_service, valkey, work)
     lambda_service.wait_until(lambda: lambda_service.dropped_events)
     assert b"refuses the outcome of request" in lambda_service.dropped_events[0].payload
+
+
+def test_a_function_that_may_not_append_its_outcome_says_so_at_once(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+    with valkey.client() as client:
+        rights = ("-@all", "+set", "+hello", "+auth", "+ping", "+client", "+cluster", "+select")
+        client.execute_command("ACL", "SETUSER", "mute", "on", ">word", "~super:r1:*", *rights)
+    user = {"SUPER_CACHE_USERNAME": "mute", "SUPER_CACHE_PASSWORD": "word"}
+    lambda_service.deploy(environment=user)
+
+    async def work(executor, outcomes):
+        with pytest.raises(FunctionRaisedError, match="refuses the outcome of request r: NOPERM") as caught:
+            await executor.invoke(request, timeout_s=TIMEOUT_S)
+        assert caught.value.ran_s > 0
+        lambda_service.deploy(environment={})
+        result = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        await executor.invoke(request, timeout_s=TIMEOUT_S)
+        return result, outcomes.unawaited
+
+    result, unawaited = using(lambda_service, valkey, work)
+    assert result.outcomes == ("cached",)
+    assert unawaited == 0
+    kinds = [invocation.kind for invocation in lambda_service.invocations]
+    assert kinds == ["RequestResponse"] * 3 + ["Event"]
+
+
+@pytest.mark.slow
+def test_functions_that_answer_into_another_cache_are_told(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+    lambda_service.deploy(handler=handler_of("answering_elsewhere"))
+
+    async def work(executor, _outcomes):
+        with pytest.raises(FunctionTimedOutError, match="answered, and no outcome of it is in the cache at"):
+            await executor.invoke(request, timeout_s=3 * ALONE_S)
+
+    using(lambda_service, valkey, work)
 
 
 def test_throttling_is_told_before_anything_is_queued(lambda_service, object_store, valkey):
