@@ -24,6 +24,7 @@ from coordinator.core.samples import EVERY_EPOCH
 from coordinator.executors import (
     ExecutorError,
     FunctionCrashedError,
+    FunctionLostError,
     FunctionRaisedError,
     FunctionTimedOutError,
     PayloadTooLargeError,
@@ -59,6 +60,7 @@ _SENDS_PER_TURN = 16
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionCrashedError, FailureKind.CRASHED),
     (FunctionTimedOutError, FailureKind.TIMED_OUT),
+    (FunctionLostError, FailureKind.LOST),
     (FunctionRaisedError, FailureKind.RAISED),
     (PayloadTooLargeError, FailureKind.RAISED),
     (ThrottledError, FailureKind.THROTTLED),

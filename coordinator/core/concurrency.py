@@ -5,6 +5,9 @@ as a token bucket: environments that were in use are warm and free, each further
 halves the limit, at most once in a while, and every answer raises it a little (additive increase and
 multiplicative decrease: Chiu and Jain 1989; the increase grows with the limit, so that thousands come back in
 minutes).
+
+One that keeps what comes too soon (Lambda's asynchronous invocations) never refuses: there, a function that
+begins late is what throttling is elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ __all__ = ["Concurrency"]
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0
+_LATE_S = 2.0
+"""Lambda begins an event within milliseconds, or tries again after 1, 2, 4 ... seconds."""
 
 
 class Concurrency:
@@ -33,10 +38,21 @@ class Concurrency:
         self._peak_since_s = 0.0
         self._limit = math.inf
         self._halved_s = -math.inf
+        self._queues = False
+        self._crowded_s = -math.inf
 
-    def resize(self, capacity: int, *, backlog: int, burst: int | None, per_s: float, now: float) -> None:
+    def resize(
+        self,
+        capacity: int,
+        *,
+        backlog: int,
+        burst: int | None,
+        per_s: float,
+        now: float,
+        queues: bool = False,
+    ) -> None:
         """The executors state what they take."""
-        self.capacity, self._backlog = capacity, backlog
+        self.capacity, self._backlog, self._queues = capacity, backlog, queues
         self._burst = float(capacity if burst is None else min(burst, capacity))
         self._per_s = per_s
         self._tokens, self._filled_s = self._burst, now
@@ -78,6 +94,21 @@ class Concurrency:
         if now - self._halved_s >= _HALVING_PAUSE_S:
             self._limit = max(1.0, min(self._limit, float(self.capacity), float(in_flight + 1)) / 2)
             self._halved_s = now
+
+    def begun(self, late_s: float, in_flight: int, now: float) -> None:
+        """A function that was there already began so late after it was asked for."""
+        if self._queues and late_s > _LATE_S:
+            self._crowded_s = now
+            self.throttled(in_flight, now)
+
+    def lost(self, in_flight: int, now: float) -> None:
+        """No answer came to a request: perhaps it was dropped, since too many had come before it."""
+        if self._queues:
+            self.throttled(in_flight, now)
+
+    def was_crowded(self, since_s: float) -> bool:
+        """Whether functions have begun late since then, so that some may have been dropped."""
+        return self._crowded_s >= since_s
 
     def succeeded(self) -> None:
         """A request was answered."""

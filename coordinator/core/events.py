@@ -131,6 +131,7 @@ class FailureKind(enum.Enum):
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
+    LOST = "no answer came back"
     RAISED = "the function raised"
     THROTTLED = "the executor takes no more requests now"
     UNAVAILABLE = "the executor could not be reached"
@@ -176,12 +177,14 @@ class ExecutorResized:
     """How many requests the executors take at once: ``burst`` of them right away (all, if it is ``None``),
     and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait there for a
     free function (as many as ``capacity``, if it is ``None``), so that none idles between two requests.
+    ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
     """
 
     capacity: int
     burst: int | None = None
     per_s: float = math.inf
     backlog: int | None = None
+    queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)

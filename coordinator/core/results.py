@@ -27,6 +27,9 @@ _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
+_EXCUSED = 5
+"""So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
+
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
@@ -46,6 +49,8 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if _TELLING[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
         state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
         state.concurrency.succeeded()
+    if not event.cold_start:
+        state.concurrency.begun(now - request.made_s - event.duration_us / 1e6, len(state.requests), now)
     usd = _charge(state, request, event.gb_s, now, answer=event)
     if request.rival is None and (event.outcomes == _CACHED).all():
         _all_cached(state, request, event, usd, now)
@@ -115,22 +120,38 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         _charge(state, request, event.gb_s, now, answer=None)
     if event.kind is FailureKind.THROTTLED:
         state.concurrency.throttled(len(state.requests), now)
+    elif event.kind is FailureKind.LOST:
+        state.concurrency.lost(len(state.requests), now)
     message = f"{event.kind.value}: {event.message}"
     state.notes.ended(event.request_id, now, message)
     if request.rival in state.requests:
         _settle(state, request, np.zeros_like(request.unsettled))
         return  # the rival may still bring all
     left = np.flatnonzero(request.unsettled)
+    messages = dict.fromkeys(left.tolist(), message)
     _settle(state, request, request.unsettled.copy())
-    _try_again(
-        state,
-        request,
-        left,
-        dict.fromkeys(left.tolist(), message),
-        now,
-        counts=event.kind not in _INNOCENT_FAILURES,
-        alone=event.kind in _ISOLATING_FAILURES,
-    )
+    if event.kind is FailureKind.LOST:
+        excused = _excused(state, request, left)
+        _try_again(state, request, left[excused], messages, now, counts=False, alone=False)
+        _try_again(state, request, left[~excused], messages, now, counts=True, alone=True)
+        return
+    counts, alone = event.kind not in _INNOCENT_FAILURES, event.kind in _ISOLATING_FAILURES
+    _try_again(state, request, left, messages, now, counts=counts, alone=alone)
+
+
+def _excused(state: State, request: RequestInFlight, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which samples of a request to which no answer came are not suspected yet.
+
+    An executor that drops requests says no more than a function that dies of a sample. So the first silence
+    is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
+    """
+    silences = state.set_of(request.samples).silences
+    bound = _EXCUSED if state.concurrency.was_crowded(request.made_s) else 1
+    excused = np.empty(offsets.size, dtype=np.bool_)
+    for place, index in enumerate(request.indices[offsets].tolist()):
+        silences[index] = silences.get(index, 0) + 1
+        excused[place] = silences[index] <= bound
+    return excused
 
 
 def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64]) -> None:
@@ -184,7 +205,14 @@ def _settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) 
 def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
     """The executors take another number of requests at once."""
     backlog = event.capacity if event.backlog is None else event.backlog
-    state.concurrency.resize(event.capacity, backlog=backlog, burst=event.burst, per_s=event.per_s, now=now)
+    state.concurrency.resize(
+        event.capacity,
+        backlog=backlog,
+        burst=event.burst,
+        per_s=event.per_s,
+        queues=event.queues,
+        now=now,
+    )
 
 
 def _landed(state: State, request_id: int) -> RequestInFlight | None:
@@ -217,6 +245,7 @@ def _try_again(
         ttl_s = state.settings.tombstone_ttl_s
         samples.move(indices[spent], SampleState.FAILED)
         samples.attempts[indices[spent]] = 0
+        samples.forgive(indices[spent])
         for index, text in zip(indices[spent].tolist(), texts, strict=True):
             state.remember_failure(request.samples, index, text)
         state.actions.append(WriteTombstones(request.samples, indices[spent], texts, ttl_s))

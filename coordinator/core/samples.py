@@ -99,6 +99,7 @@ class SampleSet:
     ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8;
     ``dropped`` bool, was in the cache and had to make room. What is resident
     has a footprint, and keeps it while the cache is asked whether it still is; nothing else has one.
+    ``silences`` counts, of the few of which no answer came back, how often none did.
     """
 
     __slots__ = (
@@ -111,6 +112,7 @@ class SampleSet:
         "resident_bytes",
         "resident_count",
         "sample_bytes",
+        "silences",
         "state",
         "stored_bytes",
     )
@@ -125,6 +127,7 @@ class SampleSet:
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self._doubted: NDArray[np.bool_] | None = None
+        self.silences: dict[int, int] = {}
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
@@ -189,12 +192,19 @@ class SampleSet:
             total = int(taken.sum())
             self.stored_bytes[indices] = taken
         self.attempts[indices] = 0
+        self.forgive(indices)
         if self._doubted is not None:
             self._doubted[indices] = False
         self._take(total)
         self._stored_count += indices.size
         share = indices.size / self._stored_count
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
+
+    def forgive(self, indices: NDArray[np.int64]) -> None:
+        """It is known what became of these: silence before is not held against them any more."""
+        if self.silences:
+            for index in indices.tolist():
+                self.silences.pop(index, None)
 
     @property
     def idle(self) -> bool:

@@ -3,6 +3,7 @@
     ExecutorError
     ├── FunctionCrashedError     the process or machine that ran the function is gone
     ├── FunctionTimedOutError    the function did not answer within its time limit
+    ├── FunctionLostError        the request was sent, and nobody can tell what became of it
     ├── FunctionRaisedError      the function refused the request as a whole, or is broken
     ├── PayloadTooLargeError     request or result are larger than the executor carries
     └── ThrottledError           no function was free to take the request in time
@@ -25,6 +26,7 @@ __all__ = [
     "Executor",
     "ExecutorError",
     "FunctionCrashedError",
+    "FunctionLostError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
     "PayloadTooLargeError",
@@ -50,6 +52,10 @@ class FunctionTimedOutError(ExecutorError):
     """The function did not answer within its time limit, and was ended."""
 
 
+class FunctionLostError(ExecutorError):
+    """The request was sent and its answer never came: whether a function ran, or ran well, is not known."""
+
+
 class FunctionRaisedError(ExecutorError):
     """The function raised; the message names type and words of its error."""
 
@@ -67,13 +73,15 @@ class Scaling:
     """How many requests an executor takes at once.
 
     ``capacity`` at most, ``burst`` of them right away and ``per_s`` more each second, as AWS Lambda adds
-    environments; ``backlog`` more may wait for a free function.
+    environments; ``backlog`` more may wait for a free function. ``queues`` says that what comes too soon is
+    not refused but waits, for so long that it may be dropped without a word.
     """
 
     capacity: int
     burst: int
     per_s: float
     backlog: int
+    queues: bool = False
 
 
 class Executor(Protocol):

@@ -7,6 +7,8 @@ as a function runs. What differs from waiting for answers (:mod:`coordinator.exe
   maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
   A request that reaches a function after its expiry fetches nothing.
 - A function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over.
+  What came too soon Lambda does not refuse but keeps, tries again after 1, 2, 4 ... seconds, and drops: the
+  core sees it by how late functions begin.
 - A function that may not append to the stream would be silent as well. So the first invocation waits for its
   answer and for its outcome, and the next ones too, one at a time, until both have come.
 - Lambda tells no bill: an invocation is accounted for with the function's own time, in whole milliseconds,
@@ -23,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.executors.aws_lambda import LambdaExecutor
-from coordinator.executors.base import FunctionRaisedError, FunctionTimedOutError
+from coordinator.executors.base import FunctionLostError, FunctionRaisedError, FunctionTimedOutError
 from coordinator.executors.lambda_answers import another_version, read_result
 from coordinator.executors.lambda_errors import from_function
 from super_wire.request import PrefetchFailure
@@ -64,6 +66,7 @@ class LambdaEventExecutor(LambdaExecutor):
     def __init__(self, function: str, *, outcomes: OutcomeReader, **options: Any) -> None:
         super().__init__(function, calls=_CALLS, **options)
         self._outcomes = outcomes
+        self.scaling = replace(self.scaling, queues=True)
         self._way_back = _WayBack.UNKNOWN
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
@@ -71,7 +74,7 @@ class LambdaEventExecutor(LambdaExecutor):
 
         Raises:
             ThrottledError: Lambda does not even queue it for now.
-            FunctionTimedOutError: no outcome came within ``timeout_s``.
+            FunctionLostError: no outcome came within ``timeout_s``.
             FunctionRaisedError: the function raised.
             PayloadTooLargeError: the request is larger than Lambda takes.
             ExecutorError: Lambda did not take it, or the cache lost the stream that its outcome may be in.
@@ -91,7 +94,7 @@ class LambdaEventExecutor(LambdaExecutor):
                     "crashed, could not reach the cache, or Lambda dropped the event; see its log and its "
                     "metrics Errors and AsyncEventsDropped"
                 )
-                raise FunctionTimedOutError(msg) from None
+                raise FunctionLostError(msg) from None
         result = self._read(answer)
         self._clock.told(result.clock_s)
         return result

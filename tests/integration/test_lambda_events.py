@@ -156,3 +156,44 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
         assert "NOPERM" not in running.log.read_text()
     finally:
         running.close()
+
+
+SLOW = """
+import time
+
+from lambda_prefetch.handler import handler as real
+
+
+def handler(event, context):
+    if "super_request" in event:
+        time.sleep(0.5)
+    return real(event, context)
+"""
+
+
+@pytest.mark.slow
+def test_more_events_than_functions_are_asked_for_more_slowly_and_no_sample_is_blamed(
+    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path, tmp_path: Path
+) -> None:
+    lambda_service.concurrency = CONCURRENCY
+    lambda_service.event_max_age_s, lambda_service.event_pause_s = 4.0, 1.0
+    (tmp_path / "slow.py").write_text(SLOW)
+    paths = f"{Path(__file__).parents[2]}:{tmp_path}"
+    lambda_service.deploy(handler="slow.handler", environment={"PYTHONPATH": paths})
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    steps = ("--request-samples", "8", "--lookahead-batches", "32", "--request-timeout-s", "4")
+    arguments = ("--executor", "lambda", "--lambda-invocation", "Event", "--lambda-warm", "2", *steps)
+    running = Stack(arguments=arguments, cache=valkey.url)
+    running.start()
+    try:
+        dataset = SuperDataset("s3://photos/train", RECIPE)
+        with SuperSampler(dataset, batch_size=8, seed=1, coordinator=running.address) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)
+            assert_exactly_once(collect(list(loader)), expected_pixels(images, resize=SIDE, crop=SIDE))
+            stats = sampler.job_stats()
+        assert lambda_service.dropped_events  # else this says nothing
+        assert stats.samples_failed == 0
+        assert stats.concurrency < 8
+        assert "could not be produced: " not in running.log.read_text()
+    finally:
+        running.close()

@@ -13,8 +13,8 @@ from coordinator.cache import Cache
 from coordinator.cancelling import cancel_and_wait
 from coordinator.executors import (
     ExecutorError,
+    FunctionLostError,
     FunctionRaisedError,
-    FunctionTimedOutError,
     ThrottledError,
 )
 from coordinator.executors.lambda_events import LambdaEventExecutor
@@ -110,7 +110,7 @@ def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, val
     async def work(executor, outcomes):
         await reach_the_stream(executor, request)
         lambda_service.crash_next()
-        with pytest.raises(FunctionTimedOutError, match=r"no outcome of the function .* within 1\.0 s"):
+        with pytest.raises(FunctionLostError, match=r"no outcome of the function .* within 1\.0 s"):
             await executor.invoke(request, timeout_s=ALONE_S)
         assert not outcomes._waiting
         return await executor.invoke(request, timeout_s=TIMEOUT_S)
@@ -143,7 +143,7 @@ def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
         await reach_the_stream(executor, request)
         with valkey.client() as client:  # what the function appends to is no stream any more
             client.set(outcomes.stream, "")
-        with pytest.raises(FunctionTimedOutError, match="could not reach the cache"):
+        with pytest.raises(FunctionLostError, match="could not reach the cache"):
             await executor.invoke(request, timeout_s=ALONE_S)
 
     with contextlib.suppress(ExecutorError):
