@@ -37,6 +37,7 @@ _GUILTY = [
     if outcome not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.EXPIRED)
 ]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+_EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 _INNOCENT_KINDS = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 _STARVED_S = 60.0
@@ -53,12 +54,14 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.audited_bytes = 0
+        self._ttl_s = world.scenario.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
         self.forget_all()
 
     def forget_all(self) -> None:
         """The coordinator was restarted."""
         self.in_flight: dict[int, Prefetch] = {}
+        self._made_s: dict[int, float] = {}
         self._unsettled: dict[int, NDArray[np.bool_]] = {}
         """Of which samples of a request it is open what becomes of them; requests that race share it."""
         self._requests = self._hedges = 0
@@ -119,6 +122,7 @@ class Checks:
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
         last = not any(other is unsettled for other in self._unsettled.values())
+        lasted_s = self._world.now_s - self._made_s.pop(request.request_id)
         if isinstance(event, RequestDone):
             cached = unsettled & (event.outcomes == _CACHED)
             buried = unsettled & (event.outcomes == _TOMBSTONE)
@@ -126,8 +130,10 @@ class Checks:
             self._spoilt.update((request.samples, index) for index in request.indices[late].tolist())
             told[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
+            # Who says at once that the time is over has another clock, and will say so again.
+            hasty = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
             if last:
-                attempts[request.indices[unsettled & np.isin(event.outcomes, _GUILTY)]] += 1
+                attempts[request.indices[unsettled & (np.isin(event.outcomes, _GUILTY) | hasty)]] += 1
             unsettled &= ~(cached | buried)
         elif last:
             attempts[request.indices[unsettled]] += event.kind not in _INNOCENT_KINDS
@@ -159,6 +165,7 @@ class Checks:
         spent = attempts[action.indices] >= world.scenario.settings.attempts
         self.demand(not spent.any(), "a sample was tried more often than allowed")
         self.in_flight[action.request_id] = action
+        self._made_s[action.request_id] = self._world.now_s
         self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
 
     def _hedged(self, action: Prefetch) -> None:
@@ -174,6 +181,7 @@ class Checks:
         few = self._world.scenario.settings.hedge_share * self._requests
         self.demand(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
         self.in_flight[action.request_id] = action
+        self._made_s[action.request_id] = self._world.now_s
         self._unsettled[action.request_id] = unsettled
 
     def asked(self, action: Audit) -> None:

@@ -15,6 +15,7 @@ from coordinator.executors import (
     ExecutorError,
     FunctionLostError,
     FunctionRaisedError,
+    FunctionTimedOutError,
     ThrottledError,
 )
 from coordinator.executors.lambda_events import LambdaEventExecutor
