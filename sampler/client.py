@@ -36,6 +36,8 @@ __all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience", "Undertaking"]
 # Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
 _PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
 _TOO_LARGE = "larger than max"  # gRPC's word for a message, which is no larger or smaller the next time
+_PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
+_PROBING_PAST_THE_END_S = 0.5
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 
 
@@ -150,6 +152,7 @@ class Client:
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
+        probe = _Probe(self.address, self._credentials, begin_s + patience.total_s)
         last: CallFailedError | None = None
         attempt = cuts = 0
         while attempt < patience.attempts and not stopped.is_set():
@@ -165,15 +168,16 @@ class Client:
                 continue
             except CallFailedError as failure:
                 last = failure
-                self._raise_if_final(failure, method)
+                self._raise_if_final(failure, method, probe)
             else:
                 self._was_answered = True
                 return answer
             attempt += 1
+            left_s = patience.total_s - (time.monotonic() - begin_s)
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
-        raise self._distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+        raise probe.distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
 
-    def _raise_if_final(self, failure: CallFailedError, method: str) -> None:
+    def _raise_if_final(self, failure: CallFailedError, method: str, probe: _Probe) -> None:
         """Raise what making the call again would not mend."""
         if failure.error_name:
             self._was_answered = True
@@ -184,16 +188,12 @@ class Client:
             self.cut()
         explained = self._explain()
         if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
-            explained = self._distrust()
+            explained = probe.distrust()
         if explained is not None:
             raise explained from failure
 
     def _connection(self) -> Connection:
         return connection_to(self.address, self._credentials)
-
-    def _distrust(self) -> SuperError | None:
-        """Whether TLS is why nobody answers."""
-        return why_distrusted(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
         if failure.code == "UNAUTHENTICATED":  # said by something in between
@@ -213,3 +213,21 @@ class Client:
             f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "
             "or SUPER_COORDINATOR names it"
         )
+
+
+class _Probe:
+    """Looks at whether TLS is why nobody answers, as often as a call wants, within bounds for all looks."""
+
+    def __init__(self, address: str, credentials: CoordinatorCredentials, end_s: float) -> None:
+        self._address, self._credentials, self._end_s = address, credentials, end_s
+        self._left_s = _PROBING_S
+
+    def distrust(self) -> SuperError | None:
+        """What to tell, if it is; ``None`` also when no time is left."""
+        begin_s = time.monotonic()
+        timeout_s = min(self._left_s, max(self._end_s - begin_s, _PROBING_PAST_THE_END_S))
+        if timeout_s <= 0:
+            return None
+        reason = why_distrusted(self._address, self._credentials, timeout_s)
+        self._left_s -= time.monotonic() - begin_s
+        return reason

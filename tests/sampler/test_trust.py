@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from contextlib import ExitStack, contextmanager
 
+import grpc
 import pytest
 
 from coordinator.tls import ServerTls
+from sampler import client
 from sampler.client import FIRST_CONTACT, Client, Patience
+from sampler.probing import why_distrusted
 from super_wire import coordinator_pb2 as pb
 from super_wire.coordinator_credentials import CoordinatorCredentials
 from super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
@@ -30,8 +34,8 @@ def serving(pair=None, client_ca="", address="127.0.0.1:0"):
 
 
 def ask(address, **credentials):
-    client = Client(address, credentials=CoordinatorCredentials(**credentials))
-    return client.call("GetJobStats", REQUEST, FIRST_CONTACT)
+    asking = Client(address, credentials=CoordinatorCredentials(**credentials))
+    return asking.call("GetJobStats", REQUEST, FIRST_CONTACT)
 
 
 @pytest.fixture
@@ -107,17 +111,17 @@ def test_a_client_without_tls_is_told(certificates):
 
 def test_nobody_there_is_still_nobody_there(trusting):
     for given in ({}, trusting):
-        client = Client(f"127.0.0.1:{free_port()}", credentials=CoordinatorCredentials(**given))
+        asking = Client(f"127.0.0.1:{free_port()}", credentials=CoordinatorCredentials(**given))
         with pytest.raises(CoordinatorUnreachableError, match="no coordinator answered"):
-            client.call("GetJobStats", REQUEST, Patience(attempts=2, total_s=5.0, backoff_s=0.01))
+            asking.call("GetJobStats", REQUEST, Patience(attempts=2, total_s=5.0, backoff_s=0.01))
 
 
 def test_one_that_was_trusted_before_is_waited_for(certificates, trusting):
     """A coordinator that is being replaced may show a wrong certificate for a while."""
     address = f"127.0.0.1:{free_port()}"
-    client = Client(address, credentials=CoordinatorCredentials(**trusting))
+    asking = Client(address, credentials=CoordinatorCredentials(**trusting))
     with serving(certificates.server, address=address):
-        client.call("GetJobStats", REQUEST, FIRST_CONTACT)
+        asking.call("GetJobStats", REQUEST, FIRST_CONTACT)
     with ExitStack() as first, ExitStack() as then:
         first.enter_context(serving(certificates.elsewhere, address=address))
 
@@ -127,7 +131,7 @@ def test_one_that_was_trusted_before_is_waited_for(certificates, trusting):
                 then.enter_context(serving(certificates.server, address=address))
                 return False
 
-        assert client.call("GetJobStats", REQUEST, FIRST_CONTACT, stopped=Pause()) is not None
+        assert asking.call("GetJobStats", REQUEST, FIRST_CONTACT, stopped=Pause()) is not None
 
 
 def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates, trusting, tmp_path, caplog):
@@ -164,3 +168,32 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     none = tmp_path / "none.pem"
     with pytest.raises(ConfigError, match=r"none\.pem.*SUPER_COORDINATOR_CA_FILE.*cannot be used"):
         ask("127.0.0.1:1", ca_file=str(none))
+
+
+@pytest.fixture
+def silent():
+    """A listener that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("given", [{}, {"ca_file": True}])
+def test_a_silent_peer_takes_no_longer_than_a_look_may(silent, certificates, given):
+    """So many of three seconds each would outlast pytest's own limit."""
+    credentials = CoordinatorCredentials(**({"ca_file": certificates.ca_file} if given else {}))
+    assert not any(why_distrusted(silent, credentials, 0.01) for _ in range(50))
+
+
+def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
+    monkeypatch.setattr(client, "_PROBING_S", 0.3)
+    failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too
+    with serving() as server:
+        server.script.failures["GetJobStats"] = failing
+        asking = Client(server.address, credentials=CoordinatorCredentials())
+        monkeypatch.setattr(client, "why_distrusted", lambda _, *rest: why_distrusted(silent, *rest))
+        with pytest.raises(CoordinatorUnreachableError, match="200 attempts"):
+            asking.call(
+                "GetJobStats",
+                REQUEST,
+                Patience(attempts=200, total_s=50.0, backoff_s=0.0001, backoff_max_s=0.001),
+            )
