@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from super_wire.discretion import without_credentials
 from super_wire.errors import ConfigError
 
 __all__ = ["checked_address", "host_of", "port_of"]
@@ -26,17 +27,18 @@ def checked_address(address: object, origin: str) -> str:
     """
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
+    shown = repr(without_credentials(address))
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
         if not path.startswith("/") or path.startswith("//") or path == "/":
             raise ConfigError(
-                f"{origin} names a socket by its absolute path, as in unix:/path/to.sock; not {address!r}"
+                f"{origin} names a socket by its absolute path, as in unix:/path/to.sock; not {shown}"
             )
         return f"unix:{path}"
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
-        raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {address!r}")
+        raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {shown}")
     return address
 
 

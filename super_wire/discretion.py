@@ -1,4 +1,4 @@
-"""Loggers of others that tell secrets when they tell everything, and how they are kept from it.
+"""What is not repeated: credentials in addresses, and what loggers of others tell when they tell everything.
 
 At level DEBUG botocore writes whole requests and answers, session tokens and the secrets of Secrets Manager
 among them. What we log ourselves names no secret; tests look for that.
@@ -7,8 +7,9 @@ among them. What we log ourselves names no secret; tests look for that.
 from __future__ import annotations
 
 import logging
+import re
 
-__all__ = ["keep_secrets_out_of_logs"]
+__all__ = ["keep_secrets_out_of_logs", "without_credentials"]
 
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
@@ -19,3 +20,13 @@ def keep_secrets_out_of_logs() -> None:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
             logger.setLevel(logging.INFO)
+
+
+def without_credentials(address: str) -> str:
+    """An address to be shown: without what stands before an ``@`` in its host or after a ``?``, such as a
+    password or the signature of a presigned URL. Keys of objects may have both, and are cut too.
+    """
+    place, question, _ = address.partition("?")
+    scheme, separator, rest = place.rpartition("://")
+    shown = re.sub(r"^.*@", "***@", rest, flags=re.DOTALL)
+    return f"{scheme}{separator}{shown}{question and '?***'}"

@@ -22,6 +22,7 @@ from coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 from coordinator.catalog.s3_client import make_s3_client, s3_failures
 from coordinator.catalog.source import local_path, scheme_of, split_s3_url
+from super_wire.discretion import without_credentials
 from super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
     if read_rows is None:
-        msg = f"key_list {url!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
+        shown = without_credentials(url)
+        msg = f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
         raise SourceError(msg)
     keys, versions, labels = PackedStringsBuilder(), PackedStringsBuilder(), LabelColumn()
     with _open(url, tally) as stream:

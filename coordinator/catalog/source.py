@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from super_wire.discretion import without_credentials
 from super_wire.errors import SourceError
 
 __all__ = ["Source", "local_path", "parse_source", "scheme_of", "split_s3_url"]
@@ -85,7 +86,7 @@ def scheme_of(url: str, what: str = "source") -> str:
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme not in {"s3", "file"}:
-        shown = _without_credentials(url)[:_SHOWN]
+        shown = without_credentials(url)[:_SHOWN]
         msg = f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}"
         raise SourceError(msg)
     return scheme
@@ -115,7 +116,3 @@ def local_path(url: str) -> str:
         msg = f"{url!r} is not absolute: write file:///directory, with three slashes"
         raise SourceError(msg)
     return path
-
-
-def _without_credentials(url: str) -> str:
-    return re.sub(r"://[^/@]*@", "://***@", url)

@@ -37,6 +37,19 @@ def test_other_forms_are_refused_with_the_origin(written):
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        *("user:SECRET@host:50051", "http://SECRET@host:1", "host:1?token=SECRET"),
+        *("user:SEC@RET:SECRET@host:1", "https://h/?X-Amz-Signature=SECRET&at=a@b", "unix:SECRET@relative"),
+    ],
+)
+def test_credentials_in_an_address_are_not_repeated(written):
+    with pytest.raises(ConfigError, match=r"\*\*\*") as caught:
+        checked_address(written, "coordinator=")
+    assert "SEC" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("address", "host", "port"),
     [
         ("10.0.0.7:50051", "10.0.0.7", 50051),

@@ -285,3 +285,18 @@ def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypa
     monkeypatch.setattr(rows_module, "_MAX_BATCH_BYTES", 100_000)
     with pytest.raises(SourceError, match="line 1: 1000 rows from here have .* bytes, more than 100000"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://b.s3.amazonaws.com/l.csv?X-Amz-Signature=SECRET",
+        "https://b.s3.amazonaws.com/l.parquet?X-Amz-Security-Token=SECRET&x=/a.csv",
+        "https://name:SECRET@example.org/l.csv",
+        "https://name:SEC/SECRET@example.org/l.txt",
+    ],
+)
+def test_credentials_in_a_url_are_not_repeated(url):
+    with pytest.raises(SourceError, match=r"\*\*\*") as caught:
+        read_key_list(url, Tally(lambda _: None, threading.Event()), of_files=False)
+    assert "SEC" not in str(caught.value)
