@@ -36,14 +36,14 @@ class Allowed:
             what: the source or key list, as the client named it.
 
         Raises:
-            SourceForbiddenError: it may not; whether it exists is not told.
+            SourceForbiddenError: it may not; neither whether it exists is told, nor what may be read.
         """
         if self.roots is None or any(
             real == root or real.startswith(f"{root.rstrip('/')}/") for root in self.roots
         ):
             return
         if self.roots:
-            why = f"file_roots (SUPER_FILE_ROOTS) allows {os.pathsep.join(self.roots)}"
+            why = "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
         else:
             why = (
                 "others can reach it, so its operator must allow directories by file_roots (SUPER_FILE_ROOTS)"
