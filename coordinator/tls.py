@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from coordinator.certificate_end import warn_of_the_end
 from super_wire.errors import ConfigError
 
 __all__ = ["ServerTls"]
@@ -94,6 +95,7 @@ class ServerTls:
         pems = {name: _pem(name, given) for name, given in self._given.items() if given}
         loaded = _Loaded(pems["tls_cert"], pems["tls_key"], pems.get("tls_client_ca"))
         _check_pair(loaded)
+        warn_of_the_end(loaded.cert)
         if loaded.client_ca is not None:
             try:
                 ssl.create_default_context(cadata=loaded.client_ca.decode("ascii", "replace"))
