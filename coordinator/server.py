@@ -81,7 +81,6 @@ async def serve(settings: Settings) -> None:
     if settings.exit_with_stdin:
         _watch_stdin(loop, stop)
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(faulthandler.cancel_dump_traceback_later)
         stopped = loop.create_task(stop.wait(), name="stop")
         stack.push_async_callback(cancel_and_wait, stopped)
         starting = loop.create_task(_start(settings, stack), name="start")
@@ -109,7 +108,10 @@ async def serve(settings: Settings) -> None:
 
 
 def _bound_the_end() -> None:
-    """Whatever hangs from here on, nobody waits for this process to end for ever."""
+    """Whatever hangs from here on, nobody waits for this process to end for ever.
+
+    It holds until the process is gone: the interpreter waits for threads after this module has returned.
+    """
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
@@ -142,7 +144,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    trials = Trials(executor, settings.cache)
+    trials = Trials(executor, settings.cache, audit=cache.audit)
     stack.push_async_callback(trials.close)
     service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=info.keys == 0)
     sweep = Sweep(

@@ -4,7 +4,8 @@ A directory of this machine is refused at once. Of a bucket it is told where it 
 the functions, and three of its samples are asked for, once for each listing and recipe: what is refused for
 all of them will be refused for the millions that follow, and the reason reaches whoever makes the sampler.
 What may pass (throttling, a store that does not answer) is logged and holds nobody up: it is the core's to
-try again. The three are in no job's account.
+try again. The three are in no job's account. A dataset of which the cache holds samples is not tried: they
+were made by functions, and a job that a coordinator's restart interrupts must not end by what may pass.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +21,16 @@ import numpy as np
 from coordinator.cancelling import cancel_and_wait
 from coordinator.catalog.regions import bucket_region
 from coordinator.catalog.source import parse_source
-from coordinator.executors import ExecutorError, FunctionRaisedError
+from coordinator.executors import ExecutorError, FunctionRaisedError, FunctionTimedOutError
+from coordinator.executors.calling_threads import CallingThreads
 from coordinator.requests import request_for
-from super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
+from super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
 from super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from numpy.typing import NDArray
 
     from coordinator.datasets import Dataset
     from coordinator.executors import Executor
@@ -36,7 +41,11 @@ __all__ = ["Trials"]
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 3
-_ATTEMPTS = 2  # of functions that raise: the first may have met what passes
+_LOOKED_AT = 64
+_ATTEMPTS = 2  # the first may have met what passes
+_PAUSE_S = 1.0
+_REGION_S = 10.0
+_REGION_THREADS = 4
 _EXPIRES_S = 20.0
 _ANSWER_S = 10.0
 _REMEMBERED = 1024
@@ -50,15 +59,25 @@ class Trials:
     Args:
         executor: what runs functions.
         cache: its address.
+        audit: tells of ids which records the cache holds, as :meth:`coordinator.cache.Cache.audit`; without
+            it every dataset is tried.
         region_of: tells the region of a bucket, or an empty text; blocking.
     """
 
     def __init__(
-        self, executor: Executor, cache: str, *, region_of: Callable[[str], str] = bucket_region
+        self,
+        executor: Executor,
+        cache: str,
+        *,
+        audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
+        region_of: Callable[[str], str] = bucket_region,
     ) -> None:
         self._executor = executor
         self._cache = cache
+        self._audit = audit
         self._region_of = region_of
+        # An answer that never comes must not hold up the end, as a thread of asyncio's own would.
+        self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._passed: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()  # with what is to be told
         self._under_way: dict[bytes, asyncio.Task[None]] = {}
         self._count = 0
@@ -113,11 +132,14 @@ class Trials:
 
     async def close(self) -> None:
         """Give up trials that are under way."""
+        self._threads.close(SourceError("the coordinator ends"))
         await cancel_and_wait(*self._under_way.values())
 
     async def _try(self, dataset: Dataset) -> None:
         source = dataset.listing.source
-        told = [await self._other_region(dataset), await self._tried(dataset)]
+        told = [await self._other_region(dataset)]
+        if not await self._made_before(dataset):
+            told.append(await self._tried(dataset))
         warnings = tuple(f"{source}: {words}" for words in told if words)
         for warning in warnings:
             _log.warning("%s", warning)
@@ -125,32 +147,52 @@ class Trials:
         if len(self._passed) > _REMEMBERED:
             self._passed.popitem(last=False)
 
+    async def _made_before(self, dataset: Dataset) -> bool:
+        """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
+        if self._audit is None:
+            return False
+        try:
+            found = await self._audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
+        except CacheError as error:
+            _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
+            return False
+        return bool((found > 0).any())
+
     async def _tried(self, dataset: Dataset) -> str:
-        """What is to be told of an attempt to produce a few samples; what will not pass is raised."""
-        size = len(dataset.catalog)
-        indices = np.unique(np.linspace(0, size - 1, min(_SAMPLES, size)).astype(np.int64))
-        for attempt in range(1, _ATTEMPTS + 1):
-            self._count += 1
-            request = request_for(
-                dataset,
-                indices,
-                epoch=0,
-                request_id=f"trial-{self._count}",
-                cache=self._cache,
-                expires_in_s=_EXPIRES_S,
-            )
+        """What is to be told of attempts to produce a few samples; what does not pass is raised."""
+        for _ in range(_ATTEMPTS - 1):
             try:
-                result = await self._executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
-            except FunctionRaisedError as error:
-                self._check_rights(str(error))  # one that may not append its outcome raises
-                if attempt == _ATTEMPTS:
-                    msg = f"functions refuse what {dataset.listing.source} asks of them: {error}"
-                    raise ConfigError(msg) from error
-            except ExecutorError as error:
-                return f"it was not tried, functions have other worries: {error}"
-            else:
-                return self._judged(result, dataset.listing.source)
-        return ""
+                return await self._try_once(dataset)
+            except SuperError as error:
+                _log.info("a trial has failed, it is made again: %s", error)
+            await asyncio.sleep(_PAUSE_S)
+        return await self._try_once(dataset)
+
+    async def _try_once(self, dataset: Dataset) -> str:
+        self._count += 1
+        request = request_for(
+            dataset,
+            _some(dataset, _SAMPLES),
+            epoch=0,
+            request_id=f"trial-{self._count}",
+            cache=self._cache,
+            expires_in_s=_EXPIRES_S,
+        )
+        try:
+            result = await self._executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
+        except FunctionRaisedError as error:
+            self._check_rights(str(error))  # one that may not append its outcome raises
+            msg = f"functions refuse what {dataset.listing.source} asks of them: {error}"
+            raise ConfigError(msg) from error
+        except FunctionTimedOutError as error:
+            return (
+                f"functions did not answer for {len(request.keys)} samples that were tried: {error}; a "
+                "function in a VPC reaches S3 by a gateway endpoint, which leads to the buckets of its "
+                "own region, or by NAT"
+            )
+        except ExecutorError as error:
+            return f"it was not tried, functions have other worries: {error}"
+        return self._judged(result, dataset.listing.source)
 
     def _judged(self, result: PrefetchResult, source: str) -> str:
         outcomes = set(result.outcomes)
@@ -182,7 +224,10 @@ class Trials:
         if not here or not bucket.startswith("s3://"):
             return ""
         try:
-            region = await asyncio.to_thread(self._region_of, bucket.removeprefix("s3://"))
+            async with asyncio.timeout(_REGION_S):
+                region = await self._threads.run(partial(self._region_of, bucket.removeprefix("s3://")))
+        except TimeoutError:
+            return f"its region is not known: no answer within {_REGION_S:.0f} s"
         except SourceError as error:
             return f"its region is not known: {error}"
         if not region or region == here:
@@ -193,3 +238,9 @@ class Trials:
             "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function in "
             f"{region}"
         )
+
+
+def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:
+    """Samples from all over a dataset."""
+    size = len(dataset.catalog)
+    return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))

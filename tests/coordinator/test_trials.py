@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 
 import boto3
 import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
+from coordinator import trials as trials_module
+from coordinator.cache import Cache
 from coordinator.catalog.catalog import Catalog
 from coordinator.catalog.packed import PackedStrings
 from coordinator.catalog.regions import bucket_region
 from coordinator.datasets import Dataset, Listing
-from coordinator.executors import ExecutorError, FunctionRaisedError, ThrottledError
+from coordinator.executors import ExecutorError, FunctionRaisedError, FunctionTimedOutError, ThrottledError
 from coordinator.trials import Trials
 from super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from super_wire.ids import ID_BYTES
+from super_wire.keys import cache_key
 from super_wire.request import Outcome
-from tests.coordinator.running import ENOUGH_S, RECIPE, ScriptedExecutor
+from tests.coordinator.running import ENOUGH_S, RECIPE, ScriptedExecutor, record_of
 
 KEYS = [f"cat/{number}.jpg" for number in range(9)]
 
@@ -38,6 +42,11 @@ class Remote(ScriptedExecutor):
     name = "lambda"
     remote = True
     region = "us-east-1"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(trials_module, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -105,7 +114,48 @@ def test_what_is_refused_for_all_is_told_and_tried_again(executor):
         assert trials.passed(dataset)
 
     asyncio.run(work())
-    assert len(executor.requests) == 3
+    assert len(executor.requests) == 2 * 2 + 1
+
+
+def test_a_refusal_that_passes_stops_nobody(executor):
+    refuse = explain(Outcome.REFUSED, "403: not yet")
+    executor.edit = lambda result: refuse(result) if len(executor.requests) == 1 else result
+    assert try_out(executor, dataset_of())
+    assert len(executor.requests) == 2
+
+
+def test_what_functions_have_made_is_not_tried(executor, valkey):
+    dataset = dataset_of()
+
+    async def work():
+        cache = Cache(valkey.unix_url, owner="test")
+        try:
+            trials = Trials(executor, cache.address, audit=cache.audit, region_of=lambda _bucket: "")
+            executor.edit = explain(Outcome.REFUSED, "403: grant it")
+            with pytest.raises(SourceForbiddenError):
+                await trials.take(dataset, ENOUGH_S)
+            with valkey.client() as client:
+                client.set(cache_key(bytes(dataset.ids(np.array([8]), 0))), record_of(KEYS[8]))
+            await trials.take(dataset, ENOUGH_S)
+            return trials.passed(dataset)
+        finally:
+            await cache.close()
+
+    assert asyncio.run(work())
+    assert len(executor.requests) == 2
+
+
+def test_a_cache_that_cannot_be_asked_is_no_reason_to_try_nothing(executor, valkey):
+    async def work():
+        cache = Cache(f"unix://{valkey.directory}/none.sock", owner="test")
+        try:
+            trials = Trials(executor, "", audit=cache.audit, region_of=lambda _bucket: "")
+            await trials.take(dataset_of(), ENOUGH_S)
+        finally:
+            await cache.close()
+
+    asyncio.run(work())
+    assert len(executor.requests) == 1
 
 
 def test_one_that_is_refused_is_no_reason(executor):
@@ -130,7 +180,7 @@ def test_functions_that_may_not_append_their_outcomes_are_told(executor):
     executor.before = fail
     with pytest.raises(CacheError, match=r"may not write to the cache .*xadd.*docs/cache.md"):
         try_out(executor, dataset_of())
-    assert len(executor.requests) == 1
+    assert len(executor.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -196,6 +246,54 @@ def test_the_end_waits_for_no_trial(executor):
             await trials.close()
 
     asyncio.run(work())
+
+
+def test_the_end_waits_for_no_answer_about_a_region(executor):
+    asked, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def region_of(_bucket):
+        asked.set()
+        go_on.wait(ENOUGH_S)
+        answered.set()
+        return ""
+
+    async def work():
+        trials = Trials(executor, "", region_of=region_of)
+        await trials.take(dataset_of(), 0.0)
+        assert await asyncio.to_thread(asked.wait, ENOUGH_S)
+        await trials.close()
+
+    asyncio.run(work())  # which waits for threads of its own
+    assert not answered.is_set()
+    go_on.set()
+    assert answered.wait(ENOUGH_S)
+    assert not executor.requests
+
+
+def test_a_region_that_is_not_told_in_time_holds_nobody_up(executor, monkeypatch, caplog):
+    monkeypatch.setattr(trials_module, "_REGION_S", 0.05)
+    answer = threading.Event()
+
+    async def work():
+        trials, dataset = Trials(executor, "", region_of=lambda _bucket: str(answer.wait())), dataset_of()
+        await trials.take(dataset, ENOUGH_S)
+        await trials.close()
+        return trials.passed(dataset)
+
+    try:
+        assert asyncio.run(work())
+    finally:
+        answer.set()
+    assert "its region is not known: no answer within" in caplog.text
+
+
+def test_functions_that_do_not_answer_may_not_reach_the_store(executor, caplog):
+    async def fail(_request):
+        raise FunctionTimedOutError("no answer within 30 s")
+
+    executor.before = fail
+    assert try_out(executor, dataset_of())
+    assert "no answer within 30 s; a function in a VPC reaches S3 by a gateway endpoint" in caplog.text
 
 
 @pytest.mark.parametrize(("region", "told"), [("eu-west-3", True), ("us-east-1", False), ("", False)])
