@@ -20,10 +20,18 @@ _MEANINGS = {404: Outcome.MISSING, 412: Outcome.CHANGED, 401: Outcome.REFUSED, 4
 _ELSEWHERE = frozenset(
     {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
+_ARCHIVED = "InvalidObjectState"
 _MOVED = 301
 _FORBIDDEN = frozenset({401, 403})
 _BAD_CREDENTIALS = frozenset(
-    {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    }
 )
 
 
@@ -47,8 +55,19 @@ def from_answer(response: Mapping[str, Any], bucket: str, region: str | None) ->
             "function in the bucket's region, or copy the bucket"
         )
         return SampleFailedError(Outcome.REFUSED, f"{words}; {remedy}")
+    # Codes first: a status stands for several, ExpiredToken's for malformed requests too.
+    if code in _BAD_CREDENTIALS:
+        remedy = "renew the function's credentials, or leave them to its role"
+        return SampleFailedError(Outcome.REFUSED, f"{words}; {remedy}")
+    if code == _ARCHIVED:
+        remedy = "it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
+        return SampleFailedError(Outcome.REFUSED, f"{words}; {remedy}")
     if status in _FORBIDDEN:
-        words = f"{words}; {_remedy(code, bucket)}"
+        remedy = (
+            f"let the function's role do s3:GetObject on arn:aws:s3:::{bucket}/* (and kms:Decrypt with the "
+            "key of objects that are encrypted with one), and see that the bucket's policy does not deny it"
+        )
+        words = f"{words}; {remedy}"
     return SampleFailedError(_MEANINGS.get(status, Outcome.SOURCE_ERROR), words)
 
 
@@ -65,12 +84,3 @@ def from_client(error: Exception) -> SampleFailedError:
             "region, or by NAT"
         )
     return SampleFailedError(Outcome.SOURCE_ERROR, words)
-
-
-def _remedy(code: str, bucket: str) -> str:
-    if code in _BAD_CREDENTIALS:
-        return "renew the function's credentials, or leave them to its role"
-    return (
-        f"let the function's role do s3:GetObject on arn:aws:s3:::{bucket}/* (and kms:Decrypt with the key "
-        "of objects that are encrypted with one), and see that the bucket's policy does not deny it"
-    )
