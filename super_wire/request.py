@@ -12,7 +12,7 @@ import json
 import math
 import re
 import reprlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from super_wire.errors import ConfigError
@@ -30,6 +30,7 @@ __all__ = [
     "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
+    "clean_text",
 ]
 
 REQUEST_VERSION = 2
@@ -173,6 +174,10 @@ class PrefetchResult:
         if strange:
             msg = f"unknown outcomes in a prefetch result: {_shown(sorted(strange))}"
             raise ConfigError(msg)
+        if result.messages or not result.function_version.isascii():
+            messages = {place: clean_text(message) for place, message in result.messages.items()}
+            version = clean_text(result.function_version)
+            result = replace(result, messages=messages, function_version=version)
         return result
 
 
@@ -199,10 +204,19 @@ class PrefetchFailure:
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
         _check_version(answer, "super_failure", "the coordinator reads failures")
-        return _build(cls, answer, "prefetch failure")
+        failure = _build(cls, answer, "prefetch failure")
+        return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
 
 
 _Message = TypeVar("_Message", PrefetchRequest, PrefetchResult, PrefetchFailure)
+
+
+def clean_text(text: str) -> str:
+    """Text that UTF-8 has, whatever JSON made of it: a lone surrogate becomes a question mark.
+
+    Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
+    """
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _shown(value: object) -> str:

@@ -20,6 +20,7 @@ from coordinator.executors.base import (
     PayloadTooLargeError,
     ThrottledError,
 )
+from super_wire.request import clean_text
 
 if TYPE_CHECKING:
     from coordinator.executors.lambda_client import Target
@@ -181,7 +182,7 @@ def _told(payload: bytes) -> tuple[str, str]:
         kind, words = error.get("errorType"), error.get("errorMessage")
         if isinstance(kind, str) or isinstance(words, str):
             return (
-                kind[:_MAX_KIND] if isinstance(kind, str) else "",
-                words[:_MAX_WORDS] if isinstance(words, str) else "",
+                clean_text(kind[:_MAX_KIND]) if isinstance(kind, str) else "",
+                clean_text(words[:_MAX_WORDS]) if isinstance(words, str) else "",
             )
     return "", f"what is no error of Lambda's: {payload[:_MAX_WORDS].decode(errors='replace')!r}"

@@ -16,6 +16,7 @@ from super_wire.request import (
     REQUEST_VERSION,
     Limits,
     Outcome,
+    PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
 )
@@ -216,3 +217,12 @@ def test_any_json_is_read_or_refused(kind, good, data):
         except ConfigError:
             continue
         assert isinstance(read, kind)
+
+
+@pytest.mark.parametrize(("said", "read"), [("no \ud800 name", "no ? name"), ("Größe", "Größe"), ("", "")])
+def test_words_of_others_can_be_encoded(said, read):
+    mapping = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": said}}))
+    assert PrefetchResult.from_mapping(mapping).messages == {"1": read}
+    failure = PrefetchFailure("r", "1", error=said, message=said)
+    told = PrefetchFailure.from_mapping(json.loads(json.dumps(failure.to_mapping())))
+    assert (told.error, told.message) == (read, read)

@@ -104,3 +104,8 @@ def test_any_answer_is_an_error_of_ours_or_a_result(payload, failed, log):
         with pytest.raises(ExecutorError) as told:
             read()
         assert len(str(told.value)) < MAX_CHARACTERS
+
+
+def test_what_a_function_says_can_be_encoded():
+    said = json.dumps({"errorType": "Odd\udfff", "errorMessage": "no \ud800 name"}).encode()
+    assert str(from_function(said, TARGET)).encode().endswith(b"Odd?: no ? name")
