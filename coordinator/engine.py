@@ -236,8 +236,11 @@ class Engine:
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
             _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
-            ran_s = error.ran_s if isinstance(error, ExecutorError) else 0.0
-            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=ran_s * self._memory_gb))
+            ran_s, refused = (
+                (error.ran_s, error.refused) if isinstance(error, ExecutorError) else (0.0, False)
+            )
+            gb_s = ran_s * self._memory_gb
+            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused))
         else:
             self.post(done)
 
@@ -248,10 +251,10 @@ class Engine:
             messages = {int(offset): str(message) for offset, message in result.messages.items()}
         except ValueError as error:
             msg = f"the function's messages are not numbered by sample: {error}"
-            raise FunctionRaisedError(msg) from error
+            raise _useless(msg, result) from error
         if len(result.outcomes) != samples:
             msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
-            raise FunctionRaisedError(msg)
+            raise _useless(msg, result)
         columns = (
             result.record_bytes,
             result.source_bytes,
@@ -262,7 +265,7 @@ class Engine:
         )
         if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
             msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
-            raise FunctionRaisedError(msg)
+            raise _useless(msg, result)
         return RequestDone(
             request_id=action.request_id,
             outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
@@ -321,3 +324,11 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+
+
+def _useless(msg: str, result: PrefetchResult) -> FunctionRaisedError:
+    """What to raise for an answer that cannot be used, but is billed."""
+    error = FunctionRaisedError(msg)
+    took_us = result.billed_us or result.duration_us
+    error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0
+    return error

@@ -15,7 +15,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from coordinator.executors.base import ExecutorError
+from coordinator.executors.base import ConnectionLostError
 from super_wire.errors import ConfigError
 from super_wire.keys import outcome_stream
 from super_wire.outcomes import read_outcome
@@ -73,7 +73,8 @@ class OutcomeReader:
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
         """The outcome of a request, for as long as the context lasts; to be entered before it is sent.
 
-        The future fails by :class:`~coordinator.executors.base.ExecutorError` if the outcome may be lost.
+        The future fails by :class:`~coordinator.executors.base.ConnectionLostError` if the outcome may
+        be lost.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
@@ -103,7 +104,7 @@ class OutcomeReader:
             _log.warning("the outcomes of %d requests may be lost: they are asked for again", len(waiting))
         for future in waiting.values():
             if not future.done():
-                future.set_exception(ExecutorError("the cache lost the stream of outcomes"))
+                future.set_exception(ConnectionLostError("the cache lost the stream of outcomes"))
 
     async def read_once(self) -> None:
         """Wait up to a second for outcomes, and hand them out.

@@ -139,12 +139,15 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request came to nothing; ``gb_s`` are billed all the same."""
+    """A request came to nothing; ``gb_s`` are billed all the same, and so is the invocation, unless it was
+    ``refused`` before a function was asked.
+    """
 
     request_id: int
     kind: FailureKind
     message: str
     gb_s: float = 0.0
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
-    if event.kind in _INNOCENT_FAILURES:  # it was never run
+    if event.refused or (event.kind in _INNOCENT_FAILURES and not event.gb_s):  # it was never run
         request.counters.invocations -= 1
     else:
         _charge(state, request, event.gb_s, now, answer=None)

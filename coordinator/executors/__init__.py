@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coordinator.executors.base import (
+    ConnectionLostError,
     Executor,
     ExecutorError,
     FunctionCrashedError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from coordinator.executors.local import LocalExecutor
 
 __all__ = [
+    "ConnectionLostError",
     "Executor",
     "ExecutorError",
     "FunctionCrashedError",

@@ -16,7 +16,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from coordinator.executors.base import ExecutorError, FunctionTimedOutError, Scaling, ThrottledError
+from coordinator.executors.base import (
+    ConnectionLostError,
+    ExecutorError,
+    FunctionTimedOutError,
+    Scaling,
+    ThrottledError,
+)
 from coordinator.executors.calling_threads import CallingThreads
 from coordinator.executors.function_clock import FunctionClock
 from coordinator.executors.lambda_answers import read_result, read_warmed
@@ -133,6 +139,7 @@ class LambdaExecutor:
             ThrottledError: Lambda refused it for now.
             FunctionTimedOutError: no answer within ``timeout_s``, or within the function's own limit.
             FunctionCrashedError: its environment ended.
+            ConnectionLostError: the connection broke before the answer had come.
             FunctionRaisedError: the function raised, or answered what is no result of this request.
             PayloadTooLargeError: request or result are larger than Lambda carries.
             ExecutorError: Lambda did not run it.
@@ -213,7 +220,8 @@ class _Call(Generic[_Read]):
         self.began_s = time.monotonic()
         try:
             reply = self._client.invoke(self._payload, self._kind)
-        except FunctionTimedOutError as error:
-            error.ran_s = time.monotonic() - self.began_s
+        except (ConnectionLostError, FunctionTimedOutError) as error:
+            if self._kind == "RequestResponse":  # the function may have run all the while
+                error.ran_s = time.monotonic() - self.began_s
             raise
         return self._read(reply, time.monotonic() - self.began_s)

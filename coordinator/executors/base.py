@@ -1,6 +1,7 @@
 """What the coordinator asks of an executor, and how an invocation fails.
 
     ExecutorError
+    ├── ConnectionLostError      the way back of the answer broke; a function may have run
     ├── FunctionCrashedError     the process or machine that ran the function is gone
     ├── FunctionTimedOutError    the function did not answer within its time limit
     ├── FunctionLostError        the request was sent, and nobody can tell what became of it
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
+    "ConnectionLostError",
     "Executor",
     "ExecutorError",
     "FunctionCrashedError",
@@ -38,10 +40,16 @@ __all__ = [
 class ExecutorError(SuperError):
     """A request could not be carried out, or functions could not be started.
 
-    ``ran_s`` is how long a function ran for it, which is billed; 0 if none did.
+    ``ran_s`` is how long a function ran for it, which is billed; 0 if none did, or if nobody knows.
+    ``refused`` says that none was even asked, so that not the invocation is billed either.
     """
 
     ran_s: float = 0.0
+    refused: bool = False
+
+
+class ConnectionLostError(ExecutorError):
+    """What was to bring the answer broke, by no request's fault; ``ran_s`` is an upper bound."""
 
 
 class FunctionCrashedError(ExecutorError):

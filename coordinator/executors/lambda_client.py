@@ -109,7 +109,9 @@ class LambdaClient:
                 f"a request of {len(payload):,} bytes is more than Lambda takes ({MAX_REQUEST_BYTES[kind]:,} "
                 f"for {kind}): lower request_samples"
             )
-            raise PayloadTooLargeError(msg)
+            error = PayloadTooLargeError(msg)
+            error.refused = True
+            raise error
         arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
         if kind == "RequestResponse":
             arguments["LogType"] = "Tail"  # holds the report of what is billed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from botocore import exceptions
 
 from coordinator.executors.base import (
+    ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -46,6 +47,12 @@ _NO_CREDENTIALS = (
     exceptions.ProfileNotFound,
     exceptions.TokenRetrievalError,
     exceptions.SSOError,
+)
+_NEVER_REACHED = (
+    exceptions.ConnectTimeoutError,
+    exceptions.EndpointConnectionError,
+    exceptions.ProxyConnectionError,
+    exceptions.SSLError,
 )
 _NOT_READY = frozenset(
     {"CodeArtifactUserPendingException", "ENINotReadyException", "ResourceConflictException"}
@@ -85,13 +92,13 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
             "role"
         )
-    if isinstance(error, (exceptions.ConnectionClosedError, exceptions.ResponseStreamingError)):
-        return ExecutorError(f"the connection to {target} broke before it had answered: {error}")
-    if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
+    if isinstance(error, _NEVER_REACHED):
         return ExecutorError(
             f"{target} cannot be reached ({error}): check lambda_region, lambda_endpoint_url, the network; "
             "a VPC without NAT needs an interface endpoint for Lambda"
         )
+    if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
+        return ConnectionLostError(f"the connection to {target} broke before it had answered: {error}")
     return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {str(error)[:_MAX_WORDS]}")
 
 
@@ -105,9 +112,11 @@ def _from_answer(error: exceptions.ClientError, target: Target) -> ExecutorError
         reason = str(answer.get("Reason", "") or code)[:_MAX_KIND]
         return ThrottledError(f"{target} is throttled ({reason}): {_throttling_remedy(reason)}")
     if status == 413 or code in _TOO_LARGE:  # noqa: PLR2004  # Payload Too Large
-        return PayloadTooLargeError(f"{target} takes no request this large ({words}): lower request_samples")
+        return _refused(
+            PayloadTooLargeError(f"{target} takes no request this large ({words}): lower request_samples")
+        )
     if code in _BAD_REQUEST:
-        return FunctionRaisedError(f"{target} was not invoked, the request is refused ({words})")
+        return _refused(FunctionRaisedError(f"{target} was not invoked, the request is refused ({words})"))
     if code == "ResourceNotFoundException":
         return ExecutorError(
             f"{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region"
@@ -128,6 +137,11 @@ def _from_answer(error: exceptions.ClientError, target: Target) -> ExecutorError
         if code.startswith(beginning):
             return ExecutorError(f"{target} cannot be started ({words}): {remedy}")
     return ExecutorError(f"{target} could not be invoked ({words or status})")
+
+
+def _refused(error: ExecutorError) -> ExecutorError:
+    error.refused = True
+    return error
 
 
 def _throttling_remedy(reason: str) -> str:

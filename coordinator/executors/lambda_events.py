@@ -25,7 +25,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.executors.aws_lambda import LambdaExecutor
-from coordinator.executors.base import FunctionLostError, FunctionRaisedError, FunctionTimedOutError
+from coordinator.executors.base import (
+    ConnectionLostError,
+    FunctionLostError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+)
 from coordinator.executors.lambda_answers import another_version, read_result
 from coordinator.executors.lambda_errors import from_function
 from super_wire.request import PrefetchFailure
@@ -75,9 +80,10 @@ class LambdaEventExecutor(LambdaExecutor):
         Raises:
             ThrottledError: Lambda does not even queue it for now.
             FunctionLostError: no outcome came within ``timeout_s``.
+            ConnectionLostError: the cache lost the stream of its outcome, or the connection broke.
             FunctionRaisedError: the function raised.
             PayloadTooLargeError: the request is larger than Lambda takes.
-            ExecutorError: Lambda did not take it, or the cache lost the stream that its outcome may be in.
+            ExecutorError: Lambda did not take it.
         """
         until_s = asyncio.get_running_loop().time() + timeout_s
         asked = replace(self._asked(request), answer_to=self._outcomes.stream)
@@ -85,6 +91,7 @@ class LambdaEventExecutor(LambdaExecutor):
             if self._way_back is _WayBack.UNKNOWN:
                 return await self._try_way_back(asked, outcome, until_s, timeout_s)
             await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
+            taken_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout_at(until_s):
                     answer = await outcome
@@ -95,6 +102,9 @@ class LambdaEventExecutor(LambdaExecutor):
                     "metrics Errors and AsyncEventsDropped"
                 )
                 raise FunctionLostError(msg) from None
+            except ConnectionLostError as error:
+                error.ran_s = asyncio.get_running_loop().time() - taken_s  # as long as that at most
+                raise
         result = self._read(answer)
         self._clock.told(result.clock_s)
         return result

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.executors import FunctionRaisedError
+from coordinator.executors import ConnectionLostError, FunctionRaisedError, PayloadTooLargeError
 
 MEMORY_GB = 1769 / 1024
 
@@ -39,6 +39,60 @@ def test_what_ran_and_failed_is_billed_too(run, source):
             raise error
 
         coordinator.executor.before = fail_first
+        await coordinator.open(await coordinator.register(source))
+        counters = coordinator.engine.core.job("job").counters
+        await coordinator.until(lambda: counters.samples_produced == 10)
+        assert counters.gb_s == pytest.approx(2.0 * MEMORY_GB)
+
+    run(work, backoff_s=0.001, backoff_max_s=0.002)
+
+
+def failing_once(error):
+    """A coordinator's work: one request fails so, the others come to what they should; gives the counters."""
+
+    async def work(coordinator, source):
+        async def fail_first(_):
+            coordinator.executor.before = None
+            raise error
+
+        coordinator.executor.before = fail_first
+        await coordinator.open(await coordinator.register(source))
+        counters = coordinator.engine.core.job("job").counters
+        await coordinator.until(lambda: counters.samples_produced == 10)
+        return counters, len(coordinator.executor.requests)
+
+    return work
+
+
+def test_what_may_have_run_before_the_connection_broke_is_billed(run, source):
+    error = ConnectionLostError("broken")
+    error.ran_s = 3.0
+
+    async def work(coordinator):
+        counters, requests = await failing_once(error)(coordinator, source)
+        assert counters.gb_s == pytest.approx(3.0 * MEMORY_GB)
+        assert counters.invocations == requests
+        assert counters.samples_failed == 0
+
+    run(work, attempts=1, backoff_s=0.001, backoff_max_s=0.002)
+
+
+def test_what_was_refused_before_it_was_sent_is_not_billed(run, source):
+    error = PayloadTooLargeError("7 MB")
+    error.refused = True
+
+    async def work(coordinator):
+        counters, requests = await failing_once(error)(coordinator, source)
+        assert counters.invocations == requests - 1
+        assert counters.gb_s == 0
+
+    run(work, backoff_s=0.001, backoff_max_s=0.002)
+
+
+def test_an_answer_that_cannot_be_used_is_billed(run, source):
+    async def work(coordinator):
+        answers = iter([{"outcomes": (), "billed_us": 2_000_000}])
+        coordinator.executor.edit = lambda result: replace(result, duration_us=0, **next(answers, {}))
         await coordinator.open(await coordinator.register(source))
         counters = coordinator.engine.core.job("job").counters
         await coordinator.until(lambda: counters.samples_produced == 10)

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from coordinator.executors import (
+    ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -185,9 +186,11 @@ def test_what_a_proxy_may_answer_in_aws_s_place(service, subtests, status):
 def test_a_connection_that_breaks(service):
     async def work(executor):
         service.hang_up_next()
-        with pytest.raises(ExecutorError, match="the connection to .* broke before it had answered") as told:
+        with pytest.raises(
+            ConnectionLostError, match="the connection to .* broke before it had answered"
+        ) as told:
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-        assert type(told.value) is ExecutorError
+        assert told.value.ran_s > 0  # as far as anybody knows
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
     using(executor_for(service), work)
