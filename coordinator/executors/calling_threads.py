@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from coordinator.executors.base import ThrottledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CallingThreads"]
+
+_log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
@@ -30,18 +35,21 @@ class CallingThreads:
         self._calls = queue.SimpleQueue()
         self._under_way: set[asyncio.Future[Any]] = set()
         self._threads = 0
+        self._is_short = False
         self._closed: Exception | None = None
 
     async def run(self, call: Callable[[], _Value]) -> _Value:
-        """The value of ``call()``, or its error. One that is cancelled before it has begun never begins."""
+        """The value of ``call()``, or its error. One that is cancelled before it has begun never begins.
+
+        Raises:
+            ThrottledError: this machine starts no thread at all for now.
+        """
         if self._closed is not None:
             raise self._closed
+        if self._threads < min(len(self._under_way) + 1, self._limit):
+            self._start_one()
         future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
         self._under_way.add(future)
-        if len(self._under_way) > self._threads and self._threads < self._limit:
-            self._threads += 1
-            name = f"{self._name}-{self._threads}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
         self._calls.put((call, future))
         return await future
 
@@ -53,6 +61,24 @@ class CallingThreads:
                 future.set_exception(reason)
         for _ in range(self._threads):
             self._calls.put(None)
+
+    def _start_one(self) -> None:
+        """One thread more; where the machine has none to give, those that there are do all."""
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{self._threads + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            msg = (
+                f"no more than {self._threads} of {self._limit} threads can be started ({error}): raise the "
+                "limit on processes (ulimit -u, TasksMax, pids.max) or lower lambda_concurrency"
+            )
+            if not self._threads:
+                raise ThrottledError(msg) from error
+            if not self._is_short:
+                _log.warning("%s", msg)
+            self._is_short = True
+            return
+        self._threads += 1
 
     def _work(self) -> None:
         while (work := self._calls.get()) is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -90,3 +92,47 @@ def test_closing_fails_what_is_under_way_and_a_late_answer_to_a_closed_loop_harm
     asyncio.run(work())
     gate.set()
     join_all()
+
+
+NO_MORE_THREADS = """
+import asyncio, os, resource, sys, threading
+from coordinator.executors import ThrottledError
+from coordinator.executors.calling_threads import CallingThreads
+
+limit, size = int(sys.argv[1]), 64 << 20
+
+async def work():
+    threads = CallingThreads(1000, "calling-test")
+    gate = threading.Event()
+    calls = [asyncio.create_task(threads.run(lambda: gate.wait(30))) for _ in range(200)]
+    await asyncio.sleep(0)
+    started = threading.active_count() - 1
+    gate.set()
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    threads.close(RuntimeError())
+    return started, done
+
+threading.stack_size(size)  # which the limit on memory makes scarce, for root too
+asyncio.run(asyncio.sleep(0))
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + limit * size + size // 2,) * 2)
+started, done = asyncio.run(work())
+refused = [one for one in done if isinstance(one, ThrottledError)]
+assert all(one is True or one in refused for one in done), done
+print(started, len(refused), refused[:1])
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_where_no_more_threads_can_be_started_those_that_there_are_do_all(limit):
+    command = [sys.executable, "-c", NO_MORE_THREADS, str(limit)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == 0, ran.stderr
+    started, refused, said = ran.stdout.split(maxsplit=2)
+    if limit:
+        assert 0 < int(started) < 200
+        assert refused == "0"
+        assert ran.stderr.count("threads can be started") <= 1
+    else:
+        assert (started, refused) == ("0", "200")
+        assert "lower lambda_concurrency" in said
