@@ -136,14 +136,16 @@ class Supervisor:
                 continue
             self._unready.discard(child)
             lived_s = time.monotonic() - child.started_s
-            deaths = self._quick_deaths.get(child, 0) + 1 if lived_s < _QUICK_DEATH_S else 0
+            is_quick = lived_s < _QUICK_DEATH_S or not self._was_ready  # a start may take long to fail
+            deaths = self._quick_deaths.get(child, 0) + 1 if is_quick else 0
             self._quick_deaths[child] = deaths
             _log(f"{child.name} ended with {_told(code)} after {lived_s:.1f} s")
             is_hopeless = code in child.hopeless and not self._was_ready
             if is_hopeless or deaths >= (_QUICK_DEATHS if self._was_ready else _QUICK_DEATHS_AT_START):
                 said = self._directory.last_words(child.last_words)
+                when = "soon after its start" if self._was_ready else "before it was ready"
                 raise EmbeddedError(
-                    f"the embedded {child.name} ended {_times(max(deaths, 1))} soon after its start, the "
+                    f"the embedded {child.name} ended {_times(max(deaths, 1))} {when}, the "
                     f"last time with {_told(code)}{f': {said}' if said else ''}{self._directory.log_tail()}"
                 )
             pause_s = min(_RESTART_PAUSE_MAX_S, _RESTART_PAUSE_S * 2**deaths)

@@ -9,7 +9,6 @@ anything; another version of SUPER is refused with the remedy.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -91,6 +90,7 @@ class LambdaExecutor:
         self._warm = min(max(1, warm), self._calls)
         self._golden = ""
         self._clock = FunctionClock()
+        self._was_throttled = False
         self._client = LambdaClient(
             Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
@@ -112,14 +112,18 @@ class LambdaExecutor:
 
         Raises:
             ExecutorError: none was started in time; the message says why.
-            ConfigError: the function is another version of SUPER, or its environments decode differently.
+            ConfigError: there is no such function, or there are no credentials, or it is another version of
+                SUPER, or its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         warmed = [answer for answer in answers if not isinstance(answer, BaseException)]
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
-            raise next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
+            error = next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
+            if isinstance(error, ExecutorError) and error.wrong_settings:
+                raise ConfigError(str(error)) from error
+            raise error
         digests = sorted({answer.golden for answer in warmed})
         if len(digests) > 1:
             msg = (
@@ -174,8 +178,12 @@ class LambdaExecutor:
             return read_warmed(reply, self._target, self._cache, ran_s)
 
         for _ in range(_WARM_ATTEMPTS - 1):
-            with contextlib.suppress(ThrottledError):
+            try:
                 return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
+            except ThrottledError as error:
+                if not self._was_throttled:
+                    _log.warning("warming waits: %s", error)
+                self._was_throttled = True
             await asyncio.sleep(_THROTTLED_PAUSE_S)
         return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
 

@@ -42,10 +42,12 @@ class ExecutorError(SuperError):
 
     ``ran_s`` is how long a function ran for it, which is billed; 0 if none did, or if nobody knows.
     ``refused`` says that none was even asked, so that not the invocation is billed either.
+    ``wrong_settings`` says that nothing but other settings can help.
     """
 
     ran_s: float = 0.0
     refused: bool = False
+    wrong_settings: bool = False
 
 
 class ConnectionLostError(ExecutorError):

@@ -87,7 +87,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
     if isinstance(error, _NO_CREDENTIALS):
-        return ExecutorError(
+        return _hopeless(
             f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({error}): set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
             "role"
@@ -118,8 +118,9 @@ def _from_answer(error: exceptions.ClientError, target: Target) -> ExecutorError
     if code in _BAD_REQUEST:
         return _refused(FunctionRaisedError(f"{target} was not invoked, the request is refused ({words})"))
     if code == "ResourceNotFoundException":
-        return ExecutorError(
-            f"{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region"
+        return _hopeless(
+            f"{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
+            "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)"
         )
     if code in _FORBIDDEN:
         return ExecutorError(
@@ -137,6 +138,12 @@ def _from_answer(error: exceptions.ClientError, target: Target) -> ExecutorError
         if code.startswith(beginning):
             return ExecutorError(f"{target} cannot be started ({words}): {remedy}")
     return ExecutorError(f"{target} could not be invoked ({words or status})")
+
+
+def _hopeless(msg: str) -> ExecutorError:
+    error = ExecutorError(msg)
+    error.wrong_settings = True
+    return error
 
 
 def _refused(error: ExecutorError) -> ExecutorError:

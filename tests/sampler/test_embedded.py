@@ -206,6 +206,14 @@ def test_a_start_that_fails_tells_the_last_lines_of_the_log(supervised):
     supervised.assert_all_gone()
 
 
+@pytest.mark.slow
+def test_a_start_that_takes_long_to_fail_is_given_up_too(supervised):
+    settings = supervised.settings(good_starts=0)
+    with pytest.raises(EmbeddedError, match=r"coordinator ended 2 times before it was ready"):
+        supervised.hold(replace(settings, coordinator=(*settings.coordinator, "--dies-after-s", "10.5")))
+    supervised.assert_all_gone()
+
+
 def test_a_part_that_dies_again_and_again_is_given_up(supervised):
     embedded = supervised.hold(supervised.settings(good_starts=1))
     supervised.processes()["coordinator"].kill()
@@ -265,7 +273,9 @@ def test_over_a_cache_that_is_there_no_other_is_started(supervised):
 def test_wrong_settings_of_the_coordinator_are_told_at_once(supervised):
     command = (sys.executable, "-P", "-m", "coordinator")
     settings = replace(supervised.settings(), coordinator=command, choice=ExecutorChoice("lamda"))
-    with pytest.raises(EmbeddedError, match=r"ended once soon .* exit code 2: executor is one of .*'lamda'"):
+    with pytest.raises(
+        EmbeddedError, match=r"ended once before it was ready.* exit code 2: executor is one of .*'lamda'"
+    ):
         supervised.hold(settings)
     supervised.assert_all_gone()
 

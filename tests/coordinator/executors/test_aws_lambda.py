@@ -77,10 +77,10 @@ def test_it_scales_as_lambda_does(lambda_service):
         ({"function": "no such name!"}, ConfigError, "lambda_function is a function's name, ARN or"),
         (
             {"function": "nobody"},
-            ExecutorError,
-            r"nobody .* does not exist .*deploy it, or correct lambda_fu",
+            ConfigError,
+            r"nobody .* does not exist .*deploy it, or correct lambda_fu.*SUPER_LAMBDA_FUNCTION",
         ),
-        ({"function": "super-prefetch:7"}, ExecutorError, "super-prefetch:7 .* does not exist"),
+        ({"function": "super-prefetch:7"}, ConfigError, "super-prefetch:7 .* does not exist"),
         ({"region": "eu-west-9"}, ExecutorError, "see that lambda_region is the function's"),
         ({"region": "in the north"}, ConfigError, "lambda_region a region such as"),
         (
@@ -124,7 +124,7 @@ def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypatch, tm
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(ExecutorError, match="no usable AWS credentials .*set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(ConfigError, match="no usable AWS credentials .*set AWS_ACCESS_KEY_ID"):
         using(executor_for(lambda_service), nothing)
 
 
@@ -170,13 +170,14 @@ def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began
     using(executor_for(lambda_service), work)
 
 
-def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch):
+def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch, caplog):
     monkeypatch.setattr(aws_lambda, "_THROTTLED_PAUSE_S", 0.01)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     lambda_service.throttle_next(3)
     using(executor_for(lambda_service, warm=2), nothing)
     assert len(lambda_service.invocations) == 2
     refused = lambda_service.refused
+    assert caplog.text.count("warming waits: ") == 1
     lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
     with pytest.raises(ThrottledError, match="raise the function's reserved concurrency"):
         using(executor_for(lambda_service), nothing)
