@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LambdaEventExecutor"]
 
+_MAX_RUN_US = 900_000_000
+"""A function of Lambda runs for 15 minutes at most."""
+
 _CALLS = 32
 """Calls at once: with some 20 ms each, AWS is sent 1,600 requests a second."""
 
@@ -139,6 +142,9 @@ class LambdaEventExecutor(LambdaExecutor):
         return result
 
     def _read(self, answer: Answer) -> PrefetchResult:
+        if answer.duration_us > _MAX_RUN_US:
+            msg = f"{self._target} says that it ran for {answer.duration_us} us, which no function may"
+            raise FunctionRaisedError(msg)
         billed_us = math.ceil(answer.duration_us / 1000) * 1000  # AWS bills whole milliseconds
         if isinstance(answer, PrefetchFailure):
             said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()

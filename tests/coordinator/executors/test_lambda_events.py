@@ -22,6 +22,9 @@ from coordinator.executors.lambda_events import LambdaEventExecutor
 from coordinator.outcomes import OutcomeReader
 from super_wire.errors import CacheUnreachableError
 from super_wire.keys import cache_key
+from super_wire.outcomes import OUTCOME_FIELD, pack_outcome
+from super_wire.request import PrefetchFailure
+from super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
 
@@ -187,6 +190,25 @@ def test_functions_that_answer_into_another_cache_are_told(lambda_service, objec
             await executor.invoke(request, timeout_s=3 * ALONE_S)
 
     using(lambda_service, valkey, work)
+
+
+def test_a_time_that_no_function_may_run_is_not_billed(lambda_service, object_store, valkey):
+    request = request_for_objects(object_store, valkey.url, 1)
+
+    async def work(executor, outcomes):
+        await executor.invoke(request, timeout_s=TIMEOUT_S)  # the way back is known from here on
+        lambda_service.crash_next()
+        invoking = asyncio.create_task(executor.invoke(request, timeout_s=TIMEOUT_S))
+        failure = PrefetchFailure(
+            request.request_id, installed_version(), "E", "words", duration_us=2**62, memory_mb=1769
+        )
+        with valkey.client() as client:
+            client.xadd(outcomes.stream, {OUTCOME_FIELD: pack_outcome(failure)})
+        with pytest.raises(FunctionRaisedError, match="which no function may") as caught:
+            await invoking
+        return caught.value.ran_s
+
+    assert using(lambda_service, valkey, work) == 0
 
 
 def test_throttling_is_told_before_anything_is_queued(lambda_service, object_store, valkey):
