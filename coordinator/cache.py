@@ -127,7 +127,8 @@ class Cache:
         if done == b"refused":
             msg = (
                 f"another coordinator owns the cache at {self.address}: end it, give this one another cache, "
-                f"or wait {LOCK_TTL_S} s if it has just died"
+                f"or wait {LOCK_TTL_S} s if it has just died; jobs that share a cache share a coordinator: "
+                "start superdl coordinator once, and name it by SUPER_COORDINATOR"
             )
             raise LockHeldError(msg, expires_in_ms / 1000)
         self._has_held_lock = True

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coordinator.cache import Cache, LockHeldError
+from coordinator.cache import LOCK_TTL_S, Cache, LockHeldError
 from coordinator.cancelling import cancel_and_wait
 from coordinator.catalog import list_source
 from coordinator.core.events import ExecutorResized
@@ -37,7 +37,7 @@ from coordinator.tokens import Tokens
 from coordinator.trials import Trials
 from coordinator.trust import allowed_to_listings, warn_if_insecure
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
-from super_wire.errors import CacheError, ConfigError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -169,10 +169,18 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
 
 
 async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
-    """Start functions while the cache is reached: both take a while."""
+    """Start functions while the cache is reached: both take a while.
+
+    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
+    """
+    info = await take_over(cache) if executor.remote else None
     warming = asyncio.create_task(executor.start(), name="warm")
     try:
-        info = await take_over(cache)
+        if info is None:
+            info = await take_over(cache)
+        while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
+            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
+                await cache.hold_lock()
         await warming
     finally:
         await cancel_and_wait(warming)
