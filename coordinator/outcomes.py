@@ -93,8 +93,8 @@ class OutcomeReader:
         """
         (is_there,) = await self._cache.keep_streams([self._key], _KEEP_S)
         if not is_there:
+            await self.begin()  # first, so that what is asked for from now on finds it
             self.lost()
-            await self.begin()
 
     def lost(self) -> None:
         """What the stream held is gone: who waits is told, and whatever it holds from now on is new."""

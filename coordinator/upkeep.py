@@ -163,6 +163,8 @@ class Upkeep:
     def _lost(self, nodes: frozenset[str]) -> None:
         """A server was restarted or emptied, or another one has its place."""
         self._reports.rewind()
+        if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
+            self._outcomes.lost()
         if self._nodes & nodes and len(nodes) > 1:
             _log.warning(
                 "%d of the cache's %d nodes are new, or one was emptied: what they held is looked for, and "
@@ -173,8 +175,6 @@ class Upkeep:
             self._engine.post(CacheEvicted())
         else:
             _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
-            if self._outcomes is not None:
-                self._outcomes.lost()
             self._engine.post(CacheReset())
         self._nodes = nodes
 

@@ -3,7 +3,9 @@
 A request that names a stream (``answer_to``) was sent without anybody waiting for its return, so its function
 appends what it would have answered, or why it failed as a whole, once it is done. An append that cannot be
 done is raised: then the platform counts an error, and who waits runs out of patience. One that may have been
-done is done again, since second answers are dropped. What an entry holds is :mod:`super_wire.outcomes`'s.
+done is done again, since second answers are dropped. The stream is the coordinator's to make, with an expiry:
+one that is gone is not made anew, since nobody would ever delete it. What an entry holds is
+:mod:`super_wire.outcomes`'s.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ class ReplyTo:
         """Append an answer to the stream.
 
         Raises:
-            CacheError: the cache is unreachable or refuses; nobody will learn of the outcome.
+            CacheError: the cache is unreachable or refuses, or has no such stream; nobody will learn of the
+                outcome.
         """
         packed = pack_outcome(answer)
         if len(packed) > MAX_OUTCOME_BYTES:
             msg = f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
             raise CacheError(msg)
         maxlen = b"%d" % OUTCOME_STREAM_MAXLEN
-        command = (b"XADD", self.stream, b"MAXLEN", b"~", maxlen, b"*", OUTCOME_FIELD, packed)
+        command = (
+            *(b"XADD", self.stream, b"NOMKSTREAM", b"MAXLEN", b"~", maxlen),
+            *(b"*", OUTCOME_FIELD, packed),
+        )
         try:
             reply = _asked(take_cache(self.cache, settings), self.stream, command)
         except CacheError:
@@ -72,6 +78,12 @@ class ReplyTo:
         if reply is None or (isinstance(reply, ErrorReply) and reply.text.startswith("READONLY")):
             # Else what answered is a replica by now, and another server has the name.
             reply = _asked(open_cache(self.cache, settings), self.stream, command)
+        if reply is None:
+            msg = (
+                f"the cache at {self.cache} has no stream for the outcome of request {self.request_id}: it "
+                "was emptied, or the coordinator that asked has been gone for long"
+            )
+            raise CacheError(msg)
         if isinstance(reply, ErrorReply):
             msg = f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
             raise CacheError(msg)

@@ -131,6 +131,25 @@ def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
     asyncio.run(work())
 
 
+def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            outcomes = upkeep._outcomes
+            await outcomes.begin()
+            await upkeep.once()
+            node = valkey_cluster.node_of(outcomes.stream.encode())
+            with outcomes.expecting("r") as outcome:
+                await asyncio.to_thread(node.restart_empty)
+                await asyncio.to_thread(valkey_cluster.wait_until_ready)
+                with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
+                    client.xadd(outcomes.stream, {"x": ""})
+                await upkeep.once()
+                with pytest.raises(ExecutorError, match="lost the stream"):
+                    await asyncio.wait_for(outcome, 5.0)
+
+    asyncio.run(work())
+
+
 def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     for node in valkey_cluster.nodes:
 

@@ -40,12 +40,19 @@ def event_of(root, cache, keys=("a.png",), **changes):
     return json.loads(dataclasses.replace(request, answer_to=STREAM).to_json()) | changes
 
 
+def make_stream(valkey):
+    """As the coordinator does, with an entry that is no outcome."""
+    with valkey.client() as client:
+        client.xadd(STREAM, {"x": ""})
+
+
 def outcomes(valkey):
     with valkey.client() as client:
-        return [read_outcome(entry) for _, entry in client.xrange(STREAM)]
+        return [read_outcome(entry) for _, entry in client.xrange(STREAM) if b"x" not in entry]
 
 
 def test_the_outcome_lies_in_the_stream_and_is_returned_too(valkey, root):
+    make_stream(valkey)
     returned = handler(event_of(root, valkey.unix_url, ["a.png", "none.png"]), LambdaContext())
     (told,) = outcomes(valkey)
     assert isinstance(told, PrefetchResult)
@@ -62,6 +69,7 @@ def test_nothing_is_appended_where_the_answer_is_waited_for(valkey, root):
 
 
 def test_a_request_that_cannot_be_meant_is_answered_and_raised(valkey, root):
+    make_stream(valkey)
     event = event_of(root, valkey.unix_url, recipe="{}")
     with pytest.raises(ConfigError) as caught:
         handler(event, LambdaContext())
@@ -90,6 +98,13 @@ def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root):
         handler(event_of(root, valkey.unix_url), Context())
 
 
+def test_a_stream_that_is_gone_is_not_made_anew(valkey):
+    with pytest.raises(CacheError, match="no stream for the outcome of request r1: it was emptied"):
+        ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
+    with valkey.client() as client:
+        assert client.keys() == []  # nobody would ever delete it
+
+
 def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
     with pytest.raises(ConfigError, match="recipe") as caught:
         handler(event_of(root, f"unix://{tmp_path}/none.sock", recipe="{}"), Context())
@@ -97,9 +112,11 @@ def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
 
 
 def test_a_cache_that_was_restarted_is_found_again(valkey):
+    make_stream(valkey)
     reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
     reply_to.send(FAILURE, SETTINGS)
     valkey.restart_empty()
+    make_stream(valkey)
     reply_to.send(FAILURE, SETTINGS)
     assert outcomes(valkey) == [FAILURE]
 
@@ -112,6 +129,7 @@ def test_a_cache_that_is_gone_is_named(valkey):
 
 def test_a_stream_keeps_its_bound(valkey, monkeypatch):
     monkeypatch.setattr("lambda_prefetch.answering.OUTCOME_STREAM_MAXLEN", 10)
+    make_stream(valkey)
     reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
     for _ in range(500):
         reply_to.send(FAILURE, SETTINGS)
@@ -121,6 +139,7 @@ def test_a_stream_keeps_its_bound(valkey, monkeypatch):
 @pytest.mark.slow
 def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
     slot = key_slot(STREAM.encode())
+    make_stream(valkey_cluster.nodes[valkey_cluster.owners[slot]])
     reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
     reply_to.send(FAILURE, SETTINGS)
     target = (valkey_cluster.owners[slot] + 1) % 3
@@ -132,9 +151,11 @@ def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
 @pytest.mark.slow
 def test_in_a_cluster_a_node_that_was_restarted_is_found_again(valkey_cluster):
     owner = valkey_cluster.nodes[valkey_cluster.owners[key_slot(STREAM.encode())]]
+    make_stream(owner)
     reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
     reply_to.send(FAILURE, SETTINGS)
     owner.restart_empty()
     valkey_cluster.wait_until_ready()
+    make_stream(owner)
     reply_to.send(FAILURE, SETTINGS)
     assert outcomes(owner) == [FAILURE]
