@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Boto3Client"]
 
-_CONNECT_TIMEOUT_S = 5
+_CONNECT_TIMEOUT_S = 2  # an address; S3 has eight, and each attempt tries all
 _READ_TIMEOUT_S = 20
 _ATTEMPTS = 3
 _MAX_THREADS = 64

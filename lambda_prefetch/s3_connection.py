@@ -18,9 +18,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "Head", "S3Connection", "UnusualAnswerError"]
+__all__ = [
+    "CONNECT_TIMEOUT_S",
+    "READ_TIMEOUT_S",
+    "Head",
+    "S3Connection",
+    "UnreachableError",
+    "UnusualAnswerError",
+]
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 8.0
+"""For all addresses of a server together: S3 has eight, and where no way leads to one, none leads to any."""
+
+_ADDRESS_TIMEOUT_S = 2.0  # at least, while there is time
 READ_TIMEOUT_S = 20.0
 """How long one receive may wait."""
 
@@ -35,6 +45,10 @@ _FIELD = re.compile(
     rb"\r\n(content-length|etag|transfer-encoding|content-encoding|connection):[ \t]*([^\r\n]*)",
     re.IGNORECASE,
 )
+
+
+class UnreachableError(OSError):
+    """No address of the server took a connection in time."""
 
 
 class UnusualAnswerError(Exception):
@@ -64,13 +78,15 @@ class S3Connection:
         tls: context of a TLS connection, or ``None`` for a plain one.
 
     Raises:
-        OSError: nobody answers in time, or the certificate is not trusted.
+        UnreachableError: nobody answers in time.
+        OSError: the connection is refused, the name unknown, or the certificate is not trusted.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self.used = False
-        connected = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+        connected = _connected(host, port)
         try:
+            connected.settimeout(CONNECT_TIMEOUT_S)  # for the TLS handshake
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
@@ -142,6 +158,31 @@ class S3Connection:
                     raise TimeoutError(f"{have} of {size} bytes came in time")
                 have += received
         return data
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    """A connection to the first address that takes it."""
+    until_s, error = time.monotonic() + CONNECT_TIMEOUT_S, OSError(f"{host} has no address")
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            break
+        connecting = socket.socket(family, kind, protocol)
+        try:
+            connecting.settimeout(min(left_s, max(_ADDRESS_TIMEOUT_S, left_s / (len(addresses) - number))))
+            connecting.connect(address)
+        except OSError as failed:
+            connecting.close()
+            error = failed
+        else:
+            return connecting
+    if isinstance(error, TimeoutError):
+        msg = (
+            f"none of {len(addresses)} addresses of {host} took a connection within {CONNECT_TIMEOUT_S:.0f} s"
+        )
+        raise UnreachableError(msg) from error
+    raise error
 
 
 def _parse(received: bytes, end: int) -> Head:

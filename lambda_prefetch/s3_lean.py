@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.s3_connection import S3Connection, UnusualAnswerError
+from lambda_prefetch.s3_connection import S3Connection, UnreachableError, UnusualAnswerError
 from lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
 from lambda_prefetch.s3_signing import Signer, object_path
 from lambda_prefetch.sources import check_size, check_version
@@ -36,11 +36,14 @@ _lock = threading.Lock()
 
 
 class LeanFailedError(Exception):
-    """The object was not read. ``passing`` says that the same request may well succeed a moment later."""
+    """The object was not read. ``passing`` says that the same request may well succeed a moment later,
+    ``unreachable`` that no way leads to the server.
+    """
 
-    def __init__(self, what: str, *, passing: bool) -> None:
+    def __init__(self, what: str, *, passing: bool, unreachable: bool = False) -> None:
         super().__init__(what)
         self.passing = passing
+        self.unreachable = unreachable
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class LeanClient:
                 connection.close()
                 return self._ask_anew(request, etag)
         except OSError as error:
-            raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
+            raise _failed(error) from error
         except self._refresh_error as error:
             raise LeanFailedError(str(error), passing=True) from error
         return Asked(self, connection, request, etag)
@@ -125,7 +128,7 @@ class LeanClient:
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
             asked.connection.close()
-            raise LeanFailedError(f"the connection failed: {error}", passing=True) from error
+            raise _failed(error) from error
         except BaseException:
             asked.connection.close()
             raise
@@ -148,6 +151,11 @@ class LeanClient:
             connection.close()
             raise
         return Asked(self, connection, request, etag)
+
+
+def _failed(error: OSError) -> LeanFailedError:
+    unreachable = isinstance(error, UnreachableError)
+    return LeanFailedError(f"the connection failed: {error}", passing=True, unreachable=unreachable)
 
 
 def lean_client(bucket: str, endpoint_url: str) -> LeanClient | None:

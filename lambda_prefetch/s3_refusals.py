@@ -14,7 +14,7 @@ from super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["from_answer", "from_client"]
+__all__ = ["from_answer", "from_client", "unreachable"]
 
 _MEANINGS = {404: Outcome.MISSING, 412: Outcome.CHANGED, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
 _ELSEWHERE = frozenset(
@@ -77,10 +77,15 @@ def from_client(error: Exception) -> SampleFailedError:
 
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
         return SampleFailedError(Outcome.REFUSED, f"the function has no credentials for S3: {error}")
-    words = f"S3 could not be read: {error}"
     if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
-        words += (
-            "; a function in a VPC reaches S3 by a gateway endpoint, which leads to the buckets of its own "
-            "region, or by NAT"
-        )
-    return SampleFailedError(Outcome.SOURCE_ERROR, words)
+        return unreachable(str(error))
+    return SampleFailedError(Outcome.SOURCE_ERROR, f"S3 could not be read: {error}")
+
+
+def unreachable(why: str) -> SampleFailedError:
+    """No way leads to S3."""
+    return SampleFailedError(
+        Outcome.SOURCE_ERROR,
+        f"S3 could not be read: {why}; a function in a VPC reaches S3 by a gateway endpoint, which leads to "
+        "the buckets of its own region, or by NAT",
+    )

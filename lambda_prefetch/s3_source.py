@@ -2,7 +2,8 @@
 
 The lean client is asked first, since boto3 alone takes half as much CPU as decoding. What it does not get,
 boto3 is asked for: so every retry, redirect and refusal is boto3's, and what is told of it are S3's words. An
-object is asked for at most twice by the lean client and three times by boto3.
+object is asked for at most twice by the lean client and three times by boto3. Where no way leads to S3, boto3
+would try each of its addresses three times: it is not asked, nor is S3 for the invocation's other objects.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lambda_prefetch.s3_boto3 import Boto3Client
 from lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
+from lambda_prefetch.s3_refusals import unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,7 @@ class S3Source:
     def __init__(self, bucket: str, *, endpoint_url: str = "", lean: bool = True) -> None:
         self._bucket = bucket
         self._endpoint_url = endpoint_url
+        self._unreachable = ""
         self._lean: LeanClient | None = lean_client(bucket, endpoint_url) if lean else None
 
     @property
@@ -55,11 +58,12 @@ class S3Source:
 
     def begin(self, key: str, version: str) -> Asked | None:
         """Ask for an object; see :class:`lambda_prefetch.sources.Source`."""
-        if self._lean is None:
+        if self._lean is None or self._unreachable:
             return None
         try:
             return self._lean.begin(key, version.strip('"'))
-        except LeanFailedError:
+        except LeanFailedError as failure:
+            self._note(failure)
             return None
 
     def read(
@@ -75,6 +79,8 @@ class S3Source:
         etag = version.strip('"')
         asked = begun if isinstance(begun, Asked) else None
         lean = self._lean if asked is None else asked.client
+        if asked is None and self._unreachable:
+            raise unreachable(self._unreachable)
         if lean is None:
             return self._through_boto3(key, etag, limit_bytes, reserve)
         reserved_bytes: list[int] = []
@@ -87,6 +93,9 @@ class S3Source:
         try:
             return lean.finish(asked or lean.begin(key, etag), limit_bytes=limit_bytes, reserve=reserve_once)
         except LeanFailedError as failure:
+            self._note(failure)
+            if failure.unreachable:
+                raise unreachable(str(failure)) from failure
             passing = failure.passing
         # Out of the handler, so that what was received of the body is gone before it comes again.
         data = self._through_boto3(key, etag, limit_bytes, reserve_once)
@@ -95,6 +104,10 @@ class S3Source:
             self._lean = None
             give_up(self._bucket, self._endpoint_url)
         return data
+
+    def _note(self, failure: LeanFailedError) -> None:
+        if failure.unreachable:
+            self._unreachable = str(failure)
 
     def _through_boto3(self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
         client = Boto3Client(self._bucket, self._endpoint_url)
