@@ -6,7 +6,7 @@ standard error what it did. Keys are made in memory and go nowhere else.
 
 Secrets: ``NAME/authority`` (the private authority with its key; nobody but who renews may read it),
 ``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
-``NAME/client``. The cache's passwords are the stack's own.
+``NAME/client``, which is kept up from then on. The cache's passwords are the stack's own.
 
 Exit codes: 0 done, 1 AWS refused.
 """
@@ -20,10 +20,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from infra.authority import Pair, days_left, names_of, new_authority, sign, signed_by
+from infra.session import NO_REGION, session_in
 from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dic
     """Make what is missing or asked for; give the stack's parameters."""
     authority = _authority(vault, stack, new=arguments.new_authority, retire=arguments.retire_authority)
     _coordinator(vault, authority, f"coordinator.{stack}.internal", renew=arguments.renew)
-    changes = arguments.new_authority or arguments.retire_authority
-    if arguments.mutual_tls or (changes and vault.read("client")):
+    is_mutual = arguments.mutual_tls or bool(vault.read("client"))
+    if is_mutual:
         _client(vault, authority, renew=arguments.renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
     return {
         "CoordinatorSecretArn": vault.arn("coordinator"),
         "TokenSecretArn": vault.arn("token"),
         "CaSecretArn": vault.arn("ca"),
-        "ClientSecretArn": vault.arn("client") if arguments.mutual_tls else "",
+        "ClientSecretArn": vault.arn("client") if is_mutual else "",
     }
 
 
@@ -185,8 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens.add_argument("--retire-token", action="store_true", help="accept the newest token alone")
     arguments = parser.parse_args(argv)
     try:
-        client = boto3.session.Session(region_name=arguments.region).client("secretsmanager")
+        client = session_in(arguments.region).client("secretsmanager")
         parameters = make_secrets(Vault(client, arguments.stack), arguments.stack, arguments)
+    except NoRegionError:
+        _say(NO_REGION)
+        return 1
     except (BotoCoreError, ClientError) as error:
         _say(f"Secrets Manager: {error}")
         return 1

@@ -15,10 +15,10 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.exceptions import BotoCoreError, ClientError, WaiterError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, WaiterError
 
 from infra.leftovers import TAG, find_leftovers, logs_of, secrets_of, snapshots_of
+from infra.session import NO_REGION, session_in
 from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
@@ -219,12 +219,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        session = boto3.session.Session(region_name=arguments.region)
+        session = session_in(arguments.region)
         client = functools.cache(session.client)
         return _tear_down(client, arguments)
     except (NotOursError, StillTrainingError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except NoRegionError:
+        sys.stderr.write(f"{NO_REGION}\n")
+        return 1
     except (BotoCoreError, ClientError, StackFailedError) as error:
         sys.stderr.write(f"{error}\nRun this again when it is mended: it goes on where it stopped.\n")
         return 1

@@ -254,3 +254,23 @@ def test_no_way_to_aws_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     assert main(["--stack", "super-1", "--region", "us-east-1"]) == 1
     assert "Secrets Manager: " in capsys.readouterr().err
+
+
+def test_the_trainers_certificate_is_kept_up_once_there_is_one(manager, capsys):
+    first, _ = run(capsys, "--mutual-tls")
+    before = content(manager, "client")
+    again, said = run(capsys, "--renew")
+    assert "renewed super-1/client" in said
+    assert content(manager, "client")["cert"] != before["cert"]
+    assert again["ClientSecretArn"] == first["ClientSecretArn"]
+
+
+def test_the_region_is_the_clis(manager, capsys, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    parameters, _ = run(capsys)
+    assert parameters["TokenSecretArn"].split(":")[3] == "eu-west-1"
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    assert main(["--stack", "super-1"]) == 1
+    assert "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION" in capsys.readouterr().err
