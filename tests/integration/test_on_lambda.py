@@ -114,6 +114,22 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(
 
 
 @pytest.mark.slow
+def test_a_restart_ends_no_job_whose_samples_are_cached(
+    stack: Stack, images: Path, lambda_service: LambdaService
+) -> None:
+    dataset = SuperDataset(SOURCE, RECIPE)
+    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        first = collect(list(loader))
+        lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})  # cannot read the bucket now
+        stack.kill_coordinator()
+        stack.start_coordinator()
+        sampler.set_epoch(0)
+        assert collect(list(loader)) == first
+    assert_exactly_once(first, expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+@pytest.mark.slow
 def test_functions_that_hang_are_ended_by_lambda_and_their_samples_come(
     stack: Stack, images: Path, lambda_service: LambdaService, tmp_path: Path
 ) -> None:
