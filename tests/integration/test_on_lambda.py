@@ -218,7 +218,7 @@ def coordinator(cache: str, **settings: str) -> subprocess.CompletedProcess[str]
     ("settings", "code", "words"),
     [
         ({"lambda_function": "no such name!"}, 2, "lambda_function is a function's name, ARN or name:alias"),
-        ({"lambda_function": "nobody"}, 1, "the function nobody (http://127.0.0.1:"),
+        ({"lambda_function": "nobody"}, 2, "the function nobody (http://127.0.0.1:"),
     ],
 )
 def test_what_is_wrong_is_the_last_line_and_the_exit_code(
