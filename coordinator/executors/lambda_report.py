@@ -6,6 +6,7 @@ The report is the last line of the log that an answer carries: text, or JSON whe
 from __future__ import annotations
 
 import json
+import math
 import re
 from base64 import b64decode
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def _from_json(line: str, request_id: str) -> Report | None:
     if not billed_ms:
         return None
     return Report(
-        int(billed_ms),
+        math.ceil(billed_ms),  # AWS bills whole milliseconds
         memory_mb=int(_number(metrics, "memorySizeMB")),
         used_mb=int(_number(metrics, "maxMemoryUsedMB")),
         init_ms=_number(metrics, "initDurationMs") or _number(metrics, "restoreDurationMs"),
