@@ -13,6 +13,7 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
+from coordinator.aws_credentials import NO_CREDENTIALS
 from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ _NOT_FOUND = frozenset({"404", "NoSuchBucket", "NoSuchKey"})
 _FORBIDDEN = frozenset(
     {"401", "403", "AccessDenied", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken"}
     | {"SignatureDoesNotMatch", "UnauthorizedAccess"}
-)
-_NO_CREDENTIALS = (
-    exceptions.NoCredentialsError,
-    exceptions.PartialCredentialsError,
-    exceptions.CredentialRetrievalError,
-    exceptions.ProfileNotFound,
-    exceptions.TokenRetrievalError,
-    exceptions.SSOError,
 )
 
 
@@ -76,7 +69,7 @@ def s3_failures(url: str) -> Iterator[None]:
         yield
     except exceptions.ClientError as error:
         raise _from_answer(error, url) from error
-    except _NO_CREDENTIALS as error:
+    except NO_CREDENTIALS as error:
         msg = (
             f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a role"

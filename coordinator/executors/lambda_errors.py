@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore import exceptions
 
+from coordinator.aws_credentials import NO_CREDENTIALS
 from coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
@@ -39,14 +40,6 @@ _BAD_CREDENTIALS = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "IncompleteSignature", "IncompleteSignatureException"}
     | {"InvalidClientTokenId", "InvalidSignatureException", "MissingAuthenticationToken"}
     | {"MissingAuthenticationTokenException", "SignatureDoesNotMatch", "UnrecognizedClientException"}
-)
-_NO_CREDENTIALS = (
-    exceptions.NoCredentialsError,
-    exceptions.PartialCredentialsError,
-    exceptions.CredentialRetrievalError,
-    exceptions.ProfileNotFound,
-    exceptions.TokenRetrievalError,
-    exceptions.SSOError,
 )
 _NEVER_REACHED = (
     exceptions.ConnectTimeoutError,
@@ -86,7 +79,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
         return _from_answer(error, target)
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
-    if isinstance(error, _NO_CREDENTIALS):
+    if isinstance(error, NO_CREDENTIALS):
         return _hopeless(
             f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({error}): set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
