@@ -126,9 +126,10 @@ def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, 
         (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
     recipe = Recipe([{"op": "custom", "name": f"exit_{decoders}_of_pipeline_test:leave@1"}])
     request = file_request(tmp_path, [f"{n}.png" for n in range(20)], valkey.unix_url, recipe)
+    before = set(threading.enumerate())
     with pytest.raises(SystemExit):
         run(request)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("super-")]
+    assert not set(threading.enumerate()) - before
 
 
 # getrusage would count the peak of the process that forked this one, too.
