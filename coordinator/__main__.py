@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="TOML file with settings of the same names")
     parser.add_argument("--listen", help="host:port or unix:/path (127.0.0.1:50051)")
     parser.add_argument("--cache", help="redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)")
-    parser.add_argument("--executor", help="how functions run: local or lambda (local)")
+    parser.add_argument(
+        "--executor", help="how functions run: local or lambda, or both as local,lambda (local)"
+    )
     parser.add_argument(
         "--function", help="module:attribute that local workers run (lambda_prefetch.handler:handler)"
     )

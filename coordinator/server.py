@@ -126,9 +126,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
-    by_event = settings.executor == "lambda" and settings.lambda_invocation == "Event"
+    by_event = "lambda" in settings.executors and settings.lambda_invocation == "Event"
     outcomes = OutcomeReader(cache) if by_event else None
-    executor = make_executor(settings, outcomes)
+    executor = make_executor(settings.executors[0], settings, outcomes)
     stack.push_async_callback(executor.close)
     info = await _warm_and_take_over(executor, cache)
     if outcomes is not None:

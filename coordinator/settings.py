@@ -60,7 +60,8 @@ def parse_bytes(text: str) -> int:
 class Settings:
     """How a coordinator runs.
 
-    ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
+    ``executor`` is ``local`` or ``lambda``, or both with a comma between: the first has what it can take, the
+    next what is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
     ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]``,
     ``rediss://host:port[/db]`` or ``unix:///path``, any node's of a cluster; ``cache_bytes`` of 0 means what
     maxmemory leaves after headroom; ``owner`` lets a restarted coordinator take over its predecessor's lock
@@ -115,8 +116,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_trust(self)
-        if self.executor not in _EXECUTORS:
-            msg = f"executor is one of {', '.join(_EXECUTORS)}; not {self.executor!r}"
+        executors = self.executors
+        if not set(executors) <= set(_EXECUTORS) or len(set(executors)) < len(executors):
+            msg = (
+                f"executor is one of {', '.join(_EXECUTORS)}, or several of them with commas between, the "
+                f"cheapest first; not {self.executor!r}"
+            )
             raise ConfigError(msg)
         if self.lambda_invocation not in _INVOCATIONS:
             msg = f"lambda_invocation is one of {', '.join(_INVOCATIONS)}; not {self.lambda_invocation!r}"
@@ -136,6 +141,11 @@ class Settings:
             if not 0 <= getattr(self, name) < math.inf:
                 msg = f"{name} is from 0 (no cap) up, and finite; not {getattr(self, name)}"
                 raise ConfigError(msg)
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """How functions run: the executors in order of preference, the cheapest first; at least one."""
+        return tuple(name.strip() for name in self.executor.split(","))
 
 
 def load_settings(

@@ -1,4 +1,4 @@
-"""Makes the executor that the settings name."""
+"""Makes the executors that the settings name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ __all__ = ["make_executor"]
 _READ_MARGIN_S = 30.0  # the engine gives up a function's answer earlier than its connection does
 
 
-def make_executor(settings: Settings, outcomes: OutcomeReader | None = None) -> Executor:
+def make_executor(name: str, settings: Settings, outcomes: OutcomeReader | None = None) -> Executor:
     """An executor, not started yet.
 
     Args:
-        settings: which one, and its own.
+        name: which one.
+        settings: its own.
         outcomes: brings what functions answer through the cache; for ``lambda_invocation`` Event.
 
     Raises:
         ConfigError: a setting of it is wrong.
     """
-    if settings.executor == "lambda":
+    if name == "lambda":
         return _lambda_executor(settings, outcomes)
     from coordinator.executors.local import LocalExecutor
 
