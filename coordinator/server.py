@@ -21,7 +21,7 @@ from coordinator.cache import LOCK_TTL_S, Cache, LockHeldError
 from coordinator.cancelling import cancel_and_wait
 from coordinator.catalog import list_source
 from coordinator.core.events import ExecutorResized
-from coordinator.core.settings import CoreSettings
+from coordinator.core.settings import CoreSettings, ExecutorFacts
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors.making import make_executor
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coordinator.cache_info import CacheInfo
-    from coordinator.core.prices import Prices
     from coordinator.executors import Executor
     from coordinator.settings import Settings
 
@@ -118,7 +117,8 @@ def _bound_the_end() -> None:
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
     warn_if_insecure(settings)
-    prices = load_prices(settings.prices).of(settings.executor)  # what is wrong here is told at once
+    prices = load_prices(settings.prices)  # what is wrong here is told at once
+    facts = tuple(ExecutorFacts(name, prices.of(name)) for name in settings.executors)
     tls = (
         ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
     )
@@ -134,7 +134,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     if outcomes is not None:
         await outcomes.begin()
     await agree_on_golden(cache, executor.golden)
-    core_settings = _core_settings(settings, info, prices)
+    core_settings = _core_settings(settings, info, facts)
     engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
     engine.post(ExecutorResized(**asdict(executor.scaling)))
@@ -187,7 +187,7 @@ async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
     return info
 
 
-def _core_settings(settings: Settings, info: CacheInfo, prices: Prices) -> CoreSettings:
+def _core_settings(settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...]) -> CoreSettings:
     budget = info.budget(settings.cache_bytes)
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
@@ -198,7 +198,7 @@ def _core_settings(settings: Settings, info: CacheInfo, prices: Prices) -> CoreS
         request_samples=settings.request_samples,
         request_ttl_s=settings.request_timeout_s,
         lease_s=settings.lease_s,
-        prices=prices,
+        executors=executors,
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
     )

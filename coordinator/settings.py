@@ -61,7 +61,9 @@ class Settings:
     """How a coordinator runs.
 
     ``executor`` is ``local`` or ``lambda``, or both with a comma between: the first has what it can take, the
-    next what is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
+    next what is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0
+    mean no cap.
+
     ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]``,
     ``rediss://host:port[/db]`` or ``unix:///path``, any node's of a cluster; ``cache_bytes`` of 0 means what
     maxmemory leaves after headroom; ``owner`` lets a restarted coordinator take over its predecessor's lock

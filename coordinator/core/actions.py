@@ -19,7 +19,8 @@ class Prefetch:
     """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
 
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
-    request in flight for the same samples, which this one races.
+    request in flight for the same samples, which this one races; ``executor`` is the number of the one that
+    is to carry it out.
     """
 
     request_id: int
@@ -28,6 +29,7 @@ class Prefetch:
     indices: NDArray[np.int64]
     expires_in_s: float
     hedge_of: int | None = None
+    executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

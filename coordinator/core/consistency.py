@@ -23,6 +23,7 @@ def problems(state: State) -> Iterator[str]:
         yield from samples.problems()
     yield from _memory(state)
     yield from _waits(state)
+    yield from _executors(state)
     yield from _lanes(state)
     yield from _money(state)
 
@@ -54,6 +55,13 @@ def _unpaired(requests: dict[int, RequestInFlight]) -> Iterator[RequestInFlight]
     for number, request in requests.items():
         if request.rival not in requests or number < (request.rival or 0):
             yield request
+
+
+def _executors(state: State) -> Iterator[str]:
+    for member in state.fleet.members:
+        count = sum(request.executor == member.number for request in state.requests.values())
+        if count != member.in_flight:
+            yield f"{count} requests are in flight at {member.name}, {member.in_flight} are counted"
 
 
 def _lanes(state: State) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import auditing, events, forgetting, reading, results
+from coordinator.core import auditing, equipping, events, forgetting, reading, results
 from coordinator.core.consistency import problems
 from coordinator.core.dispatching import dispatch, expire_tombstones
 from coordinator.core.journal import history
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.actions import Action
+    from coordinator.core.fleet import Fleet
     from coordinator.core.jobs import Job
     from coordinator.core.ledger import Ledger, Spending
     from coordinator.core.samples import SampleState, SetKey
@@ -47,7 +48,8 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.DatasetAdded: reading.dataset_added,
-    events.ExecutorResized: results.executor_resized,
+    events.ExecutorResized: equipping.executor_resized,
+    events.ExecutorsUnfit: equipping.executors_unfit,
     events.JobClosed: reading.job_closed,
     events.JobOpened: reading.job_opened,
     events.RequestDone: results.request_done,
@@ -172,12 +174,17 @@ class Core:
     @property
     def capacity(self) -> int:
         """Requests that executors take at once at most."""
-        return self._state.concurrency.capacity
+        return self._state.fleet.capacity
 
     @property
     def concurrency(self) -> int:
         """Requests that executors take at once now."""
-        return self._state.concurrency.limit(self._now_s)
+        return self._state.fleet.limit(self._now_s)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The executors, to be read."""
+        return self._state.fleet
 
     @property
     def hedges(self) -> int:

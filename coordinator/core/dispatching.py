@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.demands import Demand
+    from coordinator.core.fleet import Member
     from coordinator.core.jobs import Ahead, Job, Lane
     from coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones"]
 
 _HOPELESS = 8.0
+_MOMENT_S = 1e-3
 
 
 def expire_tombstones(state: State, now: float) -> None:
@@ -58,36 +60,67 @@ def dispatch(state: State, now: float) -> None:
     if not _meet_demands(state, now):
         return
     _wake_crowded(state, now)
+    state.hasty_s = math.inf
+    put_off: list[tuple[Job, Lane]] = []
     while (
         watch_spending(state, now) is Spending.FREELY
-        and _places(state, now) > 0
+        and state.fleet.places(now) > 0
         and (lane_key := state.hungry.pop()) is not None
     ):
         job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
         ahead = find_absent(state, job, lane, now)
-        if ahead is not None:
-            _look_ahead(state, job, lane, ahead, now)
+        if ahead is not None and not _look_ahead(state, job, lane, ahead, now):
+            put_off.append((job, lane))
+            if not state.unfit:  # whoever is wanted later can wait, too
+                break
+    for job, lane in put_off:
+        state.wake(job, lane)
 
 
-def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> None:
-    """Request what a lane has found, as much of it as one request takes, unless another lane goes first."""
+def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> bool:
+    """Request what a lane has found, as much of it as one request takes, unless another lane goes first;
+    ``False`` if no executor is to have it now.
+    """
     soonest_s = state.hungry.soonest_s()
     lane.pending.appendleft(ahead)
     if soonest_s is not None and lane.deadline_s() > soonest_s:
         state.wake(job, lane)
-        return
-    count = min(ahead.indices.size, _request_samples(state, job, lane, now))
+        return True
+    member = _executor_for(state, job, lane, now)
+    if member is None:
+        return False
+    count = min(ahead.indices.size, _request_samples(state, member, job, lane, now))
     room = count
     if not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.low]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:
         lane.pending[0] = ahead._replace(indices=ahead.indices[room:])
-        request(state, ahead.samples, ahead.indices[:room], job.name, now)
+        request(state, member, ahead.samples, ahead.indices[:room], job.name, now)
     if room == count:
         state.wake(job, lane)
     else:
         state.crowding.lanes[job.name, lane.rank] = None
+    return True
+
+
+def _executor_for(state: State, job: Job, lane: Lane, now: float) -> Member | None:
+    """Who is to have what a lane has found; ``None`` if that waits, and then it is noted until when."""
+    unfit, slack_s = state.unfit_for(lane.pending[0].samples), _slack_s(lane, now)
+    samples = min(lane.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
+    member = state.fleet.choose(now, slack_s=slack_s, samples=samples, unfit=unfit)
+    if member is None:
+        in_s = state.fleet.hasty_in_s(now, slack_s=slack_s, samples=samples, unfit=unfit)
+        if in_s is not None:
+            state.hasty_s = min(state.hasty_s, now + in_s + _MOMENT_S)
+    return member
+
+
+def _slack_s(lane: Lane, now: float) -> float:
+    """How long there is until a lane wants what it has found; the next batch is late by definition, since a
+    reader may ask for it at once.
+    """
+    return lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0
 
 
 def _wake_crowded(state: State, now: float) -> None:
@@ -100,20 +133,13 @@ def _wake_crowded(state: State, now: float) -> None:
                 state.wake(*found)
 
 
-def _places(state: State, now: float) -> int:
-    return state.concurrency.places(len(state.requests), now)
-
-
-def _request_samples(state: State, job: Job, lane: Lane, now: float) -> int:
-    """The next batch is late by definition: a reader may ask for it at once. Where readers wait again and
-    again, functions are too few, and nothing is gained by small requests.
-    """
-    slack_s = lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0
+def _request_samples(state: State, member: Member, job: Job, lane: Lane, now: float) -> int:
+    """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
-        state.latency,
+        member.latency,
         wanted=min(lane.pending[0].indices.size, job.plan.batch_size),
-        idle=state.concurrency.idle(len(state.requests), now),
-        slack_s=math.inf if lane.caution > _HOPELESS else slack_s,
+        idle=state.fleet.idle(now),
+        slack_s=math.inf if lane.caution > _HOPELESS else _slack_s(lane, now),
         most=state.settings.request_samples,
     )
 
@@ -127,13 +153,20 @@ def _release_due(state: State, now: float) -> None:
 
 def _meet_demands(state: State, now: float) -> bool:
     """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
+    put_off: list[tuple[Demand, NDArray[np.int64]]] = []
+    lacks_room = False
     while (
-        watch_spending(state, now) is not Spending.STOPPED
-        and (places := _places(state, now)) > 0
+        not lacks_room
+        and watch_spending(state, now) is not Spending.STOPPED
+        and (places := state.fleet.places(now)) > 0
         and (demand := state.demands.take_due()) is not None
     ):
         wanted = _wanted(state, demand)
         if not wanted.size:
+            continue
+        member = state.fleet.choose(now, unfit=state.unfit_for(demand.samples))
+        if member is None:  # those that have places are of no use for it
+            put_off.append((demand, wanted))
             continue
         share = 1 if demand.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
         if demand.urgent:
@@ -143,14 +176,15 @@ def _meet_demands(state: State, now: float) -> bool:
             wanted, later_than_s = _soonest_first(state, demand, wanted, share)
             room = room_for(state, demand.samples, share, later_than_s=later_than_s, now=now)
         if room:
-            request(state, demand.samples, wanted[:room], demand.job, now)
+            request(state, member, demand.samples, wanted[:room], demand.job, now)
         if room or demand.urgent:
             state.demands.put_back(demand, wanted[room:])
         else:
             _leave_to_lanes(state, demand, wanted)
-        if not room and demand.urgent:
-            return False
-    return True
+        lacks_room = not room and demand.urgent
+    for demand, wanted in reversed(put_off):
+        state.demands.put_back(demand, wanted)
+    return not lacks_room
 
 
 def _wanted(state: State, demand: Demand) -> NDArray[np.int64]:

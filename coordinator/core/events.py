@@ -27,6 +27,7 @@ __all__ = [
     "DatasetAdded",
     "Event",
     "ExecutorResized",
+    "ExecutorsUnfit",
     "FailureKind",
     "JobClosed",
     "JobOpened",
@@ -177,9 +178,9 @@ class CacheGrew:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized:
-    """How many requests the executors take at once: ``burst`` of them right away (all, if it is ``None``),
-    and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait there for a
-    free function (as many as ``capacity``, if it is ``None``), so that none idles between two requests.
+    """How many requests an executor, by its number, takes at once: ``burst`` of them right away (all, if it
+    is ``None``), and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait
+    there for a free function (as many as ``capacity``, if it is ``None``), so that none idles between two.
     ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
     """
 
@@ -188,6 +189,17 @@ class ExecutorResized:
     per_s: float = math.inf
     backlog: int | None = None
     queues: bool = False
+    executor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorsUnfit:
+    """These executors, by number, cannot produce the samples of a dataset: they see no files of this machine,
+    or may not read the source. There is another that can.
+    """
+
+    dataset: bytes
+    executors: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +216,7 @@ Event: TypeAlias = (
     | CacheReset
     | DatasetAdded
     | ExecutorResized
+    | ExecutorsUnfit
     | JobClosed
     | JobOpened
     | RequestDone

@@ -54,4 +54,5 @@ def forget_empty_sets(state: State, now: float) -> None:
     unused = {name for name in state.datasets if name not in kept and not state.wants(name)}
     for dataset in unused & state.unused_datasets:
         del state.datasets[dataset]
+        state.unfit.pop(dataset, None)
     state.unused_datasets = unused

@@ -83,10 +83,10 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
     """The stragglers that deserve a rival now."""
     watched = state.stragglers
     allowed = watched.affordable(state.settings.hedge_share) if len(watched) else 0
-    allowed = min(allowed, state.concurrency.places(len(state.requests), now))
+    allowed = min(allowed, state.fleet.places(now))
     if allowed <= 0:
         return []
-    idle = min(allowed, state.concurrency.idle(len(state.requests), now))
+    idle = min(allowed, state.fleet.idle(now))
     wanted = [number for number in watched.late if state.wants(state.requests[number].samples.dataset)]
     chosen = wanted[:idle]
     if len(chosen) < allowed and len(state.awaited) and now >= watched.look_again_s:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from coordinator.core.prices import Prices
 
 __all__ = ["NOBODY", "Ledger", "Spending"]
@@ -66,13 +68,18 @@ class Ledger:
     """What was spent, by whom, and how fast.
 
     Args:
-        prices: of each unit.
+        prices: of each unit, by the executor's number; what costs by the hour is shared by all executors,
+            so the highest price holds.
         max_usd: the hard cap.
         max_usd_per_hour: beyond it nothing is spent on what nobody waits for.
     """
 
-    def __init__(self, prices: Prices, *, max_usd: float, max_usd_per_hour: float) -> None:
-        self._prices = prices
+    def __init__(self, prices: Sequence[Prices], *, max_usd: float, max_usd_per_hour: float) -> None:
+        self._prices = tuple(prices)
+        self._billed = any(each.billed for each in prices)
+        self._hour_usd = max(each.hour for each in prices)
+        self._invocation_usd = max(each.invocation for each in prices)
+        self._record_gb_usd = max(each.record_gb for each in prices)
         self._max_usd = max_usd
         self._per_s = max_usd_per_hour / _HOUR_S
         self._saved_usd = self._per_s * _SAVED_S
@@ -98,7 +105,7 @@ class Ledger:
             return
         if self._per_s < math.inf:
             self._saved_usd = min(self._per_s * _SAVED_S, self._saved_usd + self._per_s * passed_s)
-        usd = self._prices.hour * passed_s / _HOUR_S
+        usd = self._hour_usd * passed_s / _HOUR_S
         if not usd:
             return
         self._count(usd, now)
@@ -122,6 +129,7 @@ class Ledger:
         self,
         dataset: bytes,
         *,
+        executor: int = 0,
         gb_s: float,
         source_requests: int,
         source_bytes: int,
@@ -129,7 +137,7 @@ class Ledger:
         now: float,
     ) -> float:
         """A function was invoked; returns what that cost."""
-        prices = self._prices
+        prices = self._prices[executor]
         usd = (
             prices.invocation
             + prices.gb_s * gb_s
@@ -146,7 +154,7 @@ class Ledger:
 
     def produced(self, dataset: bytes, job: str, samples: int, usd: float) -> None:
         """Samples were produced for a job, at that cost."""
-        if not samples or not self._prices.billed:
+        if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
         name = job if job in pool.produced or len(pool.produced) < _JOBS_MAX else NOBODY
@@ -157,13 +165,13 @@ class Ledger:
 
     def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
         """A job has read samples."""
-        if not samples or not self._prices.billed:
+        if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
         name = job if job in pool.used or len(pool.used) < _JOBS_MAX else NOBODY
         pool.used[name] = pool.used.get(name, 0) + samples
         pool.used_total += samples
-        usd = self._prices.record_gb * size_bytes / _GB
+        usd = self._record_gb_usd * size_bytes / _GB
         if usd:
             self._own[name] = self._own.get(name, 0.0) + usd
             self._count(usd, now)
@@ -191,10 +199,10 @@ class Ledger:
         """How freely money may be spent, while so many are in flight, which count as paid for."""
         committed_usd = self._committed_usd(requests, samples)
         expected_usd = self.total_usd + committed_usd
-        next_usd = max(self._prices.invocation, self._request_usd)
+        next_usd = max(self._invocation_usd, self._request_usd)
         if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
             return Spending.STOPPED
-        if not self._bills and requests >= _UNPRICED_REQUESTS and self._prices.billed:
+        if not self._bills and requests >= _UNPRICED_REQUESTS and self._billed:
             return Spending.STOPPED  # until it is known what they cost
         if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
             return Spending.SLOWED
@@ -208,7 +216,7 @@ class Ledger:
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
     def _committed_usd(self, requests: int, samples: int) -> float:
-        each_usd = max(self._prices.invocation, self._request_usd)
+        each_usd = max(self._invocation_usd, self._request_usd)
         return max(requests * each_usd, samples * self._sample_usd)
 
     def _count(self, usd: float, now: float) -> None:

@@ -19,7 +19,6 @@ __all__ = ["find_absent", "window_end"]
 _WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
 
-_SLOW = 0.99
 _SAFETY = 2.0
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8
@@ -53,7 +52,7 @@ def _batches_needed(state: State, job: Job, lane: Lane) -> int:
     as many as allowed.
     """
     samples = min(state.settings.request_samples, job.plan.batch_size)
-    slow_s = state.latency.quantile_s(samples, _SLOW)
+    slow_s = state.fleet.slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
     return _SPARE_BATCHES + math.ceil(lane.caution * _SAFETY * slow_s / lane.interval_s)

@@ -20,6 +20,7 @@ from coordinator.core.state import RequestInFlight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from coordinator.core.fleet import Member
     from coordinator.core.samples import SetKey
     from coordinator.core.state import State
 
@@ -29,8 +30,10 @@ _WINDOW_SHARE = 0.5
 _LATE_LEAST_S = 0.05
 
 
-def request(state: State, key: SetKey, indices: NDArray[np.int64], job: str, now: float) -> None:
-    """Have absent samples produced, on account of a job."""
+def request(
+    state: State, member: Member, key: SetKey, indices: NDArray[np.int64], job: str, now: float
+) -> None:
+    """Have absent samples produced by an executor, on account of a job."""
     indices = indices.copy()  # a view would keep alive all that it was cut from
     samples = state.set_of(key)
     again = samples.dropped[indices]
@@ -43,17 +46,29 @@ def request(state: State, key: SetKey, indices: NDArray[np.int64], job: str, now
     state.samples_in_flight += indices.size
     counters = state.jobs[job].counters if job in state.jobs else JobCounters()
     unsettled = np.ones(indices.size, dtype=np.bool_)
-    _send(state, RequestInFlight(key, indices, job, counters, reserved, now, unsettled), now)
+    made = RequestInFlight(key, indices, job, counters, reserved, now, unsettled, member.number)
+    _send(state, made, now)
 
 
 def race_stragglers(state: State, now: float) -> None:
     """Make the rivals of stragglers."""
     for number in stragglers_to_race(state, now):
         late = state.requests[number]
+        member = state.fleet.choose(now, unfit=state.unfit_for(late.samples), other_than=late.executor)
+        if member is None:
+            continue
         state.stragglers.raced(number)
         late.counters.hedges += 1
         rival = RequestInFlight(
-            late.samples, late.indices, late.job, late.counters, 0, now, late.unsettled, rival=number
+            late.samples,
+            late.indices,
+            late.job,
+            late.counters,
+            0,
+            now,
+            late.unsettled,
+            member.number,
+            rival=number,
         )
         late.rival = _send(state, rival, now)
 
@@ -63,14 +78,23 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
     made.counters.invocations += 1
     made.counters.requests_in_flight += 1
     state.requests[number] = made
-    state.concurrency.used(len(state.requests), now)
-    late_s = state.latency.quantile_s(made.indices.size, state.settings.hedge_quantile)
+    member = state.fleet.members[made.executor]
+    member.in_flight += 1
+    member.requests += 1
+    member.concurrency.used(member.in_flight, now)
+    late_s = member.latency.quantile_s(made.indices.size, state.settings.hedge_quantile)
     if made.rival is None:
         state.stragglers.watch(number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.notes.made(RequestNote(number, made.samples, made.indices, made.job, now, made.rival))
     state.actions.append(
         Prefetch(
-            number, made.job, made.samples, made.indices, state.settings.request_ttl_s, hedge_of=made.rival
+            number,
+            made.job,
+            made.samples,
+            made.indices,
+            state.settings.request_ttl_s,
+            hedge_of=made.rival,
+            executor=made.executor,
         )
     )
     return number

@@ -14,10 +14,11 @@ from super_wire.request import Outcome
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.events import ExecutorResized, RequestDone, RequestFailed
+    from coordinator.core.events import RequestDone, RequestFailed
+    from coordinator.core.fleet import Member
     from coordinator.core.state import RequestInFlight, State
 
-__all__ = ["OUTCOME_ORDER", "executor_resized", "request_done", "request_failed"]
+__all__ = ["OUTCOME_ORDER", "request_done", "request_failed"]
 
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
@@ -30,6 +31,9 @@ _EXPIRED_EARLY = (
 _EXCUSED = 5
 """So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
 
+_EXCUSED_ELSEWHERE = 2
+"""So often at most a failure is blamed on an executor that was set aside, where there is another."""
+
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
@@ -37,6 +41,12 @@ _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
 _WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
 _TELLING = ~_INNOCENT
+_SUSPICIOUS = np.array(
+    [
+        outcome in {Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR}
+        for outcome in OUTCOME_ORDER
+    ]
+)
 _INNOCENT_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
 
@@ -46,12 +56,15 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     request = _landed(state, event.request_id)
     if request is None:
         return
+    member = state.fleet.members[request.executor]
     if _TELLING[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
-        state.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
-        state.concurrency.succeeded()
+        member.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+        member.concurrency.succeeded()
     if not event.cold_start:
-        state.concurrency.begun(now - request.made_s - event.duration_us / 1e6, len(state.requests), now)
+        member.concurrency.begun(now - request.made_s - event.duration_us / 1e6, member.in_flight, now)
+    _judge(member, event, now)
     usd = _charge(state, request, event.gb_s, now, answer=event)
+    member.samples += int(np.count_nonzero(event.outcomes == _CACHED))
     if request.rival is None and (event.outcomes == _CACHED).all():
         _all_cached(state, request, event, usd, now)
         return
@@ -91,6 +104,14 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     _try_again(state, request, np.flatnonzero(guilty), messages, now, counts=True, alone=False)
 
 
+def _judge(member: Member, event: RequestDone, now: float) -> None:
+    """What an answer says of the executor: nothing, where it may be the samples' or the clock's fault."""
+    if _WORKED[event.outcomes].any():
+        member.health.worked()
+    elif event.outcomes.size and _SUSPICIOUS[event.outcomes].all():
+        member.health.failed(next(iter(event.messages.values()), "no sample could be produced"), now)
+
+
 def _expired_early(state: State, request: RequestInFlight, event: RequestDone, now: float) -> bool:
     """Whether a function has begun nothing since its time was over, long before it was by our clock."""
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
@@ -118,11 +139,16 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         request.counters.invocations -= 1
     else:
         _charge(state, request, event.gb_s, now, answer=None)
-    if event.kind is FailureKind.THROTTLED:
-        state.concurrency.throttled(len(state.requests), now)
-    elif event.kind is FailureKind.LOST:
-        state.concurrency.lost(len(state.requests), now)
     message = f"{event.kind.value}: {event.message}"
+    member = state.fleet.members[request.executor]
+    if event.kind is FailureKind.THROTTLED:
+        member.concurrency.throttled(member.in_flight, now)
+    elif event.kind is FailureKind.LOST:
+        member.concurrency.lost(member.in_flight, now)
+    if event.kind in _INNOCENT_FAILURES:
+        member.health.refused(message, now)
+    else:
+        member.health.failed(message, now)
     state.notes.ended(event.request_id, now, message)
     if request.rival in state.requests:
         _settle(state, request, np.zeros_like(request.unsettled))
@@ -146,7 +172,8 @@ def _excused(state: State, request: RequestInFlight, offsets: NDArray[np.intp]) 
     is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
     """
     silences = state.set_of(request.samples).silences
-    bound = _EXCUSED if state.concurrency.was_crowded(request.made_s) else 1
+    member = state.fleet.members[request.executor]
+    bound = _EXCUSED if member.concurrency.was_crowded(request.made_s) else 1
     excused = np.empty(offsets.size, dtype=np.bool_)
     for place, index in enumerate(request.indices[offsets].tolist()):
         silences[index] = silences.get(index, 0) + 1
@@ -176,14 +203,17 @@ def _charge(
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
         counters.record_bytes += record_bytes
-    return state.ledger.invoked(
+    usd = state.ledger.invoked(
         request.samples.dataset,
+        executor=request.executor,
         gb_s=gb_s,
         source_requests=answer.source_requests if answer else 0,
         source_bytes=answer.source_bytes if answer else 0,
         record_bytes=record_bytes,
         now=now,
     )
+    state.fleet.members[request.executor].usd += usd
+    return usd
 
 
 def _settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -> None:
@@ -202,23 +232,11 @@ def _settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) 
                 holder.reserved_bytes = 0
 
 
-def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
-    """The executors take another number of requests at once."""
-    backlog = event.capacity if event.backlog is None else event.backlog
-    state.concurrency.resize(
-        event.capacity,
-        backlog=backlog,
-        burst=event.burst,
-        per_s=event.per_s,
-        queues=event.queues,
-        now=now,
-    )
-
-
 def _landed(state: State, request_id: int) -> RequestInFlight | None:
     request = state.requests.pop(request_id, None)
     if request is not None:
         request.counters.requests_in_flight -= 1
+        state.fleet.members[request.executor].in_flight -= 1
         state.stragglers.landed(request_id)
     return request
 
@@ -234,6 +252,7 @@ def _try_again(
     alone: bool,
 ) -> None:
     """Queue another attempt after a backoff; whose attempts are spent gets a tombstone that expires."""
+    offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
     samples, indices = state.set_of(request.samples), request.indices[offsets]
@@ -261,6 +280,30 @@ def _try_again(
     for attempts in np.unique(tried).tolist():
         due_s = now + max(state.settings.backoff_after_s(attempts), setback_s)
         state.demands.add(due_s, request.samples, again[tried == attempts], request.job, alone=alone)
+
+
+def _turn_elsewhere(
+    state: State, request: RequestInFlight, offsets: NDArray[np.intp], now: float, *, counts: bool
+) -> NDArray[np.intp]:
+    """Have what an executor that was set aside did not produce tried at another at once; what is left.
+
+    The executor is more likely to blame than the samples; but each is excused by it a few times only.
+    """
+    member = state.fleet.members[request.executor]
+    unfit = state.unfit_for(request.samples)
+    if not (member.health.doubtful and state.fleet.can_turn_elsewhere(member, unfit)):
+        return offsets
+    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    turns = np.ones(offsets.size, dtype=np.bool_)
+    if counts:
+        for place, index in enumerate(indices.tolist()):
+            samples.excuses[index] = samples.excuses.get(index, 0) + 1
+            turns[place] = samples.excuses[index] <= _EXCUSED_ELSEWHERE
+    turning = indices[turns]
+    samples.move(turning, SampleState.WAITING)
+    request.counters.retries += turning.size
+    state.demands.add(now, request.samples, turning, request.job)
+    return offsets[~turns]
 
 
 def _setback_s(state: State, reason: str, now: float) -> float:

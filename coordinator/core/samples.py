@@ -99,7 +99,8 @@ class SampleSet:
     ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8;
     ``dropped`` bool, was in the cache and had to make room. What is resident
     has a footprint, and keeps it while the cache is asked whether it still is; nothing else has one.
-    ``silences`` counts, of the few of which no answer came back, how often none did.
+    ``silences`` counts, of the few of which no answer came back, how often none did; ``excuses``, of those
+    that failed at an executor which was blamed for it, how often.
     """
 
     __slots__ = (
@@ -108,6 +109,7 @@ class SampleSet:
         "_stored_count",
         "attempts",
         "dropped",
+        "excuses",
         "key",
         "resident_bytes",
         "resident_count",
@@ -128,6 +130,7 @@ class SampleSet:
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self._doubted: NDArray[np.bool_] | None = None
         self.silences: dict[int, int] = {}
+        self.excuses: dict[int, int] = {}
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
@@ -201,10 +204,11 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def forgive(self, indices: NDArray[np.int64]) -> None:
-        """It is known what became of these: silence before is not held against them any more."""
-        if self.silences:
-            for index in indices.tolist():
-                self.silences.pop(index, None)
+        """It is known what became of these: what was before is not held against them any more."""
+        for counts in (self.silences, self.excuses):
+            if counts:
+                for index in indices.tolist():
+                    counts.pop(index, None)
 
     @property
     def idle(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from coordinator.core.prices import Prices
 from super_wire.errors import ConfigError
 
-__all__ = ["CoreSettings"]
+__all__ = ["CoreSettings", "ExecutorFacts"]
 
 _ABOVE_ZERO = (
     "backoff_s",
@@ -23,6 +23,14 @@ _ABOVE_ZERO = (
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorFacts:
+    """What the core is told of an executor: what people call it, and what its work costs."""
+
+    name: str = "local"
+    prices: Prices = field(default_factory=Prices)
+
+
+@dataclass(frozen=True, slots=True)
 class CoreSettings:
     """Bounds of planning.
 
@@ -32,8 +40,9 @@ class CoreSettings:
     ``request_ttl_s`` for a function to begin a sample; ``tombstone_ttl_s`` before a spent sample may be
     tried again; ``forget_s`` after which a silent rank is forgotten; ``lease_s`` after which it is no
     longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
-    second one, as long as those are no more than ``hedge_share`` of all requests. ``max_usd_per_hour``
-    and ``max_usd`` bound what is spent at ``prices``.
+    second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
+    that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
+    prices.
     """
 
     budget_bytes: int
@@ -48,7 +57,7 @@ class CoreSettings:
     lease_s: float = 15.0
     hedge_quantile: float = 0.95
     hedge_share: float = 0.05
-    prices: Prices = field(default_factory=Prices)
+    executors: tuple[ExecutorFacts, ...] = (ExecutorFacts(),)
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
 
@@ -57,6 +66,8 @@ class CoreSettings:
             if getattr(self, name) < 1:
                 msg = f"{name} is at least 1; not {getattr(self, name)}"
                 raise ConfigError(msg)
+        if not self.executors:
+            raise ConfigError("executors are at least 1; not 0")
         for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 msg = f"{name} is above 0; not {getattr(self, name)}"

@@ -7,6 +7,7 @@ Only data and the few questions that several parts of the core ask of it. What e
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.core.awaited import AwaitedSamples
-from coordinator.core.concurrency import Concurrency
 from coordinator.core.crowding import Crowding
 from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import BatchPlace, DemandQueue
+from coordinator.core.fleet import Fleet
 from coordinator.core.hedging import Stragglers
 from coordinator.core.journal import RequestNotes
-from coordinator.core.latency import LatencyModel
 from coordinator.core.leases import LeaseQueue
 from coordinator.core.ledger import Ledger, Spending
 from coordinator.core.samples import Account, SampleSet, SetKey
@@ -42,6 +42,8 @@ __all__ = ["FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
 FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
 
+_NONE: frozenset[int] = frozenset()
+
 
 @dataclass(slots=True)
 class RequestInFlight:
@@ -56,6 +58,8 @@ class RequestInFlight:
     made_s: float
     unsettled: NDArray[np.bool_]
     """Of which samples it is not known yet what becomes of them; two requests that race share this array."""
+    executor: int = 0
+    """Whose functions carry it out."""
     rival: int | None = None
     """The request that races this one, whichever came first."""
 
@@ -93,8 +97,6 @@ class State:
     """Lanes that may have something to look ahead to."""
     crowding: Crowding = field(default_factory=Crowding)
     leases: LeaseQueue = field(default_factory=LeaseQueue)
-    latency: LatencyModel = field(default_factory=LatencyModel)
-    concurrency: Concurrency = field(default_factory=Concurrency)
     stragglers: Stragglers = field(default_factory=Stragglers)
     thrash: Thrash = field(default_factory=Thrash)
     notes: RequestNotes = field(default_factory=RequestNotes)
@@ -120,6 +122,11 @@ class State:
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    fleet: Fleet = field(init=False)
+    unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    """Executors, by number, that cannot produce the samples of a dataset."""
+    hasty_s: float = math.inf
+    """When the first lane that waits for a place at a cheaper executor can do so no more."""
     ledger: Ledger = field(init=False)
     spending: Spending = Spending.FREELY
     """As of the last event."""
@@ -128,8 +135,11 @@ class State:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self.fleet = Fleet([facts.name for facts in settings.executors])
         self.ledger = Ledger(
-            settings.prices, max_usd=settings.max_usd, max_usd_per_hour=settings.max_usd_per_hour
+            [facts.prices for facts in settings.executors],
+            max_usd=settings.max_usd,
+            max_usd_per_hour=settings.max_usd_per_hour,
         )
 
     @property
@@ -155,6 +165,10 @@ class State:
                 account=self.account,
             )
         return samples
+
+    def unfit_for(self, key: SetKey) -> frozenset[int]:
+        """Executors, by number, that cannot produce these samples."""
+        return self.unfit.get(key.dataset, _NONE)
 
     def lane(self, job: str, rank: int) -> tuple[Job, Lane] | None:
         """The job and its lane; ``None`` for one that is unknown (closed, or of before a restart)."""

@@ -34,7 +34,8 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
     if waiting or state.crowding.lanes:
         yield state.crowding.over_at_s(state.events)
         yield state.awaited.next_expiry_s(now)
-    if (waiting or len(state.hungry)) and state.concurrency.places(len(state.requests), now) <= 0:
-        yield state.concurrency.more_at_s(now)
+    if waiting or len(state.hungry):
+        yield from state.fleet.wake_times_s(now)
+        yield state.hasty_s
     if state.spending is not Spending.FREELY:
         yield state.ledger.freely_at_s(now, requests=len(state.requests), samples=state.samples_in_flight)

@@ -10,6 +10,7 @@ import numpy as np
 
 from coordinator.core import CoreSettings, Plan
 from coordinator.core.prices import Prices
+from coordinator.core.settings import ExecutorFacts
 from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 from super_wire.record import HEADER_BYTES
 
@@ -65,16 +66,17 @@ def _record_bytes(dataset: DatasetSpec) -> int:
 
 def _settings(spec: SimulationSpec) -> CoreSettings:
     per_hour = spec.coordinator.max_usd_per_hour
+    prices = Prices(
+        invocation=spec.prices.invocation,
+        gb_s=spec.prices.gb_s,
+        source_request=spec.prices.source_request,
+        hour=spec.prices.cache_gb_hour * spec.cache.budget_gb,
+    )
     return CoreSettings(
         budget_bytes=max(1, int(spec.cache.budget_gb * _GB)),
         lookahead_batches=spec.coordinator.lookahead_batches,
         request_samples=spec.coordinator.request_samples,
-        prices=Prices(
-            invocation=spec.prices.invocation,
-            gb_s=spec.prices.gb_s,
-            source_request=spec.prices.source_request,
-            hour=spec.prices.cache_gb_hour * spec.cache.budget_gb,
-        ),
+        executors=(ExecutorFacts(spec.functions.kind, prices),),
         max_usd_per_hour=math.inf if per_hour is None else per_hour,
     )
 

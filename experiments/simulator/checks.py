@@ -150,8 +150,11 @@ class Checks:
             np.unique(action.indices).size == action.indices.size > 0, "a request names a sample twice"
         )
         self.demand(action.indices.size <= world.scenario.settings.request_samples, "a request is too large")
-        most = 2 * world.scenario.functions.capacity
-        self.demand(len(self.in_flight) < most, "too many requests in flight")
+        functions = world.scenario.fleet[action.executor]
+        there_now = sum(other.executor == action.executor for other in self.in_flight.values())
+        self.demand(there_now < 2 * functions.capacity, "too many requests in flight")
+        unfit = world.scenario.unfit.get(key.dataset, frozenset())
+        self.demand(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         if action.hedge_of is not None:
             self._hedged(action)
@@ -162,7 +165,9 @@ class Checks:
             self.demand(not twice, "a sample was requested that is in flight")
         there = world.cache.look(key, action.indices, world.now_s) > 0
         self.demand(not (told[action.indices] & there).any(), "a sample was requested that is resident")
-        spent = attempts[action.indices] >= world.scenario.settings.attempts
+        # What fails at an executor that is set aside is excused twice, and is tried at the next one.
+        most = world.scenario.settings.attempts + (2 if len(world.scenario.fleet) > 1 else 0)
+        spent = attempts[action.indices] >= most
         self.demand(not spent.any(), "a sample was tried more often than allowed")
         self.in_flight[action.request_id] = action
         self._made_s[action.request_id] = self._world.now_s
@@ -202,7 +207,9 @@ class Checks:
             self.demand(self._world.core.spending is Spending.STOPPED, "a cap was named that is not reached")
             return
         attempts = self._rows(action.samples)[1]
-        spent = attempts[action.indices] == self._world.scenario.settings.attempts
+        most = self._world.scenario.settings.attempts
+        alone = len(self._world.scenario.fleet) == 1
+        spent = attempts[action.indices] == most if alone else attempts[action.indices] >= most
         self.demand(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
@@ -250,7 +257,8 @@ class Checks:
         if all(data.uniform for data in scenario.datasets.values()):
             return 0
         largest = max(int(footprint(data.record_bytes).max()) for data in scenario.datasets.values())
-        return largest * (2 * scenario.functions.capacity * scenario.settings.request_samples + 1)
+        capacity = sum(functions.capacity for functions in scenario.fleet)
+        return largest * (2 * capacity * scenario.settings.request_samples + 1)
 
     def delivered_exactly_once(self, script: JobScript, trainers: list[Trainer]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""

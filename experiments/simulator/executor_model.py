@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.actions import Prefetch
+    from experiments.simulator.scenario import FunctionsModel
     from experiments.simulator.world import World
 
 __all__ = ["ExecutorModel"]
@@ -52,9 +53,9 @@ class _Taken(NamedTuple):
 class ExecutorModel:
     """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, functions: FunctionsModel) -> None:
         self._world = world
-        self._functions = functions = world.scenario.functions
+        self._functions = functions
         self._waiting: deque[_Taken] = deque()
         self._idle_since: deque[float] = deque([math.inf] * functions.capacity if functions.queues else [])
         self._tokens = float(functions.capacity if functions.burst is None else functions.burst)
@@ -63,7 +64,11 @@ class ExecutorModel:
 
     def submit(self, request: Prefetch) -> None:
         """Take a request of the coordinator that lives now."""
-        self._waiting.append(_Taken(request, self._world.life, self._world.now_s))
+        taken = _Taken(request, self._world.life, self._world.now_s)
+        if any(start_s <= taken.came_s < end_s for start_s, end_s in self._functions.gone_s):
+            self._refuse(taken, FailureKind.UNAVAILABLE)
+            return
+        self._waiting.append(taken)
         self._start()
 
     def _start(self) -> None:
@@ -119,7 +124,9 @@ class ExecutorModel:
         duration_s = self._duration_s(request.indices.size)
         timeout_s = min(self._functions.timeout_s, request.expires_in_s)
         poisonous = world.scenario.datasets[request.samples.dataset].poisonous
-        if (poisonous and poisonous.intersection(request.indices.tolist())) or chance() < faults.crash:
+        if world.now_s < self._functions.wrong_until_s:
+            self._fail_later(taken, FailureKind.RAISED, duration_s, cold_s)
+        elif (poisonous and poisonous.intersection(request.indices.tolist())) or chance() < faults.crash:
             kind = world.rng.choice((FailureKind.CRASHED, FailureKind.RAISED))
             world.after(cold_s + duration_s / 2, partial(self._push_some, request))
             self._fail_later(taken, kind, duration_s, cold_s)

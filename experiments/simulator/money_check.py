@@ -39,7 +39,7 @@ class _Bill:
     source_bytes: int = 0
     record_bytes: int = 0
 
-    def usd(self, prices: Prices, hours: float) -> float:
+    def usd(self, prices: Prices) -> float:
         """What that costs."""
         return (
             self.answered * prices.invocation
@@ -47,7 +47,6 @@ class _Bill:
             + self.source_requests * prices.source_request
             + self.source_bytes / _GB * prices.source_gb
             + self.record_bytes / _GB * prices.record_gb
-            + hours * prices.hour
         )
 
 
@@ -56,7 +55,9 @@ class MoneyCheck:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._bill = _Bill()
+        self._executors = world.scenario.settings.executors
+        self._bills = [_Bill() for _ in self._executors]
+        self._read_bytes = 0
         self._began_s = world.now_s
         self._known: dict[str, Job] = {}
         self._asked: Counter[str] = Counter()
@@ -81,16 +82,17 @@ class MoneyCheck:
             if self._ordered.get(request.request_id) is self._known.get(request.job):
                 self._asked[request.job] -= 1
             return
-        self._bill.answered += 1
-        self._bill.gb_s += event.gb_s
+        bill = self._bills[request.executor]
+        bill.answered += 1
+        bill.gb_s += event.gb_s
         if isinstance(event, RequestDone):
-            self._bill.source_requests += event.source_requests
-            self._bill.source_bytes += event.source_bytes
-            self._bill.record_bytes += int(event.record_bytes[event.outcomes == _CACHED].sum())
+            bill.source_requests += event.source_requests
+            bill.source_bytes += event.source_bytes
+            bill.record_bytes += int(event.record_bytes[event.outcomes == _CACHED].sum())
 
     def read(self, event: BatchRead) -> None:
         """A report came of a batch that was read, by a rank that the core knows."""
-        self._bill.record_bytes += event.size_bytes
+        self._read_bytes += event.size_bytes
 
     def problems(self) -> Iterator[str]:
         """Where the two accounts differ."""
@@ -116,5 +118,11 @@ class MoneyCheck:
             yield "a request was made beyond the cap on money"
 
     def _billed_usd(self) -> float:
+        """Hours and reading are no single executor's: they cost what they cost at the dearest."""
+        prices = [facts.prices for facts in self._executors]
         hours = (self._world.now_s - self._began_s) / _HOUR_S
-        return self._bill.usd(self._world.scenario.settings.prices, hours)
+        return (
+            sum(bill.usd(each) for bill, each in zip(self._bills, prices, strict=True))
+            + self._read_bytes / _GB * max(each.record_gb for each in prices)
+            + hours * max(each.hour for each in prices)
+        )

@@ -122,7 +122,7 @@ def predict_from(
     world: World, spec: SimulationSpec, swept: Mapping[str, float], simulated_in_s: float
 ) -> Prediction:
     """Read the figures off a world that has run."""
-    usage, prices, hours = world.executor.usage, spec.prices, world.ended_s / _HOUR_S
+    usage, prices, hours = world.executors[0].usage, spec.prices, world.ended_s / _HOUR_S
     ends_s = {name: _end_s(world, trainers) for name, trainers in world.trainers.items()}
     trainer_hours = {
         name: (ends_s[name] - _start_s(world, trainers)) * len(trainers) / _HOUR_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ class FunctionsModel:
     stragglers: float = 0.0
     timeout_s: float = math.inf
     memory_gb: float = 1.0
+    gone_s: tuple[tuple[float, float], ...] = ()
+    """From when to when it cannot be reached, and what is asked of it meanwhile is refused."""
+    wrong_until_s: float = 0.0
+    """Until then its functions raise whatever they are asked."""
 
     def typical_s(self, samples: int) -> float:
         """How long a request of so many samples takes, cold starts and chance left out."""
@@ -143,9 +147,18 @@ class Scenario:
     datasets: dict[bytes, DatasetModel]
     jobs: tuple[JobScript, ...]
     faults: Faults = Faults()
+    others: tuple[FunctionsModel, ...] = ()
+    """Functions of further executors, for what those before cannot take."""
+    unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    """Executors, by number, that can produce nothing of a dataset."""
     left_over: float = 0.0
     """Share of the samples that an earlier coordinator left in the cache."""
     patience_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
     events_max: int = 200_000
+
+    @property
+    def fleet(self) -> tuple[FunctionsModel, ...]:
+        """The functions of all executors, in order of preference."""
+        return self.functions, *self.others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from coordinator.core import CoreSettings, Plan
 from coordinator.core.prices import Prices
 from coordinator.core.samples import footprint
+from coordinator.core.settings import ExecutorFacts
 from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 
 __all__ = ["draw_scenario"]
@@ -30,7 +32,7 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
     money = _draw_money(rng)
     faults = _draw_faults(rng)
     share = rng.choice((0.3, 0.6, 1.2, 3.0) if small else (0.02, 0.1, 0.25, 0.6, 1.2, 3.0))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         settings=CoreSettings(
             budget_bytes=max(int(whole * share), largest * max(2, batch // 2)),
@@ -52,6 +54,39 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
         faults=faults,
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
     )
+    # Drawn beside all else, so that the other runs stay what they were.
+    return _mixed(random.Random(f"mix-{seed}"), scenario, small=small)
+
+
+def _mixed(rng: random.Random, scenario: Scenario, *, small: bool) -> Scenario:
+    """In every third run a second executor, seldom a third, any of which may be gone or wrong for a while."""
+    if rng.random() < 0.65:
+        return scenario
+    fleet = [
+        scenario.functions,
+        *(_draw_functions(rng, small=small) for _ in range(rng.choice((1, 1, 2)))),
+    ]
+    for number in range(len(fleet)):
+        if rng.random() < 0.3:
+            gone_s = rng.uniform(0.0, 3.0)
+            fleet[number] = replace(fleet[number], gone_s=((gone_s, gone_s + rng.choice((0.5, 5.0, 60.0))),))
+        if rng.random() < 0.2 and number:  # not all at once: then tombstones would be right
+            fleet[number] = replace(fleet[number], wrong_until_s=rng.choice((0.5, 5.0, 60.0)))
+    settings, first = scenario.settings, scenario.settings.executors[0]
+    dearer = [
+        ExecutorFacts(f"executor-{number}", replace(first.prices, gb_s=first.prices.gb_s * 2**number))
+        for number in range(1, len(fleet))
+    ]
+    unfit = {
+        name: frozenset((rng.randrange(len(fleet)),)) for name in scenario.datasets if rng.random() < 0.3
+    }
+    return replace(
+        scenario,
+        settings=replace(settings, executors=(first, *dearer)),
+        functions=fleet[0],
+        others=tuple(fleet[1:]),
+        unfit=unfit,
+    )
 
 
 def _draw_money(rng: random.Random) -> dict[str, Any]:
@@ -66,7 +101,7 @@ def _draw_money(rng: random.Random) -> dict[str, Any]:
         record_gb=rng.choice((0.0, 10.0)),
         hour=rng.choice((0.0, 5.0)),
     )
-    money: dict[str, Any] = {"prices": prices}
+    money: dict[str, Any] = {"executors": (ExecutorFacts("first", prices),)}
     if rng.random() < 0.2:
         money["max_usd"] = rng.choice((0.05, 0.5))
     if rng.random() < 0.2:

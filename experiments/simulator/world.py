@@ -23,6 +23,7 @@ from coordinator.core.events import (
     CacheGrew,
     CacheReset,
     ExecutorResized,
+    ExecutorsUnfit,
     RequestDone,
     RequestFailed,
     Tick,
@@ -87,7 +88,7 @@ class World:
         self._make_core = make_core or (lambda scenario: Core(scenario.settings))
         self.core = self._make_core(scenario)
         self.checks: Checks = Checks(self) if checked else NoChecks(self)
-        self.executor = ExecutorModel(self)
+        self.executors = [ExecutorModel(self, functions) for functions in scenario.fleet]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._wake_at_s = np.inf
@@ -127,7 +128,8 @@ class World:
         if self._under_way:
             self.now_s = scenario.until_s
         self.ended_s = self.now_s
-        self.executor.usage.change(0, self.now_s)
+        for executor in self.executors:
+            executor.usage.change(0, self.now_s)
         if not self._under_way and self.keeps_deliveries:
             self._see_it_end()
         return self
@@ -226,7 +228,7 @@ class World:
             if self.log is not None:
                 self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
             self.checks.requested(action)
-            self.executor.submit(action)
+            self.executors[action.executor].submit(action)
         elif isinstance(action, Drop):
             self.checks.dropped(action)
             self.cache.drop(action.samples, action.indices)
@@ -238,9 +240,15 @@ class World:
             self.cache.bury(action.samples, action.indices, self.now_s, ttl_s=action.expires_in_s)
 
     def _tell_size(self) -> None:
-        functions = self.scenario.functions
-        backlog = None if functions.queues else 0
-        self.post(ExecutorResized(functions.capacity, functions.burst, functions.per_s, backlog=backlog))
+        for number, functions in enumerate(self.scenario.fleet):
+            backlog = None if functions.queues else 0
+            self.post(
+                ExecutorResized(
+                    functions.capacity, functions.burst, functions.per_s, backlog=backlog, executor=number
+                )
+            )
+        for dataset, unfit in self.scenario.unfit.items():
+            self.post(ExecutorsUnfit(dataset, unfit))
 
     def _audit(self, action: Audit, life: int) -> None:
         if life != self.life:

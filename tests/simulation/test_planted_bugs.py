@@ -100,8 +100,8 @@ def test_a_core_that_requests_what_is_resident_is_caught(monkeypatch):
 def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
     request = dispatching.request
 
-    def twice(state, key, indices, job, now):
-        request(state, key, indices, job, now)
+    def twice(state, *what):
+        request(state, *what)
         state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
 
     monkeypatch.setattr(dispatching, "request", twice)

@@ -16,7 +16,7 @@ PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, rec
 
 
 def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf) -> Ledger:
-    made = Ledger(prices, max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
+    made = Ledger([prices], max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
     made.settle(0.0)
     return made
 

@@ -25,7 +25,7 @@ def queueing(*, size: int = 64, batches: int = 16, **settings) -> Driver:
 
 
 def limit(driver: Driver) -> int:
-    return driver.state.concurrency.limit(driver.now_s)
+    return driver.state.fleet.members[0].concurrency.limit(driver.now_s)
 
 
 def attempts(driver: Driver) -> list[int]:

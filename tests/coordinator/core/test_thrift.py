@@ -9,6 +9,7 @@ from coordinator.core.events import RequestDone
 from coordinator.core.ledger import Spending
 from coordinator.core.prices import Prices
 from coordinator.core.samples import SampleState
+from coordinator.core.settings import ExecutorFacts
 from super_wire.record import SPENDING_CAP
 from tests.coordinator.core.driver import Driver
 
@@ -31,7 +32,7 @@ def capped(**settings) -> Driver:
             "size": 400,
             "capacity": 1,
             "request_samples": 8,
-            "prices": ONE_USD_EACH,
+            "executors": (ExecutorFacts("local", ONE_USD_EACH),),
             "lease_s": 1e6,
             **settings,
         }
@@ -95,7 +96,9 @@ def test_beyond_the_cap_by_the_hour_it_goes_on_as_time_passes():
 
 
 def test_a_failed_request_is_billed_too():
-    driver = Driver(size=8, capacity=1, prices=Prices(invocation=1.0, gb_s=10.0))
+    driver = Driver(
+        size=8, capacity=1, executors=(ExecutorFacts("local", Prices(invocation=1.0, gb_s=10.0)),)
+    )
     driver.open()
     request = driver.requests[0]
     driver.requests.clear()

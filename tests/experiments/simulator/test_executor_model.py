@@ -40,7 +40,7 @@ class Bench:
     def ask(self, samples: int, *, at_s: float = 0.0) -> None:
         self._number += 1
         request = Prefetch(self._number, "job", SetKey(b"a", -1), np.arange(samples), 60.0)
-        self.world.after(at_s - self.world.now_s, lambda: self.world.executor.submit(request))
+        self.world.after(at_s - self.world.now_s, lambda: self.world.executors[0].submit(request))
 
     def run(self) -> list[RequestDone | RequestFailed]:
         while self.world._heap:
@@ -59,7 +59,7 @@ def test_a_first_request_starts_cold_and_a_second_one_finds_it_warm():
     bench.ask(5, at_s=20.0)
     first, second = bench.run()
     assert (first.cold_start, second.cold_start) == (True, False)
-    assert bench.world.executor.usage.cold_starts == 1
+    assert bench.world.executors[0].usage.cold_starts == 1
     assert second.duration_us == first.duration_us == 1_000_000
     assert first.gb_s > second.gb_s == pytest.approx(2.0)
     assert (second.source_requests, second.source_bytes) == (5, 3500)
@@ -81,7 +81,7 @@ def test_the_ramp_is_a_burst_and_then_a_rate():
     bench.ask(50, at_s=2.5)
     bench.run()
     assert bench.throttled() == 2 + 1
-    assert bench.world.executor.usage.peak == 6
+    assert bench.world.executors[0].usage.peak == 6
 
 
 def test_no_more_run_than_the_limit_allows():
@@ -90,7 +90,7 @@ def test_no_more_run_than_the_limit_allows():
         bench.ask(5)
     bench.run()
     assert bench.throttled() == 3
-    assert bench.world.executor.usage.peak == 10
+    assert bench.world.executors[0].usage.peak == 10
 
 
 def test_a_pool_queues_and_is_warm():
@@ -101,7 +101,7 @@ def test_a_pool_queues_and_is_warm():
     assert not bench.throttled()
     assert not any(event.cold_start for event in events)
     assert [round(at_s) for at_s, _ in bench.answers] == [1, 1, 2, 2, 3]
-    assert bench.world.executor.usage.function_s == pytest.approx(5.0)
+    assert bench.world.executors[0].usage.function_s == pytest.approx(5.0)
 
 
 def test_what_waits_too_long_in_line_has_expired():
