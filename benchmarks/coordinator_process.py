@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.synthetic_catalog import synthetic_catalog
 from coordinator.cache import Cache
 from coordinator.cancelling import cancel_and_wait
-from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
+from coordinator.crew import Crew
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors import Scaling
+from coordinator.fitness import Fitness
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
@@ -144,16 +146,17 @@ async def _serve(spec: CoordinatorSpec) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cache = Cache(spec.cache, owner="bench")
         stack.push_async_callback(cache.close)
-        info, executor = await take_over(cache), AnswersAlone()
-        await agree_on_golden(cache, executor.golden)
-        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, executor)
+        info, crew = await take_over(cache), Crew([AnswersAlone])
+        await crew.start()
+        await crew.agree(partial(agree_on_golden, cache))
+        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, crew.posts)
         stack.push_async_callback(engine.close)
-        engine.post(ExecutorResized(**asdict(executor.scaling)))
+        crew.tell(engine.post)
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        trials = Trials(executor, cache.address)
-        service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=True)
+        fitness = Fitness(crew.posts, [Trials(post, cache.address) for post in crew.posts])
+        service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
         sweep = Sweep(
@@ -165,7 +168,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
                 now_s=engine.now_s(),
             ),
         )
-        upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden)
+        upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=crew.golden)
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),
             asyncio.create_task(_forever(reports.read_once, pause_s=0.0)),

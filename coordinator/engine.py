@@ -36,7 +36,7 @@ from super_wire.ids import ID_BYTES
 from super_wire.record import Tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Sequence
     from typing import Any
 
     from coordinator.cache import Cache
@@ -78,17 +78,22 @@ class Engine:
     Args:
         settings: the core's.
         cache: where records are.
-        executor: what runs functions.
+        executors: what runs functions, in the order in which the settings name them.
         function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
     """
 
     def __init__(
-        self, settings: CoreSettings, cache: Cache, executor: Executor, *, function_memory_mb: int = 1769
+        self,
+        settings: CoreSettings,
+        cache: Cache,
+        executors: Sequence[Executor],
+        *,
+        function_memory_mb: int = 1769,
     ) -> None:
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
-        self._executor = executor
+        self._executors = executors
         self._contents: dict[bytes, Dataset] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
@@ -220,7 +225,7 @@ class Engine:
     async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
-        dataset = self._contents[action.samples.dataset]
+        dataset, executor = self._contents[action.samples.dataset], self._executors[action.executor]
         request = request_for(
             dataset,
             action.indices,
@@ -231,11 +236,13 @@ class Engine:
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
-            result = await self._executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
+            result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, is_remote=not dataset.catalog.bucket.startswith("file://"))
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
-            _log.warning("request %s failed: %s: %s", request.request_id, kind.value, error)
+            _log.warning(
+                "request %s to %s failed: %s: %s", request.request_id, executor.name, kind.value, error
+            )
             ran_s, refused = (
                 (error.ran_s, error.refused) if isinstance(error, ExecutorError) else (0.0, False)
             )

@@ -13,18 +13,18 @@ import logging
 import math
 import os
 import signal
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.cache import LOCK_TTL_S, Cache, LockHeldError
 from coordinator.cancelling import cancel_and_wait
 from coordinator.catalog import list_source
-from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings, ExecutorFacts
+from coordinator.crew import Crew
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors.making import make_executor
+from coordinator.fitness import Fitness
 from coordinator.listening import listen, listen_for_health
 from coordinator.open_files import raise_limit_of_open_files
 from coordinator.outcomes import OutcomeReader
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coordinator.cache_info import CacheInfo
-    from coordinator.executors import Executor
     from coordinator.settings import Settings
 
 __all__ = ["serve"]
@@ -61,6 +60,7 @@ class _Running(NamedTuple):
     """What goes on while a coordinator serves."""
 
     engine: Engine
+    crew: Crew
     upkeep: Upkeep
     reports: ReportReader
     outcomes: OutcomeReader | None
@@ -92,6 +92,7 @@ async def serve(settings: Settings) -> None:
         _log.info("serving on %s", settings.listen)
         loops = [
             loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
+            loop.create_task(_follow(running.crew, running.engine), name="crew"),
             loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
         ]
         if running.outcomes is not None:
@@ -128,25 +129,25 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     stack.push_async_callback(_release, cache)
     by_event = "lambda" in settings.executors and settings.lambda_invocation == "Event"
     outcomes = OutcomeReader(cache) if by_event else None
-    executor = make_executor(settings.executors[0], settings, outcomes)
-    stack.push_async_callback(executor.close)
-    info = await _warm_and_take_over(executor, cache)
+    crew = Crew([partial(make_executor, name, settings, outcomes) for name in settings.executors])
+    stack.push_async_callback(crew.close)
+    info = await _warm_and_take_over(crew, cache)
     if outcomes is not None:
         await outcomes.begin()
-    await agree_on_golden(cache, executor.golden)
+    await crew.agree(partial(agree_on_golden, cache))
     core_settings = _core_settings(settings, info, facts)
-    engine = Engine(core_settings, cache, executor, function_memory_mb=settings.function_memory_mb)
+    engine = Engine(core_settings, cache, crew.posts, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
-    engine.post(ExecutorResized(**asdict(executor.scaling)))
+    crew.tell(engine.post)
     datasets = DatasetRegistry(
         max_age_s=settings.catalog_max_age_s,
         lister=partial(list_source, allowed=allowed_to_listings(settings)),
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    trials = Trials(executor, settings.cache, audit=cache.audit)
-    stack.push_async_callback(trials.close)
-    service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=info.keys == 0)
+    fitness = Fitness(crew.posts, [Trials(post, settings.cache, audit=cache.audit) for post in crew.posts])
+    stack.push_async_callback(fitness.close)
+    service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=info.keys == 0)
     sweep = Sweep(
         cache,
         lambda: known_ids(
@@ -156,7 +157,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
             now_s=engine.now_s(),
         ),
     )
-    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=executor.golden, outcomes=outcomes)
+    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=crew.golden, outcomes=outcomes)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
@@ -165,16 +166,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
     stack.callback(health.end)
-    return _Running(engine, upkeep, reports, outcomes)
+    return _Running(engine, crew, upkeep, reports, outcomes)
 
 
-async def _warm_and_take_over(executor: Executor, cache: Cache) -> CacheInfo:
+async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
     """Start functions while the cache is reached: both take a while.
 
     Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
     """
-    info = await take_over(cache) if executor.remote else None
-    warming = asyncio.create_task(executor.start(), name="warm")
+    info = await take_over(cache) if crew.remote else None
+    warming = asyncio.create_task(crew.start(), name="warm")
     try:
         if info is None:
             info = await take_over(cache)
@@ -228,6 +229,13 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     except OSError as error:
         msg = f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
         raise ConfigError(msg) from error
+
+
+async def _follow(crew: Crew, engine: Engine) -> None:
+    """Tell the core of executors that come, go, grow and shrink."""
+    while True:
+        crew.tell(engine.post)
+        await asyncio.sleep(_UPKEEP_S)
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:

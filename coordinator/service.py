@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
+from coordinator.core.events import BatchesAsked, DatasetAdded, ExecutorsUnfit, JobClosed, JobOpened
 from coordinator.core.plan import Plan
 from coordinator.paging import Occurrence, PlannedBatches, page_of
 from coordinator.statistics import batch_status, cache_stats, job_stats
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from coordinator.core.jobs import Job
     from coordinator.datasets import Dataset, DatasetRegistry
     from coordinator.engine import Engine
+    from coordinator.fitness import Fitness
     from coordinator.reports import ReportReader
-    from coordinator.trials import Trials
 
 __all__ = ["CoordinatorService"]
 
@@ -95,7 +95,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: core and hands.
         datasets: what has been registered.
         reports: follows the jobs' report streams.
-        trials: of what functions elsewhere make of a dataset.
+        fitness: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
     """
 
@@ -104,14 +104,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: Engine,
         datasets: DatasetRegistry,
         reports: ReportReader,
-        trials: Trials,
+        fitness: Fitness,
         *,
         cache_was_empty: bool,
     ) -> None:
         self._engine = engine
         self._datasets = datasets
         self._reports = reports
-        self._trials = trials
+        self._fitness = fitness
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
         self._jobs: dict[str, Dataset] = {}
@@ -132,7 +132,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
             msg = f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each"
             raise ConfigError(msg)
-        self._trials.admit(request.source)
+        self._fitness.admit(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
         await self._wait(dataset, listed=0, wait_s=0)
@@ -208,6 +208,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 known_absent=self._cache_was_empty,
             )
         )
+        self._engine.post(ExecutorsUnfit(dataset.content, self._fitness.unfit(dataset)))
         self._engine.post(
             JobOpened(
                 request.job,
@@ -314,10 +315,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
-            await self._trials.take(dataset, max(0.0, until_s - self._engine.now_s()))
+            await self._fitness.take(dataset, max(0.0, until_s - self._engine.now_s()))
 
     def _is_ready(self, dataset: Dataset) -> bool:
-        return dataset.ready and self._trials.passed(dataset)
+        return dataset.ready and self._fitness.passed(dataset)
 
     def _dataset(self, dataset_id: bytes) -> Dataset:
         dataset = self._datasets.get(dataset_id)
@@ -369,5 +370,5 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
-            answer.warnings.extend(self._trials.warnings(dataset))
+            answer.warnings.extend(self._fitness.warnings(dataset))
         return answer

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,11 +16,12 @@ import redis
 from coordinator.cache import Cache
 from coordinator.cancelling import cancel_and_wait
 from coordinator.catalog import list_source
-from coordinator.core.events import ExecutorResized
 from coordinator.core.settings import CoreSettings
+from coordinator.crew import Crew
 from coordinator.datasets import DatasetRegistry
 from coordinator.engine import Engine
 from coordinator.executors import Scaling
+from coordinator.fitness import Fitness
 from coordinator.listening import listen
 from coordinator.reports import ReportReader
 from coordinator.service import CoordinatorService
@@ -221,16 +223,17 @@ async def running(
         cache = cache or Cache(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
         executor = ScriptedExecutor(valkey.unix_url)
-        stack.push_async_callback(executor.close)
-        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, executor)
+        crew = await crew_of(executor)
+        stack.push_async_callback(crew.close)
+        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, crew.posts)
         stack.push_async_callback(engine.close)
-        engine.post(ExecutorResized(**asdict(executor.scaling)))
+        crew.tell(engine.post)
         datasets = DatasetRegistry(max_age_s=300.0, lister=lister)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        trials = Trials(executor, cache.address)
-        stack.push_async_callback(trials.close)
-        service = CoordinatorService(engine, datasets, reports, trials, cache_was_empty=cache_was_empty)
+        fitness = Fitness(crew.posts, [Trials(post, cache.address) for post in crew.posts])
+        stack.push_async_callback(fitness.close)
+        service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
@@ -244,6 +247,22 @@ async def running(
         problems = list(engine.core.problems())
         assert not problems, problems
         assert engine.failed.cancelled() or not engine.failed.done(), engine.failed
+
+
+async def crew_of(*executors: Any) -> Crew:
+    """A crew of executors that need no start, ready to work."""
+    crew = Crew([partial(_itself, executor) for executor in executors])
+    await crew.start()
+    await crew.agree(_agree)
+    return crew
+
+
+def _itself(executor: Any) -> Any:
+    return executor
+
+
+async def _agree(_golden: str) -> None:
+    """All decode as they like."""
 
 
 class ObservedEngine(Engine):

@@ -349,8 +349,8 @@ def test_a_bug_in_an_executor_is_seen(valkey, caplog):
 
     async def body():
         cache = Cache(valkey.unix_url, owner="test")
-        engine = Engine(CoreSettings(budget_bytes=2**20), cache, Broken(valkey.unix_url))
-        task = asyncio.create_task(engine._executor.invoke(None, timeout_s=1))
+        engine = Engine(CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)])
+        task = asyncio.create_task(engine._executors[0].invoke(None, timeout_s=1))
         engine._tasks.add(task)
         task.add_done_callback(engine._ended)
         with pytest.raises(ZeroDivisionError):

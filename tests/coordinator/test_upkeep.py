@@ -56,7 +56,7 @@ async def kept(valkey):
 async def kept_at(address):
     cache = Cache(address, owner="me")
     info = await cache.info()
-    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, ScriptedExecutor(address))
+    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, [ScriptedExecutor(address)])
     reports = ReportReader(cache, engine.post_all)
     try:
         yield Upkeep(
