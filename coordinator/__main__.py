@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", help="host:port or unix:/path (127.0.0.1:50051)")
     parser.add_argument("--cache", help="redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)")
     parser.add_argument(
-        "--executor", help="how functions run: local or lambda, or both as local,lambda (local)"
+        "--executor", help="how functions run: local, ray or lambda, or several as local,lambda (local)"
     )
     parser.add_argument(
         "--function", help="module:attribute that local workers run (lambda_prefetch.handler:handler)"
@@ -95,6 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lambda-invocation", help="RequestResponse (default) or Event")
     parser.add_argument("--lambda-concurrency", type=int, help="invocations at once, at most (100)")
     parser.add_argument("--lambda-warm", type=int, help="functions to start before the first batch (8)")
+    parser.add_argument("--ray-address", help="of the Ray cluster (auto: the one this machine is a node of)")
+    parser.add_argument("--ray-nodes", help="cpu (default): nodes without accelerators; or all")
+    parser.add_argument("--ray-cpus-per-function", type=float, help="CPUs of a node for each function (1)")
+    parser.add_argument(
+        "--ray-shared-files",
+        action="store_const",
+        const=True,
+        help="the cluster's nodes see this machine's files, for file:// sources",
+    )
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (INFO)")
     parser.add_argument(
         "--exit-with-stdin", action="store_const", const=True, help="end when stdin is closed"

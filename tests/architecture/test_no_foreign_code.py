@@ -53,6 +53,10 @@ ALLOWED = {
         "import_module",
     ): "the function that the coordinator's operator has named; no client can",
     (
+        "coordinator/executors/ray_task.py",
+        "import_module",
+    ): "the function that the coordinator's operator has named, on a node that runs what any driver sends",
+    (
         "lambda_prefetch/custom_steps.py",
         "import_module",
     ): "a custom step, only out of the modules that the function's operator lists in SUPER_STEP_MODULES",

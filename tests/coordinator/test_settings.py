@@ -73,6 +73,10 @@ def test_every_setting_can_be_given_as_a_variable():
         "lambda_invocation": ("Event", "Event"),
         "lambda_concurrency": ("500", 500),
         "lambda_warm": ("0", 0),
+        "ray_address": ("10.0.0.1:6379", "10.0.0.1:6379"),
+        "ray_nodes": ("all", "all"),
+        "ray_cpus_per_function": ("0.5", 0.5),
+        "ray_shared_files": ("true", True),
         "exit_with_stdin": ("true", True),
         "log_level": ("debug", "DEBUG"),
     }

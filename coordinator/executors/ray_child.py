@@ -1,0 +1,286 @@
+"""The driver's process, seen from the coordinator: start, call, cancel, end. Many calls are under way.
+
+What runs inside it is :mod:`coordinator.executors.ray_driver`'s; when it is started again, and what is called
+on which node, :mod:`coordinator.executors.ray_executor`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
+from typing import TYPE_CHECKING, Any
+
+from coordinator.executors.base import (
+    ConnectionLostError,
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionTimedOutError,
+    ThrottledError,
+)
+from coordinator.executors.framing import (
+    FIRST_CALL,
+    LENGTH_BYTES,
+    FramingError,
+    body_length,
+    frame,
+    parse,
+)
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Callable
+
+__all__ = ["NodeFailedError", "RayChild"]
+
+_EXIT_TIMEOUT_S = 5.0
+_FAILURES: dict[str, type[ExecutorError]] = {
+    "crashed": FunctionCrashedError,
+    "answer lost": ConnectionLostError,
+    "cancelled": ConnectionLostError,  # by others: who cancels here does not listen any more
+}
+
+
+class NodeFailedError(ExecutorError):
+    """The node is gone, or cannot run the function at all. ``begun`` says whether the call had begun."""
+
+    def __init__(self, message: str, *, begun: bool, gone: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
+        self.gone = gone
+
+
+class _Call:
+    """One call under way."""
+
+    def __init__(self, node: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.node = node
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.answer: asyncio.Future[str] = loop.create_future()
+        self.begun_s = 0.0
+
+    def fail(self, error: ExecutorError) -> None:
+        if self.begun_s:
+            error.ran_s = time.monotonic() - self.begun_s
+        for future in (self.begun, self.answer):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # it need not be waited for
+
+
+class RayChild:
+    """A driver process, made by :meth:`start`; it is of no use any more once :meth:`ended` has returned."""
+
+    def __init__(self, process: Process, address: str, on_nodes: Callable[[list[Any]], None]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._address = address
+        self._on_nodes = on_nodes
+        self._numbers = itertools.count(FIRST_CALL)
+        self._calls: dict[int, _Call] = {}
+        self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(), name="ray driver")
+
+    @classmethod
+    async def start(
+        cls, *, address: str, function: str, cpus: float, on_nodes: Callable[[list[Any]], None]
+    ) -> RayChild:
+        """Start a driver.
+
+        Args:
+            address: of the cluster, as Ray takes it.
+            function: the function's import path, ``module:attribute``.
+            cpus: how many CPUs of a node a function takes.
+            on_nodes: is told all nodes that live, whenever they change.
+
+        Raises:
+            ExecutorError: the system has no room for another process.
+        """
+        command = (sys.executable, "-P", "-m", "coordinator.executors.ray_driver")
+        try:
+            # A process group of its own: Ctrl-C at the terminal is the coordinator's to answer. Ray makes its
+            # working directory a place where workers look for modules, so it is one that has none.
+            process = await asyncio.create_subprocess_exec(
+                *command, address, function, str(cpus), stdin=PIPE, stdout=PIPE, process_group=0, cwd="/"
+            )
+        except OSError as error:
+            raise ExecutorError(f"no process for Ray's driver could be started: {error}") from error
+        return cls(process, address, on_nodes)
+
+    async def ready(self, timeout_s: float) -> str:
+        """Wait until it has connected; the version of Ray.
+
+        Raises:
+            ExecutorError: it has not in time, or there is nothing to connect to.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise ExecutorError(self._unconnected(f"no answer within {timeout_s:.0f} s")) from None
+
+    async def call(
+        self, node: str, event: str, *, begin_s: float, timeout_s: float, on_begun: Callable[[], None]
+    ) -> str:
+        """What the function answers to an event on a node, both as JSON.
+
+        Args:
+            node: its id.
+            event: the event.
+            begin_s: how long the call may wait for the node's CPUs.
+            timeout_s: how long the function may run from then on.
+            on_begun: is called when it begins.
+
+        Raises:
+            ThrottledError: it was not begun in time.
+            FunctionTimedOutError: it ran longer than ``timeout_s``.
+            FunctionCrashedError: its process ended.
+            NodeFailedError: the node is gone or cannot run the function.
+            ConnectionLostError: the answer, or the driver, was lost.
+        """
+        number, call = next(self._numbers), _Call(node)
+        self._calls[number] = call
+        try:
+            await self._send({"call": number, "node": node, "event": event, "timeout_s": timeout_s})
+            async with asyncio.timeout(begin_s):
+                await call.begun
+            on_begun()
+            async with asyncio.timeout(timeout_s):
+                return await call.answer
+        except TimeoutError:
+            if not call.begun_s:
+                raise ThrottledError(f"not begun within {begin_s:.0f} s") from None
+            late = FunctionTimedOutError(f"the function did not answer within {timeout_s:.1f} s")
+            late.ran_s = time.monotonic() - call.begun_s
+            raise late from None
+        finally:
+            del self._calls[number]
+            if not call.answer.done():
+                self._cancel(number)
+
+    def lose(self, node: str, words: str, *, begun_too: bool) -> None:
+        """A node is gone: fail its calls that have not begun, or all of them."""
+        for call in self._calls.values():
+            if call.node == node and (begun_too or not call.begun_s):
+                call.fail(NodeFailedError(words, begun=bool(call.begun_s), gone=True))
+
+    async def ended(self) -> str:
+        """Wait for its end, for whatever reason; how it ended."""
+        await asyncio.wait([self._reader])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
+        return self._how_it_ended()
+
+    def end(self) -> None:
+        """Close its input, upon which it ends."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def kill(self) -> None:
+        """End it by force, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        await self._process.wait()
+        self._give_up("it was ended")
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        to_child = self._process.stdin
+        if to_child is None:  # never: it was asked for
+            return
+        try:
+            to_child.write(frame(message))
+            await to_child.drain()
+        except (ConnectionError, RuntimeError) as error:  # the transport is closed
+            raise ExecutorError(f"Ray's driver has ended: {error}") from error
+
+    def _cancel(self, number: int) -> None:
+        """Let a call that nobody waits for be ended; also one whose driver is gone has ended with it."""
+        to_child = self._process.stdin
+        if to_child is not None and not to_child.is_closing():
+            to_child.write(frame({"cancel": number}))
+
+    async def _read(self) -> None:
+        from_child = self._process.stdout
+        if from_child is None:  # never: it was asked for
+            return
+        reason = ""
+        try:
+            while True:
+                prefix = await from_child.readexactly(LENGTH_BYTES)
+                self._take(parse(await from_child.readexactly(body_length(prefix))))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except FramingError as error:
+            reason = str(error)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                    await self._process.wait()
+            self._give_up(reason or self._how_it_ended())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "nodes" in message:
+            self._on_nodes(message["nodes"])
+        elif "ready" in message:
+            self._ready.set_result(str(message["ready"]))
+        elif "refused" in message:
+            self._refuse(message)
+        elif "begun" in message:
+            call = self._calls.get(message["begun"])
+            if call is not None and not call.begun.done():
+                call.begun_s = time.monotonic()
+                call.begun.set_result(None)
+        elif (call := self._calls.get(message.get("call", 0))) is not None:  # else it was given up
+            self._end(call, message)
+
+    @staticmethod
+    def _end(call: _Call, message: dict[str, Any]) -> None:
+        kind, words = message.get("failed"), str(message.get("message", ""))
+        if kind is None:
+            if not call.answer.done():
+                call.answer.set_result(message["answer"])
+        elif kind in {"node lost", "not begun", "not loaded"}:
+            gone = kind != "not loaded"
+            call.fail(NodeFailedError(words, begun=bool(call.begun_s), gone=gone))
+        else:
+            call.fail(_FAILURES.get(kind, ExecutorError)(words))
+
+    def _refuse(self, message: dict[str, Any]) -> None:
+        words = str(message["refused"])
+        is_wrong = bool(message.get("wrong_settings"))
+        error = ExecutorError(words if is_wrong else self._unconnected(words))
+        error.wrong_settings = is_wrong
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # it need not be waited for
+
+    def _unconnected(self, reason: str) -> str:
+        return (
+            f"no connection to the Ray cluster at ray_address={self._address} ({reason}): start one, or join "
+            "this machine to it with `ray start --address=HEAD:6379 --num-cpus=0`; auto finds the one that "
+            "this machine is a node of"
+        )
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code is None:
+            return "it closed its output"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _give_up(self, reason: str) -> None:
+        """Fail all that waits for it."""
+        if not self._ready.done():
+            self._ready.set_exception(ExecutorError(self._unconnected(f"its driver ended: {reason}")))
+            self._ready.exception()  # it need not be waited for
+        for call in self._calls.values():
+            call.fail(ConnectionLostError(f"Ray's driver ended: {reason}"))

@@ -1,0 +1,207 @@
+"""The process that speaks to Ray: ``python -m coordinator.executors.ray_driver``, a child of the coordinator.
+
+Ray ends its driver's process when it loses the cluster, unpickles what nodes answer and needs memory of its
+own; none of that shall happen to a coordinator. This process reads calls from its standard input and writes
+what became of them to its standard output, as frames (:mod:`coordinator.executors.framing`), many at a time:
+
+    in   {"call": 7, "node": id, "event": text, "timeout_s": 60.0}      {"cancel": 7}
+    out  {"ready": version of Ray}    {"nodes": [...]}    {"begun": 7}    {"call": 7, "answer": text}
+         {"call": 7, "failed": kind, "message": words}
+         {"refused": words, "wrong_settings": true}    there is no cluster to work with; it ends after that
+
+It ends when its input ends. On which node a call runs, how long it may wait, and what follows from a failure
+is :mod:`coordinator.executors.ray_executor`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from coordinator.executors.framing import LENGTH_BYTES, FramingError, body_length, frame, parse
+from coordinator.executors.ray_task import BEGUN, run
+from super_wire.loopback import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["main"]
+
+_LOOK_S = 1.0
+_GOODBYE_S = 3.0
+_ACCELERATORS = frozenset({"GPU", "TPU", "HPU", "NPU", "neuron_cores"})
+_ACCELERATOR_TYPE = "accelerator_type:"
+# Kinds of failures by the names of Ray's exceptions, of which not every version has all; the first that fits.
+_KINDS = (
+    ("TaskCancelledError", "cancelled"),
+    ("RayTaskError", "not loaded"),  # what the function itself raises is an answer
+    ("RuntimeEnvSetupError", "not loaded"),
+    ("NodeDiedError", "node lost"),
+    ("TaskUnschedulableError", "not begun"),
+    ("WorkerCrashedError", "crashed"),
+    ("OutOfMemoryError", "crashed"),
+    ("LocalRayletDiedError", "crashed"),
+    ("ObjectLostError", "answer lost"),
+    ("ObjectFetchTimedOutError", "answer lost"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Connect, and serve until the input ends: arguments are address, function, CPUs of a function."""
+    address, function, cpus = arguments[0], arguments[1], float(arguments[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to answer
+    calls_in, answers_out = _take_standard_streams()
+
+    def tell(message: dict[str, Any]) -> None:
+        answers_out.write(frame(message))
+        answers_out.flush()
+
+    try:
+        import ray
+    except ImportError as error:
+        words = f"the executor ray needs Ray ({error}): pip install 'superdl[ray]'"
+        tell({"refused": words, "wrong_settings": True})
+        return 1
+    try:
+        # What functions print is in the logs that Ray keeps on each node.
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    except Exception as error:  # noqa: BLE001  # Ray says so by a dozen of types, its own and Python's
+        tell({"refused": f"{type(error).__name__}: {error}", "wrong_settings": _is_for_good(error)})
+        return 1
+    asyncio.run(_Driver(ray, function, cpus, tell).serve(calls_in))
+    return 0
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Whether only other settings or another installation help: Ray and Python must be the cluster's."""
+    return isinstance(error, (ValueError, RuntimeError)) and "mismatch" in str(error).lower()
+
+
+def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Input and output for messages alone; what Ray prints of its own accord goes nowhere."""
+    calls_in = os.fdopen(os.dup(0), "rb")
+    answers_out = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    return calls_in, answers_out
+
+
+class _Driver:
+    """Calls as Ray's tasks, on one event loop."""
+
+    def __init__(self, ray: Any, function: str, cpus: float, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._ray = ray
+        self._function = function
+        self._decoders = max(1, int(cpus))
+        self._tell = tell
+        # Retries are the coordinator's, which counts them. The generator's items come one by one.
+        self._task = ray.remote(max_retries=0, num_cpus=cpus, num_returns="streaming")(run)
+        self._kinds = [
+            (getattr(ray.exceptions, name), kind) for name, kind in _KINDS if hasattr(ray.exceptions, name)
+        ]
+        self._running: dict[int, Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nodes: list[dict[str, Any]] = []
+
+    async def serve(self, calls_in: BinaryIO) -> None:
+        """Until the process ends."""
+        loop = asyncio.get_running_loop()
+        self._tell({"ready": self._ray.__version__})
+        threading.Thread(target=self._read, args=(calls_in, loop), name="super-calls", daemon=True).start()
+        while True:
+            # In a thread: Ray asks its head node, and waits for the answer.
+            nodes = await loop.run_in_executor(None, self._look)
+            if nodes != self._nodes:
+                self._tell({"nodes": nodes})
+            self._nodes = nodes
+            await asyncio.sleep(_LOOK_S)
+
+    def _read(self, calls_in: BinaryIO, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand calls over; end the process when there will be no more, whatever the event loop does."""
+        code = 0
+        try:
+            while prefix := calls_in.read(LENGTH_BYTES):
+                loop.call_soon_threadsafe(self._take, parse(calls_in.read(body_length(prefix))))
+        except (FramingError, OSError) as error:
+            print(f"super ray driver {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201  # no logger is set up here
+            code = 1
+        goodbye = threading.Timer(_GOODBYE_S, os._exit, (code,))
+        goodbye.daemon = True
+        goodbye.start()
+        self._ray.shutdown()  # so that the cluster need not find out that this job is over
+        os._exit(code)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "cancel" in message:
+            generator = self._running.get(message["cancel"])
+            if generator is not None:
+                self._ray.cancel(generator, force=True)
+            return
+        task = asyncio.get_running_loop().create_task(self._run(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, message: dict[str, Any]) -> None:
+        number: int = message["call"]
+        try:
+            items = self._start(number, message)
+            if await (await anext(items)) == BEGUN:
+                self._tell({"begun": number})
+            answer = await (await anext(items))
+            self._tell({"call": number, "answer": answer.decode()})
+        except Exception as error:  # noqa: BLE001  # told, by its kind, to whoever made the call
+            kind = next((kind for cause, kind in self._kinds if isinstance(error, cause)), "failed")
+            words = f"{type(error).__name__}: {error}".strip()
+            self._tell({"call": number, "failed": kind, "message": words})
+        finally:
+            self._running.pop(number, None)
+
+    def _start(self, number: int, message: dict[str, Any]) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(message["node"], soft=False)
+        items = self._task.options(scheduling_strategy=there, name="super-prefetch").remote(
+            self._function,
+            message["event"].encode(),
+            f"ray-{os.getpid()}-{number}",
+            message["timeout_s"],
+            self._decoders,
+        )
+        self._running[number] = items
+        return items
+
+    def _look(self) -> list[dict[str, Any]]:
+        """The nodes that live, as the head node tells."""
+        here = self._ray.util.get_node_ip_address()
+        return [
+            _described(entry, here)
+            for entry in sorted(self._ray.nodes(), key=lambda entry: str(entry["NodeID"]))
+            if entry["Alive"]
+        ]
+
+
+def _described(entry: dict[str, Any], here: str) -> dict[str, Any]:
+    resources: dict[str, float] = entry["Resources"]
+    address = str(entry["NodeManagerAddress"])
+    accelerated = any(
+        name in _ACCELERATORS or name.startswith(_ACCELERATOR_TYPE)
+        for name, amount in resources.items()
+        if amount
+    )
+    return {
+        "id": entry["NodeID"],
+        "name": f"{entry['NodeManagerHostname']} ({address})",
+        "cpus": resources.get("CPU", 0.0),
+        "accelerated": accelerated,
+        "here": address == here or is_loopback(address),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,387 @@
+"""The ``ray`` executor: functions as tasks on the CPU nodes of a Ray cluster that exists already.
+
+The driver, which is all that knows of Ray, is a process of its own and started again when it dies. Each node
+is tried with a warm event before it gets requests: one that lacks SUPER, has another version, decodes
+otherwise, or cannot reach the cache is left out, and tried again later. A node that dies costs the requests
+that run there; those that had not begun go to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.cancelling import cancel_and_wait
+from coordinator.executors.base import (
+    ExecutorError,
+    FunctionCrashedError,
+    Scaling,
+    ThrottledError,
+)
+from coordinator.executors.ray_answers import Warmed, read_result, read_warmed
+from coordinator.executors.ray_child import NodeFailedError, RayChild
+from coordinator.executors.ray_nodes import RayNodes
+from super_wire.address import CacheAddress
+from super_wire.errors import ConfigError
+from super_wire.version import installed_version
+
+if TYPE_CHECKING:
+    from coordinator.executors.ray_nodes import RayNode
+    from super_wire.request import PrefetchRequest, PrefetchResult
+
+__all__ = ["RayExecutor"]
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 30.0
+_WARM_VERSION = 1
+_WARM_TIMEOUT_S = 30.0
+_BEGIN_S = 15.0
+"""A node that is free begins a call within milliseconds, or seconds where it has to start a process first."""
+_PLACES_TRIED = 4
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_CLOSE_TIMEOUT_S = 5.0
+_BACKLOG_SHARE = 4
+
+
+class RayExecutor:
+    """Nodes of a Ray cluster.
+
+    Args:
+        cache: address of the cache that functions are to reach, as requests will name it.
+        address: of the cluster, as Ray takes it; ``auto`` for the one that this machine is a node of.
+        nodes: ``cpu`` for those without accelerators, ``all`` for the others' CPUs too.
+        cpus: how many CPUs a function takes.
+        function: the function's import path, ``module:attribute``.
+        shared_files: whether nodes see this machine's files, under the same names.
+
+    Raises:
+        ConfigError: ``address`` is none that a driver of its own can join.
+    """
+
+    name = "ray"
+    region = ""
+
+    def __init__(
+        self,
+        *,
+        cache: str,
+        address: str = "auto",
+        nodes: str = "cpu",
+        cpus: float = 1.0,
+        function: str = "lambda_prefetch.handler:handler",
+        shared_files: bool = False,
+    ) -> None:
+        _check_address(address)
+        self.remote = not shared_files
+        self._cache = cache
+        self._cache_is_local = CacheAddress.parse(cache).local
+        self._address = address
+        self._kind = nodes
+        self._cpus = cpus
+        self._function = function
+        self._nodes = RayNodes(cpus=cpus, everywhere=nodes == "all")
+        self._golden = ""
+        self._child: RayChild | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._undecided: set[str] = set()
+        self._votes: Counter[str] = Counter()
+        self._agreed = asyncio.Event()
+        self._started = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._failure = ExecutorError("Ray's driver has not been started")
+
+    @property
+    def golden(self) -> str:
+        """Digest of the golden images as all nodes decode them; empty before :meth:`start`."""
+        return self._golden
+
+    @property
+    def scaling(self) -> Scaling:
+        """One request for each place on nodes that are fit now, and a few more, so that none idles."""
+        capacity = self._nodes.capacity
+        return Scaling(capacity, burst=capacity, per_s=math.inf, backlog=math.ceil(capacity / _BACKLOG_SHARE))
+
+    @property
+    def driver_pid(self) -> int:
+        """Process id of the driver; 0 while there is none."""
+        return self._child.pid if self._child is not None else 0
+
+    async def start(self) -> None:
+        """Connect, and wait, bounded, until each node was tried; one that is fit is enough.
+
+        Raises:
+            ExecutorError: there is no cluster, or no node that can run the function; the message says why.
+        """
+        self._started.clear()
+        self._closing.clear()
+        self._keeper = asyncio.create_task(self._keep(), name="ray")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S):
+                await self._started.wait()
+        if not self._nodes.capacity:
+            await self.close()
+            raise self._failure
+        _log.info("Ray: %d functions at once on %d nodes", self._nodes.capacity, len(self._nodes))
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """Run one request on a node; see :class:`coordinator.executors.base.Executor`.
+
+        Raises:
+            ThrottledError: no place became free within ``timeout_s``, or its node did not begin it, since
+                other jobs of the cluster have the CPUs.
+            FunctionTimedOutError: the function ran longer than ``timeout_s``.
+            FunctionCrashedError: its process or its node ended.
+            ConnectionLostError: the driver ended.
+            FunctionRaisedError: it raised, or answered what is no result of this request.
+            ExecutorError: there is no driver or no node now.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        for _ in range(_PLACES_TRIED):
+            self._check_alive()
+            left_s = max(0.0, deadline_s - loop.time())
+            node = await self._nodes.take(left_s)
+            if node is None:
+                raise ThrottledError(
+                    f"none of {self._nodes.capacity} places on {len(self._nodes)} nodes of the Ray cluster "
+                    f"became free within {left_s:.1f} s"
+                )
+            try:
+                return await self._run(node, request, min(_BEGIN_S, timeout_s), timeout_s)
+            except NodeFailedError as error:
+                if error.begun:
+                    raise _crashed(error) from error
+                _log.info("request %s goes to another node: %s", request.request_id, error)
+        raise ExecutorError(f"{_PLACES_TRIED} nodes of the Ray cluster failed before they began the request")
+
+    async def close(self) -> None:
+        """End the driver, by closing its input and, where that does not help in time, by force."""
+        self._closing.set()
+        if self._child is not None:
+            self._child.end()
+        if self._keeper is not None:
+            await asyncio.wait([self._keeper], timeout=_CLOSE_TIMEOUT_S)
+            await cancel_and_wait(self._keeper)
+
+    async def _run(
+        self, node: RayNode, request: PrefetchRequest, begin_s: float, timeout_s: float
+    ) -> PrefetchResult:
+        """One request on a node where it has a place, which is given back."""
+        asked_s, began_s = time.monotonic(), 0.0
+
+        def on_begun() -> None:
+            nonlocal began_s
+            began_s = time.monotonic()
+            self._nodes.begun(node, began_s - asked_s)
+
+        try:
+            child = self._check_alive()
+            text = await child.call(
+                node.node_id,
+                self._asked(request, node).to_json(),
+                begin_s=begin_s,
+                timeout_s=timeout_s,
+                on_begun=on_begun,
+            )
+            result = read_result(text, request.request_id)
+        except ThrottledError as error:
+            self._nodes.late(node)
+            msg = f"{node.name}: {error}: other jobs have its CPUs, {node.running} of {node.slots} are ours"
+            raise ThrottledError(msg) from None
+        except NodeFailedError as error:
+            self._lost(node, error)
+            raise
+        except ExecutorError as error:
+            error.args = (f"{node.name}: {error}",)
+            error.ran_s = error.ran_s or (time.monotonic() - began_s if began_s else 0.0)
+            raise
+        finally:
+            self._nodes.give_back(node, begun=bool(began_s))
+        node.clock.told(result.clock_s)
+        return result
+
+    def _check_alive(self) -> RayChild:
+        if self._child is None or self._closing.is_set():
+            raise ExecutorError(f"there is no driver for Ray now: {self._failure}")
+        return self._child
+
+    def _asked(self, request: PrefetchRequest, node: RayNode) -> PrefetchRequest:
+        """The request by the node's clock, to be refused by one that is not the one that was warmed."""
+        return replace(
+            request,
+            expires_at=max(0.0, request.expires_at + node.clock.ahead_s),
+            golden=self._golden,
+            function_version=installed_version(),
+        )
+
+    async def _keep(self) -> None:
+        """Have a driver, starting another one when it ends, until the executor is closed."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            connected = await self._drive()
+            if self._closing.is_set():
+                return
+            _log.warning("Ray's driver is started again: %s", self._failure)
+            self._started.set()  # start() need not wait any longer
+            pause_s = _FIRST_PAUSE_S if connected else min(2 * pause_s, _LONGEST_PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
+
+    async def _drive(self) -> bool:
+        """Start a driver and wait for its end; whether it was ever connected."""
+        child, connected = None, False
+        try:
+            child = await RayChild.start(
+                address=self._address, function=self._function, cpus=self._cpus, on_nodes=self._on_nodes
+            )
+            self._child = child
+            version = await child.ready(_CONNECT_TIMEOUT_S)
+            connected = True
+            _log.info("Ray %s: connected to the cluster at %s", version, self._address)
+            self._failure = ExecutorError(f"Ray's driver ended: {await child.ended()}")
+        except ExecutorError as error:
+            self._failure = error
+        finally:
+            self._child = None
+            self._nodes.clear(str(self._failure))
+            self._undecided.clear()
+            self._votes.clear()
+            await cancel_and_wait(*self._watchers.values())
+            self._watchers.clear()
+            if child is not None:
+                await child.kill()
+        return connected
+
+    def _on_nodes(self, told: list[dict[str, Any]]) -> None:
+        """The cluster's nodes have changed."""
+        come, gone = self._nodes.update(told)
+        for node in gone:
+            _log.warning("Ray: the node %s is gone", node.name)
+            if (watcher := self._watchers.pop(node.node_id, None)) is not None:
+                watcher.cancel()
+            if self._child is not None:
+                self._child.lose(node.node_id, f"the node {node.name} is gone", begun_too=True)
+            self._undecided.discard(node.node_id)
+        if not self._golden:
+            self._undecided |= {node.node_id for node in come}
+        for node in come:
+            self._watch(node)
+        if not len(self._nodes):
+            self._failure = ExecutorError(self._nobody())
+        self._decide()
+
+    def _nobody(self) -> str:
+        """Why there is no node."""
+        passed = self._nodes.passed_over
+        if not passed:
+            return f"the Ray cluster at {self._address} has no nodes"
+        kind = "" if self._kind == "all" else " without accelerators"
+        remedy = "" if self._kind == "all" else ", or set ray_nodes=all, which takes the others' CPUs too"
+        return (
+            f"none of the {passed} nodes of the Ray cluster at {self._address} is one{kind} with "
+            f"{self._cpus:g} CPUs for a function: add one{remedy}"
+        )
+
+    def _watch(self, node: RayNode, pause_s: float = 0.0) -> None:
+        self._watchers[node.node_id] = asyncio.create_task(
+            self._fit(node, pause_s), name=f"ray node {node.name}"
+        )
+
+    async def _fit(self, node: RayNode, pause_s: float) -> None:
+        """Try a node until it is fit to be called."""
+        told = ""
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._agree(node, await self._warm(node))
+            except ExecutorError as error:
+                if str(error) != told:
+                    _log.warning("Ray: the node %s is left out: %s", node.name, error)
+                told = str(error)
+                self._failure = ExecutorError(f"no node of the Ray cluster is fit; {node.name}: {error}")
+            else:
+                self._watchers.pop(node.node_id, None)
+                self._nodes.admit(node)
+                self._started.set()
+                return
+            self._undecided.discard(node.node_id)
+            self._decide()
+            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+    async def _warm(self, node: RayNode) -> Warmed:
+        if self._cache_is_local and not node.here:
+            raise ExecutorError(
+                f"the cache's address, {self._cache}, is the coordinator's machine by a name that means "
+                "another there: give it one that all nodes reach it by (rediss://host:port)"
+            )
+        child = self._check_alive()
+        event = json.dumps({"super_warm": _WARM_VERSION, "cache": self._cache})
+        answer = await child.call(
+            node.node_id,
+            event,
+            begin_s=_WARM_TIMEOUT_S,
+            timeout_s=_WARM_TIMEOUT_S,
+            on_begun=lambda: None,
+        )
+        warmed = read_warmed(answer)
+        node.clock.told(warmed.clock_s)
+        return warmed
+
+    async def _agree(self, node: RayNode, warmed: Warmed) -> None:
+        """See that it decodes as the others do; at the start, as most of them do, by their places."""
+        if not self._golden:
+            self._votes[warmed.golden] += node.slots
+            self._undecided.discard(node.node_id)
+            self._decide()
+        await self._agreed.wait()
+        if warmed.golden != self._golden:
+            raise ExecutorError(
+                f"it decodes the golden images to {warmed.golden}, the others to {self._golden}: install "
+                "the same SUPER and Pillow there"
+            )
+
+    def _decide(self) -> None:
+        """Once all nodes of the start were tried: what the others are held to, or that there is none."""
+        if self._golden or self._undecided:
+            return
+        if self._votes:
+            self._golden = self._votes.most_common(1)[0][0]
+            self._agreed.set()
+        else:
+            self._started.set()
+
+    def _lost(self, node: RayNode, error: NodeFailedError) -> None:
+        """A call found out that a node is gone, or cannot run the function: seconds before Ray says so."""
+        if not node.fit:
+            return
+        _log.warning("Ray: the node %s is left out: %s", node.name, error)
+        self._nodes.dismiss(node, str(error))
+        if self._child is not None:
+            self._child.lose(node.node_id, str(error), begun_too=False)
+        self._watch(node, _FIRST_PAUSE_S)
+
+
+def _check_address(address: str) -> None:
+    """A driver is a process on a node of the cluster; Ray's client, which is none, streams no answers."""
+    if "://" in address or address == "local" or not address:
+        raise ConfigError(
+            "ray_address is auto, or HEAD:6379 of a cluster that this machine has joined as a node (with no "
+            f"CPUs to give, if you like: ray start --address=HEAD:6379 --num-cpus=0); not {address!r}"
+        )
+
+
+def _crashed(error: NodeFailedError) -> FunctionCrashedError:
+    crashed = FunctionCrashedError(str(error))
+    crashed.ran_s = error.ran_s
+    return crashed

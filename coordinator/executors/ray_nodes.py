@@ -1,0 +1,186 @@
+"""Nodes of a Ray cluster and the places that functions have on them: who may run how many, and where next.
+
+A node has a place for each function that fits into its CPUs. Ray keeps a task waiting while others have them,
+without saying so: a node where a call was not begun in time is crowded, has only as many places as functions
+do run there, and gets one back with each call that begins at once. Crowded nodes are taken last. Which nodes
+are fit to run the function at all is found out by :mod:`coordinator.executors.ray_executor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.executors.base import ExecutorError
+from coordinator.executors.function_clock import FunctionClock
+
+__all__ = ["RayNode", "RayNodes"]
+
+_AT_ONCE_S = 2.0
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True, eq=False)
+class RayNode:
+    """A node and what is known of it.
+
+    Attributes:
+        node_id: Ray's.
+        name: host name and address, for people.
+        slots: how many functions fit into its CPUs.
+        here: whether it is this machine.
+        places: how many calls it gets at once; fewer than ``slots`` while it is crowded.
+        calls: how many it has now, ``running`` of which have begun.
+        fit: whether it may be called.
+        clock: how far it is ahead of this machine's.
+    """
+
+    node_id: str
+    name: str
+    slots: int
+    here: bool
+    places: int = 0
+    calls: int = 0
+    running: int = 0
+    fit: bool = False
+    clock: FunctionClock = field(default_factory=FunctionClock)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others have some of its CPUs."""
+        return self.places < self.slots
+
+
+class RayNodes:
+    """The nodes that are eligible, and who waits for a place on one.
+
+    Args:
+        cpus: how many CPUs a function takes.
+        everywhere: whether nodes with accelerators are eligible too.
+    """
+
+    def __init__(self, *, cpus: float, everywhere: bool) -> None:
+        self._cpus = cpus
+        self._everywhere = everywhere
+        self._nodes: dict[str, RayNode] = {}
+        self._waiting: deque[asyncio.Future[RayNode]] = deque()
+        self._reason = "none has been seen yet"
+        self.passed_over = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def capacity(self) -> int:
+        """How many calls all nodes that are fit take at once."""
+        return sum(node.places for node in self._nodes.values() if node.fit)
+
+    def update(self, told: list[dict[str, Any]]) -> tuple[list[RayNode], list[RayNode]]:
+        """Those that have come and those that have gone, by what the driver tells of all that live.
+
+        Of those that have gone none is fit any more.
+        """
+        alive = {}
+        self.passed_over = 0
+        for entry in told:
+            slots = int(entry["cpus"] / self._cpus + _ROUNDING)
+            if slots < 1 or (entry["accelerated"] and not self._everywhere):
+                self.passed_over += 1
+                continue
+            alive[entry["id"]] = RayNode(entry["id"], entry["name"], slots, entry["here"], places=slots)
+        gone = [node for node in self._nodes.values() if node.node_id not in alive]
+        come = [node for node in alive.values() if node.node_id not in self._nodes]
+        for node in gone:
+            del self._nodes[node.node_id]
+            self.dismiss(node, f"the node {node.name} is gone")
+        self._nodes.update((node.node_id, node) for node in come)
+        return come, gone
+
+    def admit(self, node: RayNode) -> None:
+        """It is fit to be called."""
+        node.fit = True
+        self._serve()
+
+    def dismiss(self, node: RayNode, reason: str) -> None:
+        """It is not fit to be called (any more). If none is, nobody waits any longer."""
+        node.fit = False
+        if not self.capacity:
+            self._despair(reason)
+
+    def clear(self, reason: str) -> None:
+        """Forget all nodes, and let nobody wait."""
+        self.update([])
+        self._despair(reason)
+
+    async def take(self, timeout_s: float) -> RayNode | None:
+        """A place on some node, in the order of asking; ``None`` if there is none in time.
+
+        Whoever has one gives it back by :meth:`give_back`.
+
+        Raises:
+            ExecutorError: no node is fit, or the last one was lost while this waited.
+        """
+        if not self.capacity:
+            raise ExecutorError(f"no node of the Ray cluster can be called now: {self._reason}")
+        if not self._waiting and (node := self._best()) is not None:
+            node.calls += 1
+            return node
+        future: asyncio.Future[RayNode] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            return self._served_after_all(future)
+        except BaseException:
+            if (node := self._served_after_all(future)) is not None:
+                self.give_back(node, begun=False)
+            raise
+
+    def begun(self, node: RayNode, waited_s: float) -> None:
+        """A call that has a place there has begun, after so long."""
+        node.running += 1
+        if node.crowded and waited_s < _AT_ONCE_S:
+            node.places += 1
+            self._serve()
+
+    def late(self, node: RayNode) -> None:
+        """A call that has a place there was not begun in time: others have the CPUs."""
+        node.places = max(1, min(node.places, node.running))
+
+    def give_back(self, node: RayNode, *, begun: bool) -> None:
+        """A call there is over."""
+        node.calls -= 1
+        node.running -= begun
+        self._serve()
+
+    def _best(self) -> RayNode | None:
+        """The node with the largest share of its places free; a crowded one only if no other has any."""
+        free = [node for node in self._nodes.values() if node.fit and node.calls < node.places]
+        return max(
+            free, key=lambda node: (not node.crowded, (node.places - node.calls) / node.places), default=None
+        )
+
+    def _serve(self) -> None:
+        while self._waiting and (node := self._best()) is not None:
+            future = self._waiting.popleft()
+            if not future.done():
+                node.calls += 1
+                future.set_result(node)
+
+    def _despair(self, reason: str) -> None:
+        self._reason = reason
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(
+                    ExecutorError(f"no node of the Ray cluster can be called any more: {reason}")
+                )
+
+    def _served_after_all(self, future: asyncio.Future[RayNode]) -> RayNode | None:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            return future.result()
+        future.cancel()
+        return None
