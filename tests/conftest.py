@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.fixtures.valkey_cluster",
     "tests.fixtures.object_store",
     "tests.fixtures.lambda_service",
+    "tests.fixtures.ray_cluster",
     "tests.fixtures.stack",
     "tests.fixtures.containers",
 ]

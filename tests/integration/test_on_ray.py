@@ -1,0 +1,102 @@
+"""Whole epochs with functions on a Ray cluster of several nodes: every sample comes once, with the same bytes
+that local functions give, whatever happens to the nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.record import unpack
+from tests.fixtures.held_function import FUNCTION, HOLD
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.fixtures.ray_cluster import RayCluster
+    from tests.fixtures.valkey import Valkey
+
+pytestmark = pytest.mark.slow
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+WAIT_S = 60.0
+BATCH = 16
+REQUEST_SAMPLES = 4
+
+
+@pytest.fixture
+def stack(ray_cluster: RayCluster, valkey: Valkey) -> Iterator[Callable[..., Stack]]:
+    """Starts a coordinator with the cluster's functions, over TCP as nodes would have to."""
+    running: list[Stack] = []
+
+    def start(*arguments: str) -> Stack:
+        options = ("--executor", "ray", "--ray-address", ray_cluster.address, "--ray-shared-files")
+        started = Stack(
+            cache=valkey.url, arguments=(*options, "--request-samples", str(REQUEST_SAMPLES), *arguments)
+        )
+        started.start()
+        running.append(started)
+        return started
+
+    yield start
+    for each in running:
+        each.close()
+
+
+def test_a_node_that_is_killed_in_mid_epoch_costs_only_its_requests(
+    ray_cluster: RayCluster, stack: Callable[..., Stack], images: Path, tmp_path: Path, valkey: Valkey
+) -> None:
+    """Requests are known to be under way on the node, since it holds them: then it is killed."""
+    ray_cluster.add(cpus=1)
+    doomed = ray_cluster.add(cpus=2, environment={HOLD: str(tmp_path)})
+    running = stack("--function", FUNCTION)
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=running.address) as sampler:
+        loader = iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
+        until(lambda: len(held(tmp_path)) == 2)
+        assert sampler.job_stats().capacity == 3
+        ray_cluster.kill(doomed)
+        delivered = collect(loader)
+        stats = sampler.job_stats()
+    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+    assert len(held(tmp_path)) == 2, "it got more requests than it has CPUs"
+    assert 0 < stats.retries <= 2 * REQUEST_SAMPLES, "only what the node had was asked for again"
+    by_local = Stack(arguments=("--request-samples", str(REQUEST_SAMPLES)))
+    by_local.start()
+    try:
+        with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=by_local.address) as sampler:
+            assert collect(DataLoader(dataset, sampler=sampler, batch_size=None)) == delivered
+        assert records(by_local.valkey) == records(valkey)
+    finally:
+        by_local.close()
+
+
+def records(valkey: Valkey) -> dict[bytes, tuple[str, tuple[int, ...], bytes]]:
+    """What a cache holds: by cache key, dtype, shape and bytes of the sample."""
+    found = {}
+    with valkey.client() as client:
+        for key in client.scan_iter(match="super:r1:*", count=1000):
+            _, array = unpack(client.get(key))
+            found[key] = (str(array.dtype), array.shape, array.tobytes())
+    return found
+
+
+def held(directory: Path) -> set[str]:
+    """Which requests the doomed node holds."""
+    return {path.name for path in directory.iterdir()}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
