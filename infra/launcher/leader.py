@@ -1,0 +1,223 @@
+"""The leader's side of a run: who is here, what each has told, and how it ends for all.
+
+Members say ``joined``, ``done`` (with training's exit code), ``failed`` (with a reason) and are lost when
+their line is; the leader says ``join``, ``ready`` and ``end``. What it starts in between is
+:mod:`infra.launcher.services`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit
+from infra.launcher.verdicts import (
+    EXIT_HOST_LOST,
+    EXIT_NOT_READY,
+    EXIT_SERVICE_FAILED,
+    EXIT_SIGNAL,
+    RunFailedError,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from infra.launcher.cluster import Cluster
+    from infra.launcher.trust import Trust
+
+__all__ = ["Leader"]
+
+_log = logging.getLogger(__name__)
+
+_STRANGERS_MAX = 100  # connections that have not said yet who they are
+
+
+class Leader:
+    """Hears every host of a run.
+
+    Args:
+        cluster: who is to come.
+        trust: what they must know.
+        silence_s: a host that says nothing for so long is lost.
+        lost_data_hosts: so many data hosts, this one not counted, may be lost or fail before the run ends.
+    """
+
+    def __init__(self, cluster: Cluster, trust: Trust, *, silence_s: float, lost_data_hosts: int) -> None:
+        self._cluster = cluster
+        self._trust = trust
+        self._silence_s = silence_s
+        self._may_lose = lost_data_hosts
+        self._server: asyncio.Server | None = None
+        self._strangers = 0
+        self._channels: dict[str, Channel] = {}
+        self._following: set[asyncio.Task[None]] = set()
+        self._inbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._come: set[str] = set()
+        self._joined: set[str] = set()
+        self._lost: set[str] = set()
+        self._done: set[str] = set()
+        self._changed = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    async def open(self, address: str, port: int) -> None:
+        """Listen from now on.
+
+        Raises:
+            RunFailedError: the port is taken.
+        """
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, address, port, limit=MAX_LINE, ssl=self._trust.server_tls
+            )
+        except OSError as error:
+            msg = f"the leader cannot listen on {address}:{port}: {error}; another run? see --control-port"
+            raise RunFailedError(EXIT_SERVICE_FAILED, msg) from error
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._strangers >= _STRANGERS_MAX:
+            writer.close()
+            return
+        self._strangers += 1
+        task = asyncio.get_running_loop().create_task(self._answer(reader, writer))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        try:
+            host, channel = await admit(reader, writer, self._trust, self._silence_s)
+        except (RefusedError, ChannelLostError) as error:
+            _log.warning("a connection from %s is not taken: %s", peer, error)
+            writer.close()
+            return
+        finally:
+            self._strangers -= 1
+        refusal = self._refusal(host)
+        if refusal:
+            _log.warning("%s at %s is not taken: %s", host[:80], peer, refusal)
+            channel.say(refused=refusal)
+            await channel.close()
+            return
+        _log.info("%s is here", host)
+        self._channels[host] = channel
+        self._come.add(host)
+        self._changed.set()
+        channel.say(welcome=1)
+        channel.begin()
+        await self._follow(host, channel)
+
+    def _refusal(self, host: str) -> str:
+        if host not in self._cluster.hosts:
+            return f"it is none of the run's hosts: {', '.join(self._cluster.hosts)}"
+        if host in self._channels:
+            return f"{host} is here already: the launcher runs twice on it, or another host calls itself so"
+        if host in self._come:
+            return f"{host} was here before and was lost: a host cannot come back to a run"
+        return ""
+
+    async def _follow(self, host: str, channel: Channel) -> None:
+        try:
+            while True:
+                self._inbox.put_nowait((host, await channel.hear()))
+        except ChannelLostError as error:
+            self._inbox.put_nowait((host, {"lost": str(error)}))
+        finally:
+            del self._channels[host]
+            if not self._channels:
+                self._gone.set()
+            await channel.close()
+
+    def tell(self, **words: Any) -> None:
+        """Say the same to every host that is here."""
+        for channel in self._channels.values():
+            channel.say(**words)
+
+    async def all_here(self, wait_s: float) -> None:
+        """Until every host has come.
+
+        Raises:
+            RunFailedError: one does not appear in that time.
+        """
+        await self._until_all(self._come, wait_s, "did not appear")
+
+    async def all_joined(self, wait_s: float) -> None:
+        """Until every host has what it brings.
+
+        Raises:
+            RunFailedError: one has not in that time.
+        """
+        await self._until_all(self._joined, wait_s, "did not get ready")
+
+    async def _until_all(self, arrived: set[str], wait_s: float, fault: str) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                while set(self._cluster.hosts) - arrived - self._lost:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            late = [host for host in self._cluster.hosts if host not in arrived]
+            msg = f"{', '.join(late)} {fault} within {wait_s:g} s (--start-wait-s)"
+            raise RunFailedError(EXIT_NOT_READY, msg) from None
+
+    async def verdict(self) -> Verdict:
+        """What becomes of the run, once all that train have told of their end.
+
+        Raises:
+            RunFailedError: training fails on a host, or a host fails or is lost.
+        """
+        while not self._done >= set(self._cluster.training_hosts):
+            host, message = await self._inbox.get()
+            if "joined" in message:
+                self._joined.add(host)
+            elif "done" in message:
+                code = _code(message["done"], EXIT_SERVICE_FAILED)
+                if code:
+                    raise RunFailedError(code, f"training ended with exit code {code} on {host}")
+                _log.info("training is done on %s", host)
+                self._done.add(host)
+            elif "failed" in message:
+                reason = f"{host}: {str(message['failed'])[:2000]}"
+                self._lose(host, _code(message.get("code"), EXIT_SERVICE_FAILED), reason)
+            elif "lost" in message and host not in self._lost:
+                self._lose(host, EXIT_HOST_LOST, f"{host} {message['lost']}")
+            self._changed.set()
+        return Verdict(0)
+
+    def _lose(self, host: str, code: int, reason: str) -> None:
+        bearable = host in self._cluster.data_hosts and host != self._cluster.leader
+        stopped = code > EXIT_SIGNAL  # somebody wants the run to end
+        if not bearable or stopped or len(self._lost) >= self._may_lose:
+            raise RunFailedError(code, reason)
+        self._lost.add(host)
+        if host in self._channels:
+            self._channels[host].say(end=code, reason=reason)
+        _log.warning(
+            "the run goes on without a data host (%d of %d that may be lost): %s",
+            len(self._lost),
+            self._may_lose,
+            reason,
+        )
+
+    async def end(self, verdict: Verdict, wait_s: float) -> None:
+        """Tell all, and wait until each has ended its own and hung up; no longer than ``wait_s``."""
+        self.tell(end=verdict.code, reason=verdict.reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._channels:
+                    self._gone.clear()
+                    await self._gone.wait()
+        if self._channels:
+            _log.warning("still there after %g s: %s", wait_s, ", ".join(self._channels))
+
+    async def close(self) -> None:
+        """Hear nobody any more."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._following):
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+
+
+def _code(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and 0 <= value <= 255 else default  # noqa: PLR2004  # as exit codes are
