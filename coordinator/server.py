@@ -147,7 +147,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     reports = ReportReader(cache, engine.post_all)
     fitness = Fitness(crew.posts, [Trials(post, settings.cache, audit=cache.audit) for post in crew.posts])
     stack.push_async_callback(fitness.close)
-    service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=info.keys == 0)
+    service = CoordinatorService(
+        engine, datasets, reports, fitness, cache_was_empty=info.keys == 0, settings=settings
+    )
     sweep = Sweep(
         cache,
         lambda: known_ids(

@@ -14,7 +14,7 @@ import grpc
 from coordinator.core.events import BatchesAsked, DatasetAdded, ExecutorsUnfit, JobClosed, JobOpened
 from coordinator.core.plan import Plan
 from coordinator.paging import Occurrence, PlannedBatches, page_of
-from coordinator.statistics import batch_status, cache_stats, job_stats
+from coordinator.statistics import batch_status, cache_stats, coordinating, job_stats
 from super_wire import coordinator_pb2 as pb
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coordinator.engine import Engine
     from coordinator.fitness import Fitness
     from coordinator.reports import ReportReader
+    from coordinator.settings import Settings
 
 __all__ = ["CoordinatorService"]
 
@@ -97,6 +98,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reports: follows the jobs' report streams.
         fitness: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
+        settings: what is told of this coordinator; nothing where none are given.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         fitness: Fitness,
         *,
         cache_was_empty: bool,
+        settings: Settings | None = None,
     ) -> None:
+        self._settings = settings
         self._engine = engine
         self._datasets = datasets
         self._reports = reports
@@ -308,6 +312,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.JobStatsList(
             jobs=[job_stats(core, job, self._jobs[job.name].listing.source) for job in jobs],
             cache=cache_stats(core, self._engine.now_s()),
+            coordinating=coordinating(self._settings) if self._settings else None,
         )
 
     async def _wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 from coordinator.core.samples import SampleState
 from super_wire import coordinator_pb2 as pb
 from super_wire.ids import ID_BYTES
+from super_wire.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from coordinator.datasets import Dataset
     from coordinator.engine import Engine
     from coordinator.paging import Occurrence
+    from coordinator.settings import Settings
 
-__all__ = ["batch_status", "cache_stats", "job_stats"]
+__all__ = ["batch_status", "cache_stats", "coordinating", "job_stats"]
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
@@ -47,6 +50,22 @@ def job_stats(core: Core, job: Job, source: str) -> pb.JobStats:
         **counters,
         **seconds,
     )
+
+
+def coordinating(settings: Settings) -> pb.Coordinating:
+    """What this coordinator is and how it is set, without its secrets."""
+    told = pb.Coordinating(
+        version=installed_version(),
+        clock_s=time.time(),
+        cache=settings.cache,
+        executors=settings.executors,
+        request_timeout_s=settings.request_timeout_s,
+    )
+    if "lambda" in settings.executors:
+        told.lambda_function = settings.lambda_function
+        told.lambda_region = settings.lambda_region
+        told.lambda_concurrency = settings.lambda_concurrency
+    return told
 
 
 def cache_stats(core: Core, now: float) -> pb.CacheStats:

@@ -218,12 +218,34 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache")
+    __slots__ = ("jobs", "cache", "coordinating")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATING_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
+    coordinating: Coordinating
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ...) -> None: ...
+
+class Coordinating(_message.Message):
+    __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_REGION_FIELD_NUMBER: _ClassVar[int]
+    LAMBDA_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    clock_s: float
+    cache: str
+    executors: _containers.RepeatedScalarFieldContainer[str]
+    lambda_function: str
+    lambda_region: str
+    lambda_concurrency: int
+    request_timeout_s: float
+    def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
     __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd")

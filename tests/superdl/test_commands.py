@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
+from super_wire.version import installed_version
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:
@@ -71,6 +73,10 @@ def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
         dataset[ref]
         jobs = json.loads(superdl("stats", "--coordinator", stack.address, "--json").stdout)
         assert [job["job"] for job in jobs["jobs"]] == [sampler.job]
+        told = jobs["coordinating"]
+        assert (told["version"], told["cache"]) == (installed_version(), stack.valkey.unix_url)
+        assert (told["executors"], told["lambda_function"]) == (["local"], "")
+        assert abs(told["clock_s"] - time.time()) < 60
         assert sampler.job in superdl("stats", "--coordinator", stack.address).stdout
         hex_id = ref.batch_id.hex()
         (batch,) = json.loads(
