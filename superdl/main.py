@@ -20,6 +20,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "run": "train from a spec and report",
     "coordinator": "run a coordinator",
+    "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
     "doctor": "see whether this machine can train, and reaches coordinator and cache",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",

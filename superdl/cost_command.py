@@ -1,0 +1,66 @@
+"""``superdl cost``: an epoch and a month in US dollars, by way of loading. The model is
+:mod:`experiments.cost`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "preset",
+        nargs="?",
+        default="imagenet",
+        help="workload to begin with: imagenet (default), tiny-imagenet, tiny-imagenet-64",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="replace one input, such as jobs=8, machine=g5.xlarge or images_per_s=900; may be repeated. All "
+        "inputs are printed below the tables",
+    )
+    parser.add_argument(
+        "--prices", metavar="FILE", help="price table that replaces what it names; default SUPER_PRICES"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reckon and print."""
+    from rich.console import Console  # --help needs none of this
+
+    from coordinator.price_table import load_prices
+    from experiments.cost import bills, load_scenario
+    from experiments.cost.tables import headline, inputs_markdown, markdown, print_bills, to_mapping
+    from experiments.strict_json import strict_json
+    from super_wire.errors import ConfigError
+
+    if arguments.json and arguments.markdown:
+        raise ConfigError("--json and --markdown are two formats: choose one")
+    prices = load_prices(arguments.prices or os.environ.get("SUPER_PRICES"))
+    scenario = load_scenario(arguments.preset, arguments.overrides)
+    found = bills(scenario, prices)
+    if arguments.json:
+        sys.stdout.write(strict_json(to_mapping(scenario, prices, found), indent=2) + "\n")
+    elif arguments.markdown:
+        parts = [
+            headline(scenario, prices),
+            *(markdown(found, period) for period in ("first", "later", "month")),
+        ]
+        sys.stdout.write("\n".join([*parts, inputs_markdown(scenario)]))
+    else:
+        print_bills(scenario, prices, found, Console(highlight=False, soft_wrap=False))
+    return 0
