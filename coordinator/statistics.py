@@ -85,6 +85,7 @@ def cache_stats(core: Core, now: float) -> pb.CacheStats:
         total_usd=core.ledger.total_usd,
         usd_per_hour=core.ledger.usd_per_hour(now),
         spending=core.spending.value,
+        free_bytes=core.free_bytes,
     )
 
 

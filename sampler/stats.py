@@ -66,6 +66,7 @@ class SamplerStats:
     total_usd: float
     usd_per_hour: float
     spending: str
+    free_bytes: int
 
     @classmethod
     def from_messages(cls, job: Any, cache: Any) -> SamplerStats:

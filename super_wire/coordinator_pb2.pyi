@@ -310,7 +310,7 @@ class JobStats(_message.Message):
     def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending")
+    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class CacheStats(_message.Message):
     TOTAL_USD_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SPENDING_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     resident_bytes: int
     resident_samples: int
@@ -339,4 +340,5 @@ class CacheStats(_message.Message):
     total_usd: float
     usd_per_hour: float
     spending: str
-    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...

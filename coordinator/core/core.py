@@ -138,6 +138,11 @@ class Core:
         return self._state.budget_bytes
 
     @property
+    def free_bytes(self) -> int:
+        """Cache memory that neither records nor requests nor others have taken; negative under pressure."""
+        return self._state.free_bytes
+
+    @property
     def resident_bytes(self) -> int:
         """Cache memory that records take, as accounted."""
         return self._state.resident_bytes
