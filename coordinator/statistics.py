@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coordinator.paging import Occurrence
     from coordinator.settings import Settings
 
-__all__ = ["batch_status", "cache_stats", "coordinating", "job_stats"]
+__all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "job_stats"]
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
@@ -87,6 +87,11 @@ def cache_stats(core: Core, now: float) -> pb.CacheStats:
         spending=core.spending.value,
         free_bytes=core.free_bytes,
     )
+
+
+def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
+    """What executors cost, the cheapest first."""
+    return [pb.ExecutorPrices(name=facts.name, **asdict(facts.prices)) for facts in core.settings.executors]
 
 
 def batch_status(

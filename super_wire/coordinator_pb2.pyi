@@ -218,14 +218,16 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache", "coordinating")
+    __slots__ = ("jobs", "cache", "coordinating", "prices")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COORDINATING_FIELD_NUMBER: _ClassVar[int]
+    PRICES_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
     coordinating: Coordinating
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ...) -> None: ...
+    prices: _containers.RepeatedCompositeFieldContainer[ExecutorPrices]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ...) -> None: ...
 
 class Coordinating(_message.Message):
     __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s")
@@ -246,6 +248,24 @@ class Coordinating(_message.Message):
     lambda_concurrency: int
     request_timeout_s: float
     def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ...) -> None: ...
+
+class ExecutorPrices(_message.Message):
+    __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_FIELD_NUMBER: _ClassVar[int]
+    GB_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_GB_FIELD_NUMBER: _ClassVar[int]
+    RECORD_GB_FIELD_NUMBER: _ClassVar[int]
+    HOUR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    invocation: float
+    gb_s: float
+    source_request: float
+    source_gb: float
+    record_gb: float
+    hour: float
+    def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
     __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd")

@@ -187,6 +187,11 @@ class Core:
         return self._state.fleet.limit(self._now_s)
 
     @property
+    def settings(self) -> CoreSettings:
+        """What it was told when it was made."""
+        return self._state.settings
+
+    @property
     def fleet(self) -> Fleet:
         """The executors, to be read."""
         return self._state.fleet
