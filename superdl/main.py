@@ -22,6 +22,7 @@ _COMMANDS = {
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
+    "warm": "fill the cache ahead of the jobs that will read it",
     "doctor": "see whether this machine can train, and reaches coordinator and cache",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
     "bench": "measure SUPER beside other loaders (needs a checkout)",

@@ -179,6 +179,8 @@ def test_stats_account_for_what_was_read_and_produced(run, valkey, source):
         assert answer.cache.budget_bytes == 2**24
         assert answer.cache.resident_samples == 10
         assert answer.cache.resident_bytes >= 10 * RECORD_BYTES
+        assert answer.cache.free_bytes <= 2**24 - answer.cache.resident_bytes
+        assert [one.name for one in answer.prices] == ["local"]
         every = await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
         assert [job.job for job in every.jobs] == ["job"]
 

@@ -1,0 +1,69 @@
+"""What the coordinator has counted for the job that warms, also over a coordinator that was restarted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from super_wire.errors import CoordinatorError
+
+if TYPE_CHECKING:
+    from experiments.warming.filling import WarmReport
+    from sampler import SuperSampler
+
+__all__ = ["Counted"]
+
+_LOG = logging.getLogger(__name__)
+
+_COUNTERS = ("produced", "usd", "gb_s", "invocations", "source_requests", "dropped")
+_FIELDS = {"produced": "samples_produced", "dropped": "dropped_samples"}
+
+
+class Counted:
+    """Looks, and adds up: counters begin at 0 again where a coordinator lost its memory.
+
+    Attributes:
+        free_bytes: of the cache's budget, at the last look.
+        budget_bytes: the budget.
+        lookahead: batches that the coordinator looks ahead.
+    """
+
+    def __init__(self, sampler: SuperSampler) -> None:
+        self._sampler = sampler
+        self._latest = dict.fromkeys(_COUNTERS, 0.0)
+        self._before = dict.fromkeys(_COUNTERS, 0.0)
+        self._dropped_at_first: float | None = None
+        self._looked_s = -1e9
+        self.free_bytes = 0
+        self.budget_bytes = 0
+        self.lookahead = 0
+
+    def age_s(self) -> float:
+        """Seconds since the last look."""
+        return time.monotonic() - self._looked_s
+
+    def look(self, report: WarmReport) -> None:
+        """Ask, and write the sums into the report; a coordinator that does not answer is no news."""
+        try:
+            stats = self._sampler.job_stats()
+        except CoordinatorError as error:  # it may be restarting; who waits for samples has bounds of his own
+            _LOG.debug("no statistics: %s", error)
+            self.free_bytes = 0
+            return
+        finally:
+            self._looked_s = time.monotonic()
+        self.free_bytes, self.budget_bytes = stats.free_bytes, stats.budget_bytes
+        self.lookahead = stats.lookahead_batches
+        now = {name: float(getattr(stats, _FIELDS.get(name, name))) for name in _COUNTERS}
+        if self._dropped_at_first is None:
+            self._dropped_at_first = now["dropped"]
+        for name, value in now.items():
+            if value < self._latest[name]:
+                self._before[name] += self._latest[name]
+            self._latest[name] = value
+        sums = {name: self._before[name] + self._latest[name] for name in _COUNTERS}
+        report.usd, report.gb_s = sums["usd"], sums["gb_s"]
+        report.produced, report.invocations = int(sums["produced"]), int(sums["invocations"])
+        report.source_requests = int(sums["source_requests"])
+        report.dropped = max(0, int(sums["dropped"] - self._dropped_at_first))

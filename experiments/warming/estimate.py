@@ -1,0 +1,134 @@
+"""What warming a source will take and cost, before anything is produced: plain arithmetic.
+
+Memory is counted as the coordinator counts it, money at the prices that the coordinator told, work at the
+rates of :mod:`experiments.cost.scenario`, which are assumptions until functions have run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.core.samples import footprint
+from experiments.cost.scenario import PRESETS, Scenario
+from super_wire.record import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from coordinator.core.prices import Prices
+    from super_wire.recipe import Recipe
+
+__all__ = ["Estimate", "Standing", "estimate_of", "memory_of", "record_bytes_of"]
+
+_GUESSED_BYTES = 2**20
+_ASPECT = 4 / 3
+_MIB_PER_GIB = 1024
+_MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a coordinator says before a job is opened: of the dataset, its cache, its executors."""
+
+    samples: int
+    budget_bytes: int
+    free_bytes: int
+    resident_samples: int
+    resident_bytes: int
+    prices: dict[str, Prices]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is to be expected.
+
+    ``fits`` of the samples have room beside what the cache holds (some of which may be this source's);
+    invocations, GETs, ``gb_s`` and US dollars are those of producing all of them.
+    """
+
+    samples: int
+    fits: int
+    record_bytes: int
+    guessed: bool
+    """Whether the size of a record is a guess, since the recipe does not say it."""
+    cache_bytes: int
+    budget_bytes: int
+    free_bytes: int
+    invocations: int
+    gets: int
+    gb_s: dict[str, float]
+    usd: dict[str, float]
+
+    @property
+    def sample_usd(self) -> float:
+        """US dollars for a sample, by the executor that is preferred."""
+        return next(iter(self.usd.values()), 0.0) / self.fits if self.fits else 0.0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "samples": self.samples,
+            "fits": self.fits,
+            "record_bytes": self.record_bytes,
+            "record_bytes_guessed": self.guessed,
+            "cache_bytes": self.cache_bytes,
+            "budget_bytes": self.budget_bytes,
+            "free_bytes": self.free_bytes,
+            "invocations": self.invocations,
+            "gets": self.gets,
+            "gb_s": dict(self.gb_s),
+            "usd": dict(self.usd),
+        }
+
+
+def memory_of(record_bytes: int) -> int:
+    """The memory that a record takes in the cache."""
+    return int(footprint(np.array([record_bytes]))[0])
+
+
+def record_bytes_of(recipe: Recipe) -> tuple[int, bool]:
+    """The size of a record, and whether that is a guess."""
+    shape = recipe.output_shape
+    if shape is not None:
+        return HEADER_BYTES + math.prod(shape), False
+    resizes = [int(step["size"]) for step in recipe.steps if step["op"] == "resize"]
+    return HEADER_BYTES + int(resizes[-1] ** 2 * _ASPECT * 3) if resizes else _GUESSED_BYTES, True
+
+
+def estimate_of(
+    standing: Standing, recipe: Recipe, source: str, rates: Scenario = PRESETS["imagenet"]
+) -> Estimate:
+    """What to expect of filling the cache with as much of the source as fits."""
+    record_bytes, guessed = record_bytes_of(recipe)
+    each = memory_of(record_bytes)
+    fits = max(0, min(standing.samples, standing.free_bytes // each))
+    gets = 0 if source.startswith("file:") else fits
+    invocations = math.ceil(fits / rates.request_samples)
+    function_s = fits * rates.function_cpu_ms * _MS / rates.lambda_vcpu + invocations * rates.request_s
+    gb_s = {
+        name: function_s * rates.function_mb / _MIB_PER_GIB if name == "lambda" else 0.0
+        for name in standing.prices
+    }
+    usd = {
+        name: invocations * of.invocation
+        + gb_s[name] * of.gb_s
+        + gets * of.source_request
+        + fits * rates.source_bytes / 2**30 * of.source_gb
+        + fits * record_bytes / 2**30 * of.record_gb
+        for name, of in standing.prices.items()
+    }
+    return Estimate(
+        samples=standing.samples,
+        fits=fits,
+        record_bytes=record_bytes,
+        guessed=guessed,
+        cache_bytes=fits * each,
+        budget_bytes=standing.budget_bytes,
+        free_bytes=standing.free_bytes,
+        invocations=invocations,
+        gets=gets,
+        gb_s=gb_s,
+        usd=usd,
+    )

@@ -1,0 +1,348 @@
+"""The job that warms: an ordinary sampler's, whose batches are not read but waited for.
+
+Each batch is asked after by its records' headers until all of it is in the cache or failed; what is missing
+is told by read reports, as a reader tells it, so that misses, losses and retries are the coordinator's as
+ever. It stops where the cache is full or the money spent (:mod:`experiments.warming.allowance`). Waiting is
+bounded: a batch of which nothing comes for ``patience_s`` ends it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from experiments.warming.allowance import Allowance, Means, batch_size_for
+from experiments.warming.counted import Counted
+from experiments.warming.estimate import memory_of, record_bytes_of
+from experiments.warming.headers import HeaderLink
+from sampler import SuperSampler
+from super_dataset.backoff import Backoff
+from super_wire.ids import ID_BYTES
+from super_wire.record import HEADER_BYTES, SPENDING_CAP
+from super_wire.report import ReadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from experiments.warming.estimate import Estimate
+    from sampler.plan_iterator import PlanIterator
+    from super_dataset import SuperDataset
+    from super_wire.batch_ref import BatchRef
+
+__all__ = ["Ended", "Limits", "WarmReport", "fill"]
+
+_STATS_EVERY_S = 0.5
+_FAILURES_LISTED = 20
+_ROOM_KEPT = 0.01
+"""Of the budget: what others may take between two looks."""
+
+
+class Ended(enum.StrEnum):
+    """Why it ended."""
+
+    ALL = "all"
+    FULL = "full"
+    MAX_USD = "max_usd"
+    SPENDING_CAP = "spending_cap"
+    STALLED = "stalled"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds it: US dollars, seconds in which a batch gets no further, seconds in all."""
+
+    max_usd: float = math.inf
+    patience_s: float = 120.0
+    timeout_s: float = math.inf
+
+
+@dataclass(slots=True)
+class WarmReport:
+    """What was done. ``warm`` samples are in the cache, of which ``produced`` were made for this job."""
+
+    samples: int
+    ended: Ended = Ended.ALL
+    warm: int = 0
+    failed: int = 0
+    produced: int = 0
+    usd: float = 0.0
+    gb_s: float = 0.0
+    invocations: int = 0
+    source_requests: int = 0
+    seconds: float = 0.0
+    record_bytes: int = 0
+    """Of all that are warm."""
+    dropped: int = 0
+    """Samples of anybody's that the cache gave up meanwhile."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """Key and reason of the first that failed."""
+    why: str = ""
+    """More words, where it did not end well."""
+
+    @property
+    def hits(self) -> int:
+        """Samples that were there already, or were made for others meanwhile."""
+        return max(0, self.warm - self.produced)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was to be warmed is warm."""
+        return self.failed == 0 and (self.ended is Ended.ALL or (self.ended is Ended.FULL and self.warm > 0))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "samples": self.samples,
+            "ended": self.ended.value,
+            "warm": self.warm,
+            "hits": self.hits,
+            "produced": self.produced,
+            "failed": self.failed,
+            "failures": [{"key": key, "reason": reason} for key, reason in self.failures],
+            "usd": self.usd,
+            "gb_s": self.gb_s,
+            "invocations": self.invocations,
+            "source_requests": self.source_requests,
+            "record_bytes": self.record_bytes,
+            "dropped": self.dropped,
+            "seconds": self.seconds,
+            "why": self.why,
+        }
+
+
+def fill(
+    dataset: SuperDataset,
+    estimate: Estimate,
+    *,
+    coordinator: str,
+    limits: Limits,
+    shuffle: bool,
+    seed: int,
+    tell: Callable[[WarmReport], None],
+) -> WarmReport:
+    """Warm the cache in the order in which a job with this seed reads first.
+
+    Args:
+        dataset: what to warm.
+        estimate: made for it just now.
+        coordinator: its address.
+        limits: where to stop.
+        shuffle: whether the coming job shuffles; else in the order of keys.
+        seed: of its shuffle.
+        tell: called with the state as it gets on.
+
+    Raises:
+        SuperError: the coordinator or the cache refuses or is gone.
+    """
+    report = WarmReport(estimate.samples)
+    means = Means(estimate.free_bytes, memory_of(estimate.record_bytes), limits.max_usd, estimate.sample_usd)
+    size = batch_size_for(estimate.samples, means)
+    if not size:
+        by_room = means.by_room <= means.by_money
+        report.ended = Ended.FULL if by_room else Ended.MAX_USD
+        report.why = (
+            "the cache has no room: what it holds would have to be dropped"
+            if by_room
+            else f"{limits.max_usd:g} USD buy {means.by_money:,.0f} samples, fewer than a look ahead takes"
+        )
+        return report
+    sampler = SuperSampler(
+        dataset,
+        batch_size=size,
+        shuffle=shuffle,
+        seed=seed,
+        rank=0,
+        num_replicas=1,
+        coordinator=coordinator,
+    )
+    with sampler:
+        _Filling(sampler, dataset, limits, report, size, estimate.sample_usd, tell).run()
+    return report
+
+
+class _StopError(Exception):
+    """There is a reason to end."""
+
+    def __init__(self, ended: Ended, why: str = "") -> None:
+        super().__init__(why)
+        self.ended, self.why = ended, why
+
+
+class _Filling:
+    """One run of the job; see :func:`fill`."""
+
+    def __init__(
+        self,
+        sampler: SuperSampler,
+        dataset: SuperDataset,
+        limits: Limits,
+        report: WarmReport,
+        batch_size: int,
+        sample_usd: float,
+        tell: Callable[[WarmReport], None],
+    ) -> None:
+        self._sampler = sampler
+        self._limits = limits
+        self._report = report
+        self._tell = tell
+        self._counted = Counted(sampler)
+        self._allowance = Allowance(len(sampler), batch_size)
+        self._held: list[tuple[BatchRef, ReadReport]] = []
+        self._guess_bytes = memory_of(record_bytes_of(dataset.recipe)[0])
+        self._guess_usd = sample_usd
+        self._backoff = Backoff(limits.patience_s)
+        self._random = random.Random()  # noqa: S311  # jitter guards no secret
+        self._link: HeaderLink | None = None
+        self._begin_s = time.monotonic()
+
+    def run(self) -> None:
+        """Go through the epoch until there is a reason to end."""
+        try:
+            self._go_through(iter(self._sampler))
+        except _StopError as stop:
+            self._report.ended, self._report.why = stop.ended, stop.why
+        except KeyboardInterrupt:
+            self._report.ended = Ended.INTERRUPTED
+        finally:
+            self._counted.look(self._report)
+            self._report.seconds = time.monotonic() - self._begin_s
+            if self._link is not None:
+                self._link.close()
+        self._tell(self._report)
+
+    def _go_through(self, batches: PlanIterator) -> None:
+        self._look()
+        while self._allowance.seen < self._allowance.batches:
+            self._make_way()
+            ref = next(batches)
+            if self._link is None:
+                self._link = HeaderLink(ref.cache)
+            self._held.append((ref, self._wait_for(ref, self._link)))
+            self._allowance.seen += 1
+            self._release(fresh=False)
+        self._release(fresh=True)
+
+    def _make_way(self) -> None:
+        """See that one more batch may be asked for.
+
+        Raises:
+            _StopError: it may not.
+        """
+        if self._allowance.may_take():
+            return
+        self._release(fresh=True)
+        if self._allowance.may_take():
+            return
+        means = self._means()
+        if means.by_room <= means.by_money:
+            raise _StopError(Ended.FULL)
+        raise _StopError(Ended.MAX_USD)
+
+    def _release(self, *, fresh: bool) -> None:
+        """Report batches as read, as far as what comes into view then has room and can be paid for."""
+        if self._link is None or not self._held:
+            return
+        if fresh or self._counted.age_s() > _STATS_EVERY_S:
+            self._look()
+        count = self._allowance.releasable(self._means())
+        for ref, report in self._held[:count]:
+            self._link.report(ref.job, report)
+        del self._held[:count]
+        self._allowance.released += count
+
+    def _look(self) -> None:
+        seen = self._allowance.seen
+        self._counted.look(self._report)
+        self._allowance.accounted = seen
+        self._allowance.lookahead = max(self._allowance.lookahead, self._counted.lookahead)
+        self._tell(self._report)
+
+    def _means(self) -> Means:
+        report = self._report
+        each = report.record_bytes / report.warm if report.warm else 0.0
+        sample_bytes = memory_of(round(each)) if each else self._guess_bytes
+        usd = report.usd / report.produced if report.produced and report.usd else self._guess_usd
+        kept = _ROOM_KEPT * self._counted.budget_bytes
+        return Means(self._counted.free_bytes - kept, sample_bytes, self._limits.max_usd - report.usd, usd)
+
+    def _wait_for(self, ref: BatchRef, link: HeaderLink) -> ReadReport:
+        """Wait until every sample of a batch is there or failed; what to report of it then.
+
+        Raises:
+            _StopError: time is up, or the coordinator may spend no more.
+        """
+        missing, first, attempt = list(range(len(ref))), None, 0
+        moved_s = began_s = time.monotonic()
+        while True:
+            attempt += 1
+            seen = link.look(ref.sample_ids, missing)
+            self._report.warm += len(seen.present)
+            self._report.record_bytes += sum(seen.present.values())
+            for offset in seen.tombstones:
+                self._failed(ref, offset, link)
+            done = {*seen.present, *seen.tombstones}
+            if done:
+                moved_s = time.monotonic()
+                missing = [offset for offset in missing if offset not in done]
+            if first is None and not seen.trouble:
+                first = len(ref) - len(missing)
+            read = ReadReport(
+                rank=ref.rank,
+                epoch=ref.epoch,
+                position=ref.position,
+                samples=len(ref),
+                hits=first or 0,
+                wait_us=int(1e6 * (time.monotonic() - began_s)) if attempt > 1 else 0,
+                read_us=0,
+                check_us=0,
+                size_bytes=HEADER_BYTES * (len(ref) - len(missing)),
+                attempt=attempt,
+                done=int(not missing),
+                missed=tuple(sorted(seen.absent)),
+                corrupt=tuple(sorted(seen.corrupt)),
+            )
+            if not missing:
+                return read
+            link.report(ref.job, read)
+            self._wait(ref, missing, attempt, moved_s, seen.trouble)
+
+    def _wait(self, ref: BatchRef, missing: list[int], attempt: int, moved_s: float, trouble: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._begin_s > self._limits.timeout_s:
+            raise _StopError(Ended.TIMEOUT, f"{self._limits.timeout_s:g} s are over")
+        if now_s - moved_s > self._limits.patience_s:
+            because = (
+                f"the cache does not answer: {trouble}"
+                if trouble
+                else "are the coordinator's functions running (superdl stats, its log)?"
+            )
+            raise _StopError(
+                Ended.STALLED,
+                f"{len(missing)} samples of a batch have not come for {self._limits.patience_s:g} s, the "
+                f"first of them {ref.name_of(missing[0])}: {because}",
+            )
+        if self._counted.age_s() > _STATS_EVERY_S:
+            self._look()
+        time.sleep(self._backoff.delay_s(attempt, self._random.random()))
+
+    def _failed(self, ref: BatchRef, offset: int, link: HeaderLink) -> None:
+        """Count a tombstone, and list the first of them.
+
+        Raises:
+            _StopError: it says that no more money may be spent.
+        """
+        if len(self._report.failures) >= _FAILURES_LISTED:
+            self._report.failed += 1
+            return
+        stone = link.tombstone(ref.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES])
+        if stone is not None and stone.reason == SPENDING_CAP:
+            raise _StopError(Ended.SPENDING_CAP, stone.message)
+        self._report.failed += 1
+        reason = f"{stone.reason}: {stone.message}" if stone is not None else "its tombstone has gone"
+        self._report.failures.append((ref.name_of(offset), reason))
