@@ -1,5 +1,7 @@
-"""``superdl doctor``: is this machine fit to train, and does it reach what it needs? The checks are
+"""``superdl doctor``: can this machine train, and if not, what is to be done? The checks are
 :mod:`superdl.doctor`'s.
+
+Exit codes: 0 nothing is wrong (warnings and what was skipped are told), 1 something is, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -7,23 +9,65 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from superdl.recipe_argument import DEFAULT_RECIPE, RECIPE_FORMS, read_recipe
 
 if TYPE_CHECKING:
     import argparse
 
     from superdl.doctor import Finding
+    from superdl.doctor.case import Case
 
 __all__ = ["add_arguments", "run"]
+
+# Of the coordinator's settings, those that say how functions run: the variables that the doctor reads too.
+_SETTINGS = (
+    "executor",
+    "function",
+    "lambda_function",
+    "lambda_region",
+    "lambda_endpoint_url",
+    "lambda_concurrency",
+)
+_INDENT = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
-    parser.add_argument("--cache", help="address; default SUPER_CACHE, else the stack's")
     parser.add_argument(
-        "--stack", metavar="FILE", help="JSON that aws cloudformation describe-stacks printed"
+        "source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path"
+    )
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"{RECIPE_FORMS}; default {DEFAULT_RECIPE}")
+    parser.add_argument(
+        "--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels"
+    )
+    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
+    parser.add_argument(
+        "--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's"
+    )
+    parser.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="a deployed stack, or JSON that aws cloudformation describe-stacks printed",
+    )
+    parser.add_argument("--executor", help="how functions run; default the coordinator's, else local")
+    parser.add_argument("--lambda-function", help="name or ARN; default the coordinator's")
+    parser.add_argument("--lambda-region", help="its region")
+    parser.add_argument(
+        "--lambda-concurrency", type=int, help="functions at once, at most; default the coordinator's"
+    )
+    parser.add_argument("--batch-size", type=_positive, default=256, help="samples in a batch; default 256")
+    parser.add_argument(
+        "--batches-per-s", type=float, default=0.0, help="what the training loop takes a second"
+    )
+    parser.add_argument(
+        "--workers", type=_positive, default=4, help="reading processes or threads; default 4"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=120.0, metavar="SECONDS", help="for the first sample; default 120"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -31,23 +75,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check one after the other, and print; 1 if something is bad."""
     from superdl.doctor import Verdict
-    from superdl.doctor.machine import check_shared_memory
-    from superdl.doctor.services import check_cache, check_coordinator
-    from superdl.doctor.stack import Stack, read_stack
+    from superdl.doctor.case import Seen
+    from superdl.doctor.checks import CHECKS
+    from superdl.doctor.running import run_checks
 
-    stack = read_stack(arguments.stack) if arguments.stack else Stack()
-    coordinator = arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator
-    cache = arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache
-    findings = [check_shared_memory(), *check_coordinator(coordinator), check_cache(cache)]
+    case = _case_of(arguments)
+    width = max(len(check.name) for check in CHECKS)
+    findings = []
+    for finding in run_checks(CHECKS, case, Seen()):
+        findings.append(finding)
+        if not arguments.json:
+            _print(finding, width)
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
-        _print(findings)
+        counts = Counter(finding.verdict for finding in findings)
+        sys.stdout.write(", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "\n")
     return int(any(finding.verdict is Verdict.BAD for finding in findings))
 
 
-def _print(findings: list[Finding]) -> None:
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
-        remedy = f"\n{'':{width + 11}}{finding.remedy}" if finding.remedy else ""
-        sys.stdout.write(f"{finding.check:{width}}  {finding.verdict:8} {finding.reason}{remedy}\n")
+def _case_of(arguments: argparse.Namespace) -> Case:
+    """What was named, by arguments, by variables or by a stack.
+
+    Raises:
+        ConfigError: something of it cannot be meant.
+    """
+    from coordinator.settings import load_settings
+    from super_dataset.source import normalise_url
+    from super_wire.discretion import keep_secrets_out_of_logs
+    from superdl.doctor.case import Case
+    from superdl.doctor.stack import Stack, read_stack
+
+    keep_secrets_out_of_logs()
+    stack = read_stack(arguments.stack) if arguments.stack else Stack()
+    variables = {name: os.environ.get(f"SUPER_{name.upper()}", "") for name in _SETTINGS}
+    named = {name: getattr(arguments, name, None) or variables[name] or None for name in _SETTINGS}
+    if stack.function and not (named["executor"] or named["lambda_function"]):
+        named |= {"executor": "lambda", "lambda_function": stack.function, "lambda_region": stack.region}
+    return Case(
+        settings=load_settings(named, {}),
+        recipe=read_recipe(arguments.recipe),
+        source=normalise_url(arguments.source, name="source") if arguments.source else "",
+        key_list=normalise_url(arguments.key_list, name="--key-list") if arguments.key_list else "",
+        coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,
+        cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache,
+        given=frozenset(name for name in _SETTINGS if named[name]),
+        batch_size=arguments.batch_size,
+        batches_per_s=_amount("--batches-per-s", arguments.batches_per_s),
+        workers=arguments.workers,
+        readable=stack.readable,
+        patience_s=_amount("--patience", arguments.patience, above=True),
+    )
+
+
+def _positive(text: str) -> int:
+    """A whole number above 0; argparse turns the ValueError into words."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _amount(name: str, value: float, *, above: bool = False) -> float:
+    from super_wire.errors import ConfigError
+
+    if not (0 < value < float("inf") or (value == 0 and not above)):
+        msg = f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}"
+        raise ConfigError(msg)
+    return value
+
+
+def _print(finding: Finding, width: int) -> None:
+    """A line for the verdict and the reason, and one below it for the remedy."""
+    remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""
+    sys.stdout.write(f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n")
+    sys.stdout.flush()

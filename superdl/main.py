@@ -23,7 +23,7 @@ _COMMANDS = {
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
     "warm": "fill the cache ahead of the jobs that will read it",
-    "doctor": "see whether this machine can train, and reaches coordinator and cache",
+    "doctor": "see what would keep this machine from training, and what to do about it",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
     "bench": "measure SUPER beside other loaders (needs a checkout)",
 }

@@ -1,7 +1,8 @@
 """What ``superdl doctor`` looks at: each check gives a finding with its reason and its remedy.
 
-:mod:`superdl.doctor.machine` looks at this machine, :mod:`superdl.doctor.services` at coordinator and cache,
-:mod:`superdl.doctor.stack` reads from a deployed stack where they are.
+:mod:`superdl.doctor.checks` lists them in their order, :mod:`superdl.doctor.running` runs them;
+:mod:`superdl.doctor.case` is what they are asked about and what they leave for one another;
+:mod:`superdl.doctor.stack` reads from a deployed stack where things are. The others look.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from superdl.doctor.finding import Finding, Verdict
+from superdl.doctor.finding import bad, doubtful, good, skipped
 
-__all__ = ["check_shared_memory"]
+if TYPE_CHECKING:
+    from superdl.doctor.case import Case, Seen
+    from superdl.doctor.finding import Found
+
+__all__ = ["check_shared_memory", "judge_shared_memory"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
@@ -17,23 +22,26 @@ _REMEDY = (
 )
 
 
-def check_shared_memory(directory: Path = _SHARED_MEMORY) -> Finding:
-    """Whether torch's workers have shared memory enough: Docker gives 64 MB, which a batch or two fill.
+def check_shared_memory(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all checks are asked alike
+    """Whether torch's workers have shared memory enough: Docker gives 64 MB, which a batch or two fill."""
+    return judge_shared_memory(_SHARED_MEMORY)
+
+
+def judge_shared_memory(directory: Path) -> Found:
+    """What the size of a file system in memory means.
 
     SUPER's own batches lie in files in memory that this limit does not count; labels, what a transform makes
     and batches of other loaders do not.
     """
-    name = "shared memory"
     try:
         told = os.statvfs(directory)
     except OSError as error:
-        return Finding(name, Verdict.SKIPPED, f"{directory} cannot be looked at: {error.strerror}")
+        return skipped(f"{directory} cannot be looked at: {error.strerror}")
     size, free = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
     seen = f"{directory} has {size >> 20:,} MiB, {free >> 20:,} MiB of it free"
+    why = f"{seen}: a DataLoader worker that finds no room in it dies with a bus error"
     if size < _ENOUGH_BYTES:
-        why = f"{seen}: a DataLoader worker that finds no room in it dies with a bus error"
-        return Finding(name, Verdict.BAD, why, _REMEDY)
+        return bad(why, _REMEDY)
     if free < _ENOUGH_BYTES:
-        why = f"{seen}: a DataLoader worker that finds no room in it dies with a bus error"
-        return Finding(name, Verdict.DOUBTFUL, why, f"see who fills it (ls -l {directory}), or {_REMEDY}")
-    return Finding(name, Verdict.GOOD, seen)
+        return doubtful(why, f"see who fills it (ls -l {directory}), or {_REMEDY}")
+    return good(seen)

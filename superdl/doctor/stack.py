@@ -6,6 +6,7 @@ The names of the outputs are those of ``infra/template.yaml``.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,34 +15,85 @@ from super_wire.errors import ConfigError
 
 __all__ = ["Stack", "read_stack"]
 
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:aws[a-z-]*:cloudformation:.+")
+_HOWTO = "write what aws cloudformation describe-stacks --stack-name NAME prints into a file and name that"
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Addresses that the outputs name; empty where they do not."""
+    """What the outputs name; empty where they do not."""
 
     coordinator: str = ""
     cache: str = ""
+    function: str = ""
+    region: str = ""
+    bucket: str = ""
+    prefix: str = ""
+
+    @property
+    def readable(self) -> str:
+        """The URL below which functions may read."""
+        return f"s3://{self.bucket}/{self.prefix}" if self.bucket else ""
 
 
-def read_stack(file: str) -> Stack:
-    """The outputs in a JSON file: what ``aws cloudformation describe-stacks`` prints, or a mapping of names.
+def read_stack(named: str) -> Stack:
+    """The outputs of a stack.
+
+    Args:
+        named: a JSON file, as ``aws cloudformation describe-stacks`` prints it or a mapping of names; else
+            the name of a stack, whose outputs are asked for.
 
     Raises:
-        ConfigError: the file cannot be read or has no outputs.
+        ConfigError: they cannot be had.
     """
+    file = Path(named)
+    if file.suffix == ".json" or file.exists() or not _NAME.fullmatch(named):
+        return _read_file(named)
+    return _ask(named)
+
+
+def _read_file(file: str) -> Stack:
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         msg = f"the stack's outputs in {file} cannot be read: {error}"
         raise ConfigError(msg) from error
+    return _stack_of(content, file)
+
+
+def _ask(name: str) -> Stack:
+    from botocore import exceptions
+
+    from superdl.doctor.aws import aws_client
+
+    try:
+        client = aws_client("cloudformation")
+        try:
+            content = client.describe_stacks(StackName=name)
+        finally:
+            client.close()
+    except (exceptions.BotoCoreError, exceptions.ClientError, ValueError) as error:
+        msg = (
+            f"the outputs of the stack {name} cannot be asked for: {error}: see the region "
+            f"(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or {_HOWTO}"
+        )
+        raise ConfigError(msg) from error
+    return _stack_of(content, f"the stack {name}")
+
+
+def _stack_of(content: Any, origin: str) -> Stack:
     outputs = _outputs(content)
     if outputs is None:
-        msg = (
-            f"{file} holds no outputs of a stack: write what aws cloudformation describe-stacks "
-            "--stack-name NAME prints into it"
-        )
+        msg = f"{origin} holds no outputs of a stack: {_HOWTO}"
         raise ConfigError(msg)
-    return Stack(coordinator=outputs.get("CoordinatorAddress", ""), cache=outputs.get("CacheAddress", ""))
+    return Stack(
+        coordinator=outputs.get("CoordinatorAddress", ""),
+        cache=outputs.get("CacheAddress", ""),
+        function=outputs.get("FunctionArn", ""),
+        region=outputs.get("Region", ""),
+        bucket=outputs.get("Bucket", ""),
+        prefix=outputs.get("Prefix", ""),
+    )
 
 
 def _outputs(content: Any) -> dict[str, str] | None:

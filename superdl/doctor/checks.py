@@ -1,0 +1,44 @@
+"""All checks, in their order: each stands after those that it builds on."""
+
+from __future__ import annotations
+
+from superdl.doctor.bandwidth import check_bandwidth
+from superdl.doctor.cache import check_cache, check_memory, check_rights
+from superdl.doctor.clock import check_clock
+from superdl.doctor.coordination import check_coordinator, check_room
+from superdl.doctor.credentials import check_credentials
+from superdl.doctor.function import check_function, check_version
+from superdl.doctor.limits import check_clients, check_concurrency, check_open_files
+from superdl.doctor.machine import check_shared_memory
+from superdl.doctor.running import Check
+from superdl.doctor.sample import check_dataset_fits, check_sample
+from superdl.doctor.source import check_listing, check_object, check_region
+
+__all__ = ["CHECKS"]
+
+CHECKS = (
+    Check("credentials", check_credentials),
+    Check("listing", check_listing, needs=("credentials",)),
+    Check("object", check_object, needs=("listing",)),
+    Check("coordinator", check_coordinator),
+    Check("room in the cache", check_room, needs=("coordinator",)),
+    Check("region", check_region, needs=("listing",)),
+    Check("cache", check_cache, needs=("coordinator",)),
+    Check("cache rights", check_rights, needs=("cache",)),
+    Check("cache memory", check_memory, needs=("cache",)),
+    Check("function", check_function, needs=("coordinator",), limit_s=45.0),
+    Check("function version", check_version, needs=("function",), limit_s=75.0),
+    Check(
+        "sample",
+        check_sample,
+        ("listing", "object", "cache", "cache rights", "function version"),
+        limit_s=0.0,
+    ),
+    Check("dataset fits", check_dataset_fits, needs=("sample",)),
+    Check("clock", check_clock),
+    Check("bandwidth", check_bandwidth, needs=("sample",)),
+    Check("function limits", check_concurrency, needs=("function",)),
+    Check("cache clients", check_clients, needs=("cache",)),
+    Check("open files", check_open_files),
+    Check("shared memory", check_shared_memory),
+)

@@ -1,0 +1,101 @@
+"""Runs checks one after the other: each within its time, and none whose ground has fallen already.
+
+What a check looks at is the other modules'; which there are, and in which order,
+:mod:`superdl.doctor.checks`'.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from super_wire.errors import SuperError
+from superdl.doctor.finding import Finding, Found, Verdict, bad, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from superdl.doctor.case import Case, Seen
+
+__all__ = ["Check", "run_checks"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSING_S = 20.0
+_SILENCE = (
+    "what drops packets without a word looks like this: a firewall, a security group, a route that leads "
+    "nowhere, a name server that does not answer"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at.
+
+    ``needs`` are checks without whose success it can tell nothing. ``limit_s`` is the time that it may take,
+    0 for the case's own patience and a little more.
+    """
+
+    name: str
+    look: Callable[[Case, Seen], Found]
+    needs: tuple[str, ...] = ()
+    limit_s: float = 30.0
+
+
+def run_checks(checks: Sequence[Check], case: Case, seen: Seen) -> Iterator[Finding]:
+    """Findings, each as soon as it is there; what was opened is closed at the end."""
+    failed: dict[str, str] = {}  # check: the one that is to blame
+    try:
+        for check in checks:
+            blamed = next((failed[need] for need in check.needs if need in failed), "")
+            began_s = time.monotonic()
+            if blamed:
+                found = skipped(
+                    f"not looked at, because the check {blamed!r} has failed", f"mend {blamed!r} first"
+                )
+            else:
+                found = _within(check.limit_s or case.patience_s + 30.0, check, case, seen)
+            if blamed or found.verdict is Verdict.BAD:
+                failed[check.name] = blamed or check.name
+            seconds = round(time.monotonic() - began_s, 3)
+            yield Finding(check.name, found.verdict, found.reason, found.remedy, seconds, found.measured)
+    finally:
+        failure = _in_thread(seen.closing.close, _CLOSING_S)
+        if isinstance(failure, BaseException):
+            _log.warning("what the checks opened could not be closed: %s", failure)
+
+
+def _within(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
+    """What the check finds, or that it found nothing in time; its thread is then left to itself."""
+    found = _in_thread(lambda: check.look(case, seen), limit_s)
+    if found is None:
+        return bad(f"it came to no end within {limit_s:g} s", _SILENCE)
+    if isinstance(found, SuperError):
+        return bad(f"{type(found).__name__}: {found}", "")
+    if isinstance(found, BaseException):
+        return bad(
+            f"the check itself failed: {type(found).__name__}: {found}",
+            "this is a bug of superdl doctor: tell us",
+        )
+    return found
+
+
+def _in_thread(work: Callable[[], Found | None], limit_s: float) -> Found | BaseException | None:
+    """What ``work`` gives or raises, ``None`` after ``limit_s``. The thread keeps nobody from ending."""
+    answers: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(work())
+        except BaseException as error:  # noqa: BLE001  # told by whoever waits
+            answers.put(error)
+
+    threading.Thread(target=run, name="superdl-doctor", daemon=True).start()
+    try:
+        return answers.get(timeout=limit_s)
+    except queue.Empty:
+        return None

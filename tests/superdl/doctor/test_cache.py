@@ -1,0 +1,152 @@
+"""The cache as a reader meets it: real servers, each broken in one way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coordinator.cache_info import CacheInfo
+from superdl.doctor import Verdict
+from superdl.doctor.cache import judge_memory
+from tests.fixtures.valkey import Valkey, free_port, redis_binary
+from tests.superdl.doctor.asking import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "secret-of-the-test"
+
+
+@contextlib.contextmanager
+def served(*commands: str, maxmemory: str = "512mb", **options) -> Iterator[Valkey]:
+    server = Valkey(maxmemory=maxmemory, **options)
+    server.start()
+    try:
+        with server.client() as client:
+            for command in commands:
+                client.execute_command(*command.split())
+        yield server
+    finally:
+        server.close()
+
+
+def test_all_is_well(valkey, capsys):
+    code, found = asked(capsys, "--cache", valkey.url)
+    assert code == 0
+    for check in ("cache", "cache rights", "cache memory", "cache clients", "clock"):
+        assert found[check]["verdict"] == "ok", found[check]
+    assert found["cache memory"]["measured"]["policy"] == "noeviction"
+    assert found["cache clients"]["measured"]["maxclients"] > 100
+    assert abs(found["clock"]["measured"]["the cache"]) < 1
+    with valkey.client() as client:
+        assert client.dbsize() == 0  # nothing is left behind
+
+
+@pytest.mark.skipif(redis_binary() is None, reason="there is no redis-server here")
+def test_redis_tells_its_clients_elsewhere(capsys):
+    with served(binary=redis_binary()) as server:
+        _, found = asked(capsys, "--cache", server.url)
+    assert found["cache clients"]["verdict"] == "ok", found["cache clients"]
+    assert found["cache clients"]["measured"]["maxclients"] > 100
+    assert found["cache rights"]["verdict"] == "ok"
+
+
+def test_a_cache_that_wants_a_password(capsys):
+    with served(f"CONFIG SET requirepass {SECRET}") as server:
+        code, found = asked(capsys, "--cache", server.url)
+    assert code == 1
+    assert found["cache"]["verdict"] == "fail"
+    assert "SUPER_CACHE_PASSWORD" in found["cache"]["reason"]
+    for check in ("cache rights", "cache memory", "cache clients"):
+        assert (found[check]["verdict"], found[check]["reason"]) == (
+            "skip",
+            "not looked at, because the check 'cache' has failed",
+        )
+
+
+def test_nobody_there(capsys):
+    address = f"redis://127.0.0.1:{free_port()}"
+    code, found = asked(capsys, "--cache", address)
+    assert code == 1
+    assert address in found["cache"]["reason"]
+
+
+@pytest.mark.slow
+def test_somebody_there_who_never_answers(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        code, found = asked(capsys, "--cache", address)
+    assert code == 1
+    assert "nothing came for" in found["cache"]["reason"]
+    assert found["cache"]["seconds"] < 30
+
+
+@pytest.mark.parametrize(
+    ("rules", "code", "check", "words"),
+    [
+        ("%R~super:r1:* %W~super:n1:* +get +xadd", 0, "cache rights", "may read records"),
+        ("%R~super:r1:* %W~super:n1:* +get", 1, "cache rights", "%W~super:n1:* +xadd"),
+        ("%R~super:r1:* %W~super:n2:* +get +xadd", 1, "cache rights", "leave read reports"),
+        ("%R~super:r9:* %W~super:n1:* +get +xadd", 1, "cache", "a reader needs GET on super:r1:*"),
+    ],
+)
+def test_rights_of_a_reader(capsys, monkeypatch, rules, code, check, words):
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", SECRET)
+    with served(f"ACL SETUSER reader on >{SECRET} resetkeys -@all {rules} +cluster|slots +asking") as server:
+        ended, found = asked(capsys, "--cache", server.url)
+    assert found["cache memory"]["verdict"] == found["cache clients"]["verdict"] == "skip"
+    told = found[check]
+    assert told["verdict"] == ("fail" if code else "ok"), told
+    assert words in told["reason"] + told["remedy"]
+    if not code:  # what a reader may not ask for says so
+        assert "INFO" in found["cache memory"]["reason"]
+    assert ended == code
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "remedy"),
+    [
+        ("CONFIG SET maxmemory-policy allkeys-lru", "policy allkeys-lru", "noeviction"),
+        ("CONFIG SET maxmemory 0", "maxmemory is not set", "maxmemory"),
+    ],
+)
+def test_memory_that_is_set_wrong(capsys, command, words, remedy):
+    with served(command) as server:
+        code, found = asked(capsys, "--cache", server.unix_url)
+    assert code == 0
+    assert found["cache memory"]["verdict"] == "warn"
+    assert words in found["cache memory"]["reason"]
+    assert remedy in found["cache memory"]["remedy"]
+
+
+def test_keys_that_were_dropped():
+    info = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12, evicted_keys=7)
+    found = judge_memory(info)
+    assert found.verdict is Verdict.DOUBTFUL
+    assert "7 keys" in found.reason
+
+
+def test_a_cache_that_is_full(capsys):
+    with served(maxmemory="1mb") as server:
+        code, found = asked(capsys, "--cache", server.url)
+    assert code == 0
+    assert found["cache rights"]["verdict"] == "warn"
+    assert "OOM" in found["cache rights"]["reason"]
+
+
+def test_too_few_clients(capsys):
+    with served("CONFIG SET maxclients 12") as server:
+        _, found = asked(capsys, "--cache", server.url)
+    assert found["cache clients"]["verdict"] == "warn"
+    assert "maxclients" in found["cache clients"]["remedy"]
+
+
+def test_a_password_in_an_address_is_not_repeated(capsys):
+    code, found = asked(capsys, "--cache", f"redis://:{SECRET}@127.0.0.1:6379")
+    assert code == 1
+    assert "SUPER_CACHE_PASSWORD" in found["cache"]["reason"]
+    assert SECRET not in str(found)

@@ -1,0 +1,89 @@
+"""What is looked at of this machine alone, and what is said where nothing was named."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from superdl.doctor import Verdict
+from superdl.doctor.limits import check_open_files
+from superdl.doctor.machine import judge_shared_memory
+from superdl.main import main
+from tests.superdl.doctor.asking import asked
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "verdict"),
+    [
+        (64 * MIB, 64 * MIB, Verdict.BAD),
+        (1024 * MIB, 16 * MIB, Verdict.DOUBTFUL),
+        (1024 * MIB, 900 * MIB, Verdict.GOOD),
+    ],
+)
+def test_shared_memory(monkeypatch, tmp_path, size, free, verdict):
+    sizes = (4096, 4096, size // 4096, free // 4096, free // 4096, 0, 0, 0, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(sizes))
+    found = judge_shared_memory(tmp_path)
+    assert found.verdict is verdict
+    assert f"{size // MIB:,} MiB" in found.reason
+    assert ("--shm-size" in found.remedy) is (verdict is not Verdict.GOOD)
+
+
+def test_a_system_without_shared_memory(tmp_path):
+    assert judge_shared_memory(tmp_path / "none").verdict is Verdict.SKIPPED
+
+
+def test_few_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        found = check_open_files(None, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.verdict is Verdict.DOUBTFUL
+    assert "ulimit -n" in found.remedy
+
+
+def test_with_nothing_named_it_says_what_to_name(capsys):
+    code, found = asked(capsys)
+    assert code == 0
+    assert {name for name, one in found.items() if one["verdict"] == "ok"} >= {
+        "function", "function version", "open files", "shared memory"
+    }  # fmt: skip
+    for check, remedy in {
+        "listing": "s3://bucket/prefix",
+        "coordinator": "--coordinator",
+        "cache": "--cache",
+    }.items():
+        assert found[check]["verdict"] == "skip"
+        assert remedy in found[check]["remedy"]
+    assert not [one for one in found.values() if one["verdict"] == "skip" and not one["reason"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--recipe", "resize=many"], "resize=256,crop=224"),
+        (["--recipe", "@/no/such/file"], "cannot be read"),
+        (["--recipe", "{}"], "pipeline"),
+        (["--batches-per-s", "-1"], "--batches-per-s"),
+        (["--patience", "0"], "--patience"),
+        (["--executor", "carrier-pigeon"], "executor is one of"),
+        (["--stack", "no/such.json"], "cannot be read"),
+        (["gs://bucket"], "s3:// and file://"),
+    ],
+)
+def test_wrong_use(capsys, words, reason):
+    assert main(["doctor", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_batch_of_none(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--batch-size", "0"])
+    assert ended.value.code == 2
+    assert "--batch-size" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""The whole of it: real coordinators, and the embedded default, from the command's words to its exit code."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from super_wire import coordinator_pb2 as pb
+from superdl.doctor import Verdict
+from superdl.doctor.coordination import judge_room
+from superdl.main import main
+from tests.fixtures.valkey import free_port
+from tests.superdl.doctor.asking import asked
+
+RECIPE = ("--recipe", "resize=32,crop=32")
+ALL = (
+    *("listing", "object", "coordinator", "room in the cache", "cache", "cache rights", "cache memory"),
+    *("sample", "dataset fits", "clock", "bandwidth", "cache clients"),
+)
+
+
+def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
+    words = (
+        str(images),
+        *RECIPE,
+        "--coordinator",
+        stack.address,
+        "--batch-size",
+        "16",
+        "--batches-per-s",
+        "5",
+    )
+    code, found = asked(capsys, *words)
+    assert code == 0, found
+    assert {check: found[check]["verdict"] for check in ALL} == dict.fromkeys(ALL, "ok")
+    assert stack.valkey.unix_url in found["cache"]["reason"]
+    assert found["credentials"]["verdict"] == "skip"
+    assert set(found["clock"]["measured"]) == {"the coordinator", "the cache"}
+    assert found["sample"]["measured"]["samples"] == 150
+    assert (
+        found["dataset fits"]["measured"]["need_bytes"] == 150 * found["sample"]["measured"]["record_bytes"]
+    )
+    assert found["bandwidth"]["measured"]["batches_per_s"] > 5
+    assert not stack.log.read_text().count("WARNING")
+
+
+def test_the_variable_names_it_too(stack, monkeypatch, capsys):
+    monkeypatch.setenv("SUPER_COORDINATOR", stack.address)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("ok    coordinator") and stack.address in line for line in shown)
+    assert any(line.startswith("skip  sample") for line in shown)
+    assert any(line.startswith(" ") and "s3://bucket/prefix" in line for line in shown)
+    assert shown[-1].endswith(" skip")
+    assert " 0 fail" in shown[-1]
+
+
+def test_a_loop_that_takes_more_than_there_is_and_another_caches_address(stack, images, capsys):
+    words = (str(images), *RECIPE, "--coordinator", stack.address, "--batches-per-s", "1e9", "--workers", "1")
+    code, found = asked(capsys, *words, "--cache", stack.valkey.url)
+    assert code == 0
+    assert found["bandwidth"]["verdict"] == "warn"
+    assert "1e+09 are wanted" in found["bandwidth"]["reason"]
+    assert found["cache"]["verdict"] == "warn"
+    assert stack.valkey.unix_url in found["cache"]["reason"]
+
+
+@pytest.mark.slow
+def test_the_embedded_default(images, capsys):
+    code, found = asked(capsys, images.as_uri(), *RECIPE)
+    assert code == 0, found
+    assert found["sample"]["verdict"] == found["bandwidth"]["verdict"] == "ok"
+    assert found["coordinator"]["verdict"] == "skip"
+
+
+def test_a_source_without_classes_is_not_trained_from(images, capsys):
+    code, found = asked(capsys, str(images / "ant"), *RECIPE)
+    assert code == 1
+    assert "no folders" in found["listing"]["reason"]
+    assert "--key-list" in found["listing"]["remedy"]
+    assert found["sample"]["verdict"] == "skip"
+    assert "'listing' has failed" in found["sample"]["reason"]
+
+
+def test_a_directory_that_is_not_there(tmp_path, capsys):
+    code, found = asked(capsys, str(tmp_path / "none"))
+    assert code == 1
+    assert "cannot be listed" in found["listing"]["reason"]
+
+
+def test_an_object_that_is_no_image(tmp_path, capsys):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"no image")
+    _, found = asked(capsys, str(tmp_path), "--coordinator", f"127.0.0.1:{free_port()}")
+    assert found["object"]["verdict"] == "warn"
+    assert "Pillow" in found["object"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_never_answers_holds_nobody_for_ever(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code, found = asked(capsys, "--coordinator", f"127.0.0.1:{silent.getsockname()[1]}")
+    assert code == 1
+    assert "CoordinatorUnreachableError" in found["coordinator"]["reason"]
+    assert found["coordinator"]["seconds"] < 30
+    assert found["cache"]["verdict"] == "skip"
+
+
+def test_a_cache_that_is_too_small_is_doubtful():
+    told = pb.CacheStats(budget_bytes=2**30, resident_bytes=2**30, thrashing=True, needed_bytes=4 * 2**30)
+    found = judge_room(told)
+    assert found.verdict is Verdict.DOUBTFUL
+    assert "4.00 GiB" in found.remedy
+
+
+def test_a_cap_that_is_reached():
+    found = judge_room(pb.CacheStats(budget_bytes=2**30, spending="stopped"))
+    assert found.verdict is Verdict.BAD
+    assert "--max-usd" in found.remedy
