@@ -120,10 +120,12 @@ def _sample_of(page: dict[str, Any], case: Case) -> str:
 
 
 def _no_listing(case: Case, seen: Seen, source: Source, error: SourceError, asked_s: float) -> Found:
+    from coordinator.aws_credentials import NO_CREDENTIALS
+
     cause = error.__cause__
     response = getattr(cause, "response", None)
     if not isinstance(response, dict):  # no credentials, nobody there
-        if case.elsewhere and not seen.aws_region and "credentials" in str(error):
+        if case.elsewhere and isinstance(cause, NO_CREDENTIALS):
             return skipped(f"{source.url} was not listed from here: {cause}; the coordinator's role does it")
         return bad(str(error), "")
     note_clock(seen, "S3", response.get("ResponseMetadata", {}), asked_s)
@@ -235,7 +237,10 @@ def check_region(case: Case, seen: Seen) -> Found:
     from coordinator.catalog.source import parse_source
 
     bucket = parse_source(case.source).bucket_name
-    there = bucket_region(bucket)
+    try:
+        there = bucket_region(bucket)
+    except SourceError as error:
+        return skipped(f"the store does not tell the bucket's region: {error.__cause__ or error}")
     settings = seen.functions(case)
     own = settings.lambda_region if "lambda" in settings.executors else ""
     here = own or seen.aws_region

@@ -1,0 +1,151 @@
+"""The function on the tests' Lambda, where real environments run it: present, ours, within its limits."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from superdl.doctor import Verdict
+from superdl.doctor.limits import judge_concurrency
+from tests.coordinator.executors.lambda_running import handler_of
+from tests.fixtures.stack import Stack
+from tests.superdl.doctor.asking import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ON_LAMBDA = ("--executor", "lambda")
+CHECKS = ("function", "function version", "function limits")
+
+
+@pytest.fixture
+def service(lambda_service):
+    """With an identity, but nobody at AWS who would know it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUPER_S3_ENDPOINT_URL", lambda_service.url)
+        yield lambda_service
+
+
+@contextlib.contextmanager
+def coordinator(valkey, *words: str) -> Iterator[Stack]:
+    running = Stack(arguments=("--executor", "lambda", "--lambda-warm", "1", *words), cache=valkey.url)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def test_a_function_that_is_ours(service, valkey, capsys):
+    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
+    assert code == 0, found
+    assert {name: found[name]["verdict"] for name in CHECKS} == dict.fromkeys(CHECKS, "ok")
+    assert found["function"]["measured"] == {"memory_mb": 1769, "timeout_s": 60}
+    assert "reaches the cache" in found["function version"]["reason"]
+    assert found["function limits"]["measured"] == {"wanted": 100, "limit": 1000}
+    assert {"the cache", "the function"} <= set(found["clock"]["measured"])
+    assert found["credentials"]["verdict"] == "ok"
+    assert "the environment" in found["credentials"]["reason"]
+
+
+def test_a_function_that_is_not_there(service, capsys):
+    code, found = asked(capsys, *ON_LAMBDA, "--lambda-function", "nobody")
+    assert code == 1
+    assert "the function nobody" in found["function"]["reason"]
+    assert "deploy it" in found["function"]["reason"]
+    assert found["function version"]["verdict"] == found["function limits"]["verdict"] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        ("of_another_version", "is SUPER 9.9.9"),
+        pytest.param("of_no_version", "deploy SUPER's function there", marks=pytest.mark.slow),
+    ],
+)
+def test_a_function_that_is_another(service, capsys, handler, words):
+    service.deploy(handler=handler_of(handler))
+    code, found = asked(capsys, *ON_LAMBDA)
+    assert code == 1
+    assert found["function"]["verdict"] == "ok"
+    assert found["function version"]["verdict"] == "fail"
+    assert words in found["function version"]["reason"]
+    assert "9.9.9" not in words or "deploy the function of" in found["function version"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_function_that_decodes_otherwise(service, capsys):
+    service.deploy(handler=handler_of("decoding_otherwise"))
+    code, found = asked(capsys, *ON_LAMBDA)
+    assert code == 0
+    assert "golden images decode otherwise" in found["function version"]["reason"]
+    code, found = asked(capsys, "--executor", "local,lambda")
+    assert code == 1
+    assert "share a cache" in found["function version"]["remedy"]
+
+
+@pytest.mark.slow
+def test_a_function_whose_clock_is_ahead(service, capsys):
+    service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": "400"})
+    code, found = asked(capsys, *ON_LAMBDA)
+    assert code == 1
+    assert found["clock"]["verdict"] == "fail"
+    assert found["clock"]["measured"]["the function"] == pytest.approx(400, abs=10)
+    assert "NTP" in found["clock"]["remedy"]
+
+
+@pytest.mark.slow
+def test_a_function_that_does_not_reach_the_cache(service, valkey, capsys):
+    service.deploy(environment={"SUPER_CACHE_PASSWORD": "wrong"})
+    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
+    assert code == 1
+    assert "cannot use the cache" in found["function version"]["reason"]
+    assert found["cache"]["verdict"] == "ok"
+
+
+def test_a_function_that_is_small_slow_and_few(service, capsys):
+    service.deploy(memory_mb=256, timeout_s=60.0)
+    service.concurrency, service.reserved = 1000, 3
+    code, found = asked(capsys, *ON_LAMBDA, "--lambda-concurrency", "50")
+    assert code == 0
+    assert (found["function"]["verdict"], found["function limits"]["verdict"]) == ("warn", "warn")
+    assert "1769 MB" in found["function"]["remedy"]
+    assert "3 are reserved" in found["function limits"]["reason"]
+
+
+def test_an_identity_that_may_not_look(service, capsys):
+    service.denied = ("/configuration", "/invocations", "/account-settings")
+    code, found = asked(capsys, *ON_LAMBDA)
+    assert code == 1
+    assert found["function"]["verdict"] == "fail"
+    assert "lambda:InvokeFunction" in found["function"]["remedy"]
+
+
+def test_with_a_coordinator_its_role_is_what_counts(service, valkey, capsys):
+    with coordinator(valkey, "--lambda-concurrency", "7") as running:
+        code, found = asked(capsys, "--coordinator", running.address)
+        assert code == 0, found
+        assert {name: found[name]["verdict"] for name in CHECKS} == dict.fromkeys(CHECKS, "ok")
+        assert found["function limits"]["measured"]["wanted"] == 7  # the coordinator told it
+        service.denied = ("/configuration", "/invocations", "/account-settings")
+        code, found = asked(capsys, "--coordinator", running.address)
+        assert code == 0, found
+        assert {name: found[name]["verdict"] for name in CHECKS} == dict.fromkeys(CHECKS, "skip")
+        service.denied = ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "verdict", "words"),
+    [
+        ({"whole": 1000, "unreserved": 900, "reserved": -1}, Verdict.GOOD, "900"),
+        ({"whole": 10, "unreserved": 10, "reserved": -1}, Verdict.DOUBTFUL, "Service Quotas"),
+        ({"whole": 1000, "unreserved": 900, "reserved": 0}, Verdict.BAD, "0 stops it"),
+        ({"whole": 1000, "unreserved": 0, "reserved": 100}, Verdict.GOOD, "100 are reserved"),
+    ],
+)
+def test_limits(limits, verdict, words):
+    found = judge_concurrency(100, **limits)
+    assert found.verdict is verdict
+    assert words in found.reason + found.remedy

@@ -1,0 +1,234 @@
+"""The bucket and who asks it: moto for identities and their rights, rclone for signatures."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.fixtures.images import write_images
+from tests.fixtures.object_store import SECRET
+from tests.fixtures.valkey import free_port
+from tests.superdl.doctor.asking import asked
+
+RECIPE = ("--recipe", "resize=32,crop=32")
+SOURCE = "s3://pets/train"
+
+
+class Account:
+    """An account of moto's, and who may do what in it."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def client(self, service):
+        return boto3.client(
+            service,
+            endpoint_url=self.url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+            region_name="us-east-1",
+        )
+
+    def look_who_asks(self, *, after):
+        """From the request after so many on, have the server look who asks."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        headers = {"Content-Type": "text/plain"}
+        connection.request("POST", "/moto-api/reset-auth", body=str(after), headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    def be(self, patch, name, *actions):
+        """This process is somebody who may do these, and nothing else."""
+        iam = self.client("iam")
+        iam.create_user(UserName=name)
+        statement = {"Effect": "Allow", "Action": ["sts:GetCallerIdentity", *actions], "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        iam.put_user_policy(UserName=name, PolicyName="some", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        patch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+        self.look_who_asks(after=0)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    account = Account(f"http://{host}:{port}")
+    s3 = account.client("s3")
+    s3.create_bucket(Bucket="pets")
+    s3.create_bucket(Bucket="cats", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    directory = write_images(tmp_path_factory.mktemp("pets"), 4)
+    for path in directory.glob("*/*.jpg"):
+        for bucket in ("pets", "cats"):
+            s3.put_object(
+                Bucket=bucket, Key=f"train/{path.relative_to(directory).as_posix()}", Body=path.read_bytes()
+            )
+    s3.close()
+    yield account
+    server.stop()
+
+
+@pytest.fixture
+def account(served, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    yield served
+    served.look_who_asks(after=10**9)
+
+
+def looked(capsys, source, *words):
+    """With a coordinator that is not there, so that nothing beyond the source is tried."""
+    return asked(capsys, source, *RECIPE, *words)
+
+
+@pytest.fixture(autouse=True)
+def _the_source_alone(monkeypatch):
+    """These tests are of the first checks; what comes after them has files of its own."""
+    from superdl.doctor import checks
+
+    names = ("credentials", "listing", "object", "region", "clock")
+    needs_none = [check for check in checks.CHECKS if check.name in names]
+    monkeypatch.setattr(checks, "CHECKS", tuple(needs_none))
+
+
+def test_all_is_well(account, capsys):
+    code, found = looked(capsys, SOURCE)
+    assert code == 0
+    assert {name: one["verdict"] for name, one in found.items()} == dict.fromkeys(found, "ok")
+    assert "arn:aws:" in found["credentials"]["reason"]
+    assert "from the environment, region us-east-1" in found["credentials"]["reason"]
+    assert "ant, bee, cat, dog" in found["listing"]["reason"]
+    assert found["object"]["measured"]["record_bytes"] == 64 + 32 * 32 * 3
+    assert set(found["clock"]["measured"]) == {"AWS", "S3"}
+
+
+def test_no_credentials(account, monkeypatch, capsys):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert "no AWS credentials" in found["credentials"]["reason"]
+    assert "AWS_PROFILE" in found["credentials"]["remedy"]
+    assert found["listing"]["verdict"] == found["object"]["verdict"] == "skip"
+    code, found = looked(capsys, SOURCE, "--coordinator", f"127.0.0.1:{free_port()}")
+    assert code == 0  # the coordinator's role does it
+    assert found["credentials"]["verdict"] == found["listing"]["verdict"] == "skip"
+
+
+def test_a_profile_that_is_not_there(account, monkeypatch, capsys):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert "nobody" in found["credentials"]["reason"]
+
+
+def test_a_key_that_nobody_knows(account, monkeypatch, capsys):
+    account.look_who_asks(after=0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert "InvalidClientTokenId" in found["credentials"]["reason"]
+    assert "access key" in found["credentials"]["remedy"]
+
+
+def test_no_right_to_list(account, monkeypatch, capsys):
+    account.be(monkeypatch, "blind", "s3:GetObject")
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert found["credentials"]["verdict"] == "ok"
+    assert "user/blind" in found["credentials"]["reason"]
+    assert found["listing"]["verdict"] == "fail"
+    assert "allow s3:ListBucket on arn:aws:s3:::pets " in found["listing"]["remedy"]
+    code, found = looked(capsys, SOURCE, "--coordinator", f"127.0.0.1:{free_port()}")
+    assert code == 0
+    assert "coordinator's role" in found["listing"]["reason"]
+
+
+def test_no_right_to_get(account, monkeypatch, capsys):
+    account.be(monkeypatch, "lister", "s3:ListBucket")
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert found["listing"]["verdict"] == "ok"
+    assert found["object"]["verdict"] == "fail"
+    assert "allow s3:GetObject on arn:aws:s3:::pets/train/*" in found["object"]["remedy"]
+
+
+def test_another_region(account, capsys):
+    code, found = looked(capsys, "s3://cats/train")
+    assert code == 0
+    assert found["region"]["verdict"] == "warn"
+    assert "cats lies in eu-west-1, this machine asks in us-east-1" in found["region"]["reason"]
+
+
+def test_no_region(account, monkeypatch, capsys):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    code, found = looked(capsys, SOURCE)
+    assert code == 0
+    assert found["credentials"]["verdict"] == "warn"
+    assert "AWS_DEFAULT_REGION" in found["credentials"]["remedy"]
+
+
+def test_credentials_that_end_soon(account, monkeypatch, capsys):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "geheim-session")
+    ends = datetime.now(UTC) + timedelta(minutes=30)
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
+    _, found = looked(capsys, SOURCE)
+    assert found["credentials"]["verdict"] == "warn"
+    assert "minutes" in found["credentials"]["reason"]
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (ends - timedelta(days=1)).isoformat())
+    code, found = looked(capsys, SOURCE)
+    assert code == 1
+    assert "cannot be had" in found["credentials"]["reason"]
+    assert "geheim" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("s3://no-such-bucket/x", "no bucket no-such-bucket"),
+        ("s3://pets/nothing", "nothing that has an image's extension"),
+        ("s3://pets/train/ant", "lies in it itself"),
+    ],
+)
+def test_a_source_that_is_none(account, capsys, source, words):
+    code, found = looked(capsys, source)
+    assert code == 1
+    assert words in found["listing"]["reason"]
+    assert found["listing"]["remedy"]
+
+
+def test_a_key_list_needs_no_folders(account, capsys):
+    code, found = looked(capsys, "s3://pets/train/ant", "--key-list", "s3://pets/labels.csv")
+    assert code == 0
+    assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
+
+
+def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch, capsys):
+    write_images(object_store.directory / "photos", 4)
+    code, found = looked(capsys, "s3://photos")
+    assert code == 0, found
+    assert "the store is not AWS" in found["credentials"]["reason"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim-wrong-secret")
+    code, found = looked(capsys, "s3://photos")
+    assert code == 1
+    assert "SignatureDoesNotMatch" in found["listing"]["reason"]
+    assert "access key" in found["listing"]["remedy"]
+    assert "geheim" not in str(found)
+    assert SECRET not in str(found)
+
+
+def test_a_store_that_is_not_there(object_store, monkeypatch, capsys):
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    code, found = looked(capsys, "s3://photos")
+    assert code == 1
+    assert "no object store answered" in found["listing"]["reason"]
+    assert found["object"]["verdict"] == "skip"
