@@ -14,6 +14,7 @@ BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
+RAY_STAMP := $(VENV)/.ray
 SAM_VENV := .venv-sam
 SAM_STAMP := $(SAM_VENV)/.installed
 
@@ -43,6 +44,11 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,train,parquet]'
 	@touch $@
 
+# 250 MB that only the slow tests need. Installed anew after the rest, whose installation could change what it needs.
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	@touch $@
+
 .venv: $(STAMP) ## make the virtual environment and install SUPER into it
 
 # Torch first and held fast: a loader that wants another one fails here rather than measures with it.
@@ -60,7 +66,7 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 
 test: lint types rules check-proto unit ## all checks and tests but the slow ones
 
-test-full: lint types rules check-proto check-infra ## all checks and tests, the slow ones too
+test-full: $(RAY_STAMP) lint types rules check-proto check-infra ## all checks and tests, the slow ones too
 	$(PYTEST) -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
 	$(PYTEST) -m "not soak" tests/integration
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_REACH_S = 5.0
 _LOOK_S = 1.0
 _GOODBYE_S = 3.0
 _ACCELERATORS = frozenset({"GPU", "TPU", "HPU", "NPU", "neuron_cores"})
@@ -67,6 +69,7 @@ def main(arguments: list[str]) -> int:
         tell({"refused": words, "wrong_settings": True})
         return 1
     try:
+        _check_reachable(address)
         # What functions print is in the logs that Ray keeps on each node.
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except Exception as error:  # noqa: BLE001  # Ray says so by a dozen of types, its own and Python's
@@ -74,6 +77,13 @@ def main(arguments: list[str]) -> int:
         return 1
     asyncio.run(_Driver(ray, function, cpus, tell).serve(calls_in))
     return 0
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes, and tells nobody why."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 def _is_for_good(error: Exception) -> bool:

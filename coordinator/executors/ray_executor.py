@@ -228,26 +228,28 @@ class RayExecutor:
         """Have a driver, starting another one when it ends, until the executor is closed."""
         pause_s = _FIRST_PAUSE_S
         while not self._closing.is_set():
-            connected = await self._drive()
+            began_s = time.monotonic()
+            await self._drive()
             if self._closing.is_set():
                 return
-            _log.warning("Ray's driver is started again: %s", self._failure)
+            if self._golden:
+                _log.warning("Ray's driver is started again: %s", self._failure)
             self._started.set()  # start() need not wait any longer
-            pause_s = _FIRST_PAUSE_S if connected else min(2 * pause_s, _LONGEST_PAUSE_S)
+            lasted = time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S
+            pause_s = _FIRST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._closing.wait()
 
-    async def _drive(self) -> bool:
-        """Start a driver and wait for its end; whether it was ever connected."""
-        child, connected = None, False
+    async def _drive(self) -> None:
+        """Start a driver and wait for its end."""
+        child = None
         try:
             child = await RayChild.start(
                 address=self._address, function=self._function, cpus=self._cpus, on_nodes=self._on_nodes
             )
             self._child = child
             version = await child.ready(_CONNECT_TIMEOUT_S)
-            connected = True
             _log.info("Ray %s: connected to the cluster at %s", version, self._address)
             self._failure = ExecutorError(f"Ray's driver ended: {await child.ended()}")
         except ExecutorError as error:
@@ -261,7 +263,6 @@ class RayExecutor:
             self._watchers.clear()
             if child is not None:
                 await child.kill()
-        return connected
 
     def _on_nodes(self, told: list[dict[str, Any]]) -> None:
         """The cluster's nodes have changed."""
