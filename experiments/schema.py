@@ -120,6 +120,26 @@ def choice(default: str, allowed: tuple[str, ...]) -> str:
     return field(default=default, metadata={"check": check})
 
 
+def choices(default: str, allowed: tuple[str, ...], alone: str) -> str:
+    """Declare a field that holds one or more of a few names in order, as a list or with commas between; kept
+    in the latter form. ``alone`` goes with no other.
+    """
+
+    def check(value: object, key: str) -> str:
+        names = value if isinstance(value, list) else str(value).split(",")
+        names = [str(name).strip() for name in names]
+        for name in names:
+            if name not in (*allowed, alone):
+                known = (alone, *allowed)
+                hint = _did_you_mean(name, known)
+                raise ConfigError(f"{key} must be one or more of {', '.join(known)}, not {name!r}{hint}")
+        if not names or len(set(names)) < len(names) or (alone in names and len(names) > 1):
+            raise ConfigError(f"{key} names each of {', '.join(allowed)} at most once, or {alone} alone")
+        return ",".join(names)
+
+    return field(default=default, metadata={"check": check})
+
+
 def section(cls: type[Made]) -> dict[str, Check]:
     """Return the metadata of a field that holds a mapping, itself described by a dataclass; null is empty."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from experiments.schema import build, choice, number, optional_text, section, text, whole
+from experiments.schema import build, choice, choices, number, optional_text, section, text, whole
 from super_wire.errors import ConfigError
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 
 DATA_KINDS = ("auto", "digits", "directory", "url")
 DEVICES = ("auto", "cpu", "cuda")
-EXECUTORS = ("auto", "local", "lambda")
+EXECUTORS = ("local", "ray", "lambda")
 LOADER_KINDS = ("super", "super_threads", "torch")
 MODEL_NAMES = ("small_cnn",)
 
@@ -118,7 +118,8 @@ class OptimizerSpec:
 class Spec:
     """One run, whole. Relative paths are relative to the working directory.
 
-    ``executor`` is how the embedded default runs functions; auto: as ``SUPER_EXECUTOR`` says, else local.
+    ``executor`` is how the embedded default runs functions, several names the cheapest first; auto: as
+    ``SUPER_EXECUTOR`` says, else local.
     """
 
     name: str = text("digits")
@@ -126,7 +127,7 @@ class Spec:
     epochs: int = whole(3, at_least=1)
     device: str = choice("auto", DEVICES)
     output: str = text("runs")
-    executor: str = choice("auto", EXECUTORS)
+    executor: str = choices("auto", EXECUTORS, "auto")
     data: DataSpec = field(default_factory=DataSpec, metadata=section(DataSpec))
     recipe: RecipeSpec = field(default_factory=RecipeSpec, metadata=section(RecipeSpec))
     loader: LoaderSpec = field(default_factory=LoaderSpec, metadata=section(LoaderSpec))

@@ -27,6 +27,8 @@ def nothing_is_set(monkeypatch):
         ([], {"SUPER_EXECUTOR": "lambda"}, "lambda"),
         (["executor=local"], {"SUPER_EXECUTOR": "lambda"}, "local"),
         (["executor=lambda", "data.train=s3://bucket/train"], {}, "lambda"),
+        (["executor=local, lambda"], {}, "local,lambda"),
+        (["executor=ray,lambda"], {}, "ray,lambda"),
         (["loader.kind=torch"], {"SUPER_EXECUTOR": "lambda"}, None),
         (["loader.coordinator=h:1"], {"SUPER_EXECUTOR": "lambda"}, "as the coordinator at h:1 decides"),
         ([], {"SUPER_COORDINATOR": "h:2"}, "as the coordinator at h:2 decides"),

@@ -88,8 +88,10 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["data.train=x", "data.val_key_list=x"], r"data\.val_key_list is given without data\.val"),
         (
             ["executor=lamda"],
-            r"executor must be one of auto, local, lambda, not 'lamda' \(did you mean lambda",
+            r"executor must be one or more of auto, local, ray, lambda, not 'lamda' \(did you mean lambda",
         ),
+        (["executor=local,lambda,local"], r"executor names each of local, ray, lambda at most once"),
+        (["executor=local,auto"], r"or auto alone"),
         (["executor=lambda"], r"see no files of this machine: .* data\.train=s3://bucket/prefix"),
         (["executor=lambda", "data.train=file:///x"], r"see no files of this machine"),
         (

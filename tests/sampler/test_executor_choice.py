@@ -31,7 +31,9 @@ def test_functions_on_lambda_take_a_cache_that_they_reach(cache):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"SUPER_EXECUTOR": "lamda"}, r"SUPER_EXECUTOR is one of local, lambda; not 'lamda'"),
+        ({"SUPER_EXECUTOR": "lamda"}, r"SUPER_EXECUTOR is one of local, ray, lambda, .*cheapest first; not 'lamda'"),
+        ({"SUPER_EXECUTOR": "local,local"}, r"one of local, ray, lambda"),
+        ({"SUPER_EXECUTOR": "local,ray"}, r"functions on the nodes of a Ray cluster cannot reach"),
         ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
         ({"SUPER_CACHE": "unix:///run/redis.sock"}, r"is a unix socket of this host"),
         ({"SUPER_CACHE": "redis://cache.example:6379"}, r"beyond loopback, where a cache needs TLS"),
@@ -45,6 +47,12 @@ def test_functions_on_lambda_take_a_cache_that_they_reach(cache):
 def test_what_cannot_work_is_refused_with_what_to_do(variables, message):
     with pytest.raises(ConfigError, match=message):
         chosen(**{"SUPER_EXECUTOR": "lambda"} | variables)
+
+
+def test_several_executors_are_taken_in_their_order():
+    choice = chosen(SUPER_EXECUTOR="local, lambda", SUPER_CACHE=CACHE)
+    assert (choice.executor, choice.cache) == ("local,lambda", CACHE)
+    assert choice.variant != chosen(SUPER_EXECUTOR="lambda,local", SUPER_CACHE=CACHE).variant
 
 
 def test_plain_text_beyond_this_machine_is_the_users_word_to_give():
