@@ -83,6 +83,11 @@ class Fitness:
             told.update(dict.fromkeys(trials.warnings(dataset)))
         return tuple(told)
 
+    @property
+    def absences(self) -> list[str]:
+        """Why executors are not there, by number; empty for those that are."""
+        return [post.absence for post in self._posts]
+
     async def take(self, dataset: Dataset, wait_s: float) -> None:
         """Put a listed dataset on trial at all executors, and wait for the outcome, at most ``wait_s``.
 

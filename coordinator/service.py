@@ -14,7 +14,14 @@ import grpc
 from coordinator.core.events import BatchesAsked, DatasetAdded, ExecutorsUnfit, JobClosed, JobOpened
 from coordinator.core.plan import Plan
 from coordinator.paging import Occurrence, PlannedBatches, page_of
-from coordinator.statistics import batch_status, cache_stats, coordinating, executor_prices, job_stats
+from coordinator.statistics import (
+    batch_status,
+    cache_stats,
+    coordinating,
+    executor_prices,
+    executor_stats,
+    job_stats,
+)
 from super_wire import coordinator_pb2 as pb
 from super_wire import coordinator_pb2_grpc as pb_grpc
 from super_wire.errors import (
@@ -314,6 +321,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cache=cache_stats(core, self._engine.now_s()),
             coordinating=coordinating(self._settings) if self._settings else None,
             prices=executor_prices(core),
+            executors=executor_stats(core, self._fitness.absences),
         )
 
     async def _wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:

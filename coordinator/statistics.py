@@ -14,7 +14,7 @@ from super_wire.ids import ID_BYTES
 from super_wire.version import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coordinator.paging import Occurrence
     from coordinator.settings import Settings
 
-__all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "job_stats"]
+__all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "executor_stats", "job_stats"]
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
@@ -87,6 +87,24 @@ def cache_stats(core: Core, now: float) -> pb.CacheStats:
         spending=core.spending.value,
         free_bytes=core.free_bytes,
     )
+
+
+def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats]:
+    """How executors fare, the cheapest first; ``absences`` say why those are not there that are not."""
+    several = len(core.fleet.members) > 1
+    return [
+        pb.ExecutorStats(
+            name=member.name,
+            capacity=member.concurrency.capacity,
+            concurrency=core.fleet.limit_of(member, core.now_s),
+            in_flight=member.in_flight,
+            requests=member.requests,
+            samples=member.samples,
+            usd=member.usd,
+            trouble=absence or (member.health.reason if several else ""),
+        )
+        for member, absence in zip(core.fleet.members, absences, strict=True)
+    ]
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:

@@ -218,16 +218,18 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache", "coordinating", "prices")
+    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COORDINATING_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
     coordinating: Coordinating
     prices: _containers.RepeatedCompositeFieldContainer[ExecutorPrices]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ...) -> None: ...
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorStats]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ...) -> None: ...
 
 class Coordinating(_message.Message):
     __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s")
@@ -248,6 +250,26 @@ class Coordinating(_message.Message):
     lambda_concurrency: int
     request_timeout_s: float
     def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ...) -> None: ...
+
+class ExecutorStats(_message.Message):
+    __slots__ = ("name", "capacity", "concurrency", "in_flight", "requests", "samples", "usd", "trouble")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    capacity: int
+    concurrency: int
+    in_flight: int
+    requests: int
+    samples: int
+    usd: float
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., capacity: _Optional[int] = ..., concurrency: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., samples: _Optional[int] = ..., usd: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ExecutorPrices(_message.Message):
     __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour")

@@ -111,6 +111,7 @@ def _print_jobs(answer: dict[str, Any]) -> None:
             f"{_mib(job['read_bytes'])} out of it"
         )
     _print_cache(answer["cache"], console)
+    _print_executors(answer["executors"], console)
 
 
 def _print_cache(cache: dict[str, Any], console: Console) -> None:
@@ -132,6 +133,17 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"spent: {cache['total_usd']:.4f} USD, lately {cache['usd_per_hour']:.2f} USD an hour"
         f"{spending.get(cache['spending'], '')}"
     )
+
+
+def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
+    """One alone is told with the cache already."""
+    for executor in executors if len(executors) > 1 else ():
+        trouble = f"; left alone for now: {executor['trouble']}" if executor["trouble"] else ""
+        console.print(
+            f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
+            f"{executor['capacity']:,} at once now; {executor['requests']:,} calls, "
+            f"{executor['samples']:,} samples, {executor['usd']:.4f} USD so far{trouble}"
+        )
 
 
 def _share(part: int, rest: int) -> str:

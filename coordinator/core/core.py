@@ -192,6 +192,11 @@ class Core:
         return self._state.settings
 
     @property
+    def now_s(self) -> float:
+        """The time of the last event, in seconds."""
+        return self._now_s
+
+    @property
     def fleet(self) -> Fleet:
         """The executors, to be read."""
         return self._state.fleet

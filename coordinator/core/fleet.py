@@ -67,9 +67,11 @@ class Fleet:
 
     def limit(self, now: float) -> int:
         """Requests that they take at once now."""
-        return sum(
-            member.concurrency.limit(now) for member in self.members if now >= self._aside_until_s(member)
-        )
+        return sum(self.limit_of(member, now) for member in self.members)
+
+    def limit_of(self, member: Member, now: float) -> int:
+        """Requests that an executor takes at once now."""
+        return 0 if now < self._aside_until_s(member) else member.concurrency.limit(now)
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""

@@ -31,7 +31,10 @@ def test_functions_on_lambda_take_a_cache_that_they_reach(cache):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"SUPER_EXECUTOR": "lamda"}, r"SUPER_EXECUTOR is one of local, ray, lambda, .*cheapest first; not 'lamda'"),
+        (
+            {"SUPER_EXECUTOR": "lamda"},
+            r"SUPER_EXECUTOR is one of local, ray, lambda, .*cheapest first; not 'lamda'",
+        ),
         ({"SUPER_EXECUTOR": "local,local"}, r"one of local, ray, lambda"),
         ({"SUPER_EXECUTOR": "local,ray"}, r"functions on the nodes of a Ray cluster cannot reach"),
         ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
