@@ -13,10 +13,13 @@ from coordinator.core.actions import Prefetch
 from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import DemandQueue
 from coordinator.core.events import BatchRead, Tick
+from coordinator.core.fleet import Fleet
+from coordinator.core.health import Health
 from coordinator.core.hedging import Stragglers
 from coordinator.core.ledger import Ledger, Spending
 from coordinator.core.plan import Span
 from coordinator.core.samples import SampleSet, SampleState
+from coordinator.core.state import State
 from experiments.simulator.checks import InvariantError
 from experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
 from experiments.simulator.seeded import draw_scenario
@@ -106,6 +109,22 @@ def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
 
     monkeypatch.setattr(dispatching, "request", twice)
     assert caught("that is in flight")
+
+
+def test_a_core_that_never_forgives_an_executor_is_caught(monkeypatch):
+    monkeypatch.setattr(Health, "aside_until_s", lambda self, longest_s=0.0: 1e9 if self.doubtful else -1.0)
+    assert caught("has waited|for ever|run does not end|nothing happens", seeds=range(300))
+
+
+def test_a_core_that_asks_the_unfit_is_caught(monkeypatch):
+    monkeypatch.setattr(State, "unfit_for", lambda self, key: frozenset())
+    assert caught("what it cannot produce")
+
+
+def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
+    monkeypatch.setattr(results, "_EXCUSED_ELSEWHERE", 100)
+    monkeypatch.setattr(Fleet, "can_turn_elsewhere", lambda self, member, unfit: True)
+    assert caught("more often than allowed")
 
 
 def test_a_plan_that_swaps_two_batches_is_caught(monkeypatch):

@@ -1,0 +1,185 @@
+"""A mix of executors: the cheapest is filled first, the next takes the overflow and the failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.core.events import ExecutorResized, ExecutorsUnfit, FailureKind, RequestFailed
+from coordinator.core.prices import Prices
+from coordinator.core.samples import SampleState
+from coordinator.core.settings import ExecutorFacts
+from super_wire.request import Outcome
+from tests.coordinator.core.driver import DATASET, Driver
+
+CHEAP, DEAR = ExecutorFacts("cheap"), ExecutorFacts("dear", Prices(invocation=0.01))
+
+
+def mixed(cheap: int = 1, dear: int = 8, **settings) -> Driver:
+    driver = Driver(capacity=cheap, executors=(CHEAP, DEAR), **settings)
+    driver.step(ExecutorResized(cheap, backlog=0))
+    driver.step(ExecutorResized(dear, backlog=0, executor=1))
+    return driver
+
+
+def there(driver: Driver) -> list[int]:
+    """The executors of the open requests."""
+    return [request.executor for request in driver.requests]
+
+
+def test_the_cheapest_is_filled_first_and_the_next_takes_the_overflow():
+    driver = mixed(cheap=2, dear=3)
+    driver.open()
+    assert there(driver) == [0, 0, 1, 1, 1]
+
+
+def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
+    """Each request takes 0.1 s there, and the job wants a batch a second."""
+    driver = mixed(size=800, cheap=2, dear=8, request_samples=8, lookahead_batches=32, hedge_share=0.0)
+    driver.open()
+    driver.answer_all()
+    for position in range(90):
+        driver.ask(position, position + 4, yielded=position)
+        driver.read(position, after_s=1.0)
+        while driver.requests:
+            driver.answer(driver.requests[0], after_s=0.01)
+    billed = driver.state.fleet.members[1].requests
+    for position in range(10):
+        driver.ask(position, position + 4, epoch=0)
+    assert driver.state.fleet.members[0].requests > 3 * billed
+    assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
+
+
+def test_what_the_cheapest_cannot_do_in_time_goes_to_the_next():
+    """It takes a second for a batch there, and the job wants ten."""
+    driver = mixed(size=1600, cheap=1, dear=100, request_samples=8, lookahead_batches=32, hedge_share=0.0)
+    driver.open()
+    due_s: dict[int, float] = {}
+    for position in range(100):
+        driver.ask(position, position + 4, yielded=position)
+        driver.read(position, after_s=0.05)
+        for request in driver.requests:
+            took_s = 1.0 if request.executor == 0 else 0.1
+            due_s.setdefault(request.request_id, driver.now_s + took_s)
+        for request in [one for one in driver.requests if due_s[one.request_id] <= driver.now_s]:
+            driver.answer(request, after_s=0.0)
+    cheap, dear = driver.state.fleet.members
+    assert cheap.requests >= 4, "it is never idle"
+    assert dear.requests > 10 * cheap.requests
+
+
+@pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
+def test_what_one_refuses_another_has_at_once(kind):
+    driver = mixed(dear=100)
+    driver.open(batch_size=8)
+    refused = driver.requests[0]
+    assert refused.executor == 0
+    driver.fail(refused, kind)
+    again = [request for request in driver.requests if set(request.indices) & set(refused.indices)]
+    assert [request.executor for request in again] == [1] * len(again)
+    assert sorted(index for one in again for index in one.indices) == sorted(refused.indices)
+    assert not driver.state.set_of(driver.key()).attempts.any()
+
+
+def test_one_that_is_set_aside_is_tried_again_and_has_all_again():
+    driver = mixed(cheap=4, dear=1)
+    driver.open()
+    for request in [one for one in driver.requests if one.executor == 0]:
+        driver.fail(request, FailureKind.UNAVAILABLE)
+    assert there(driver) == [1]
+    driver.wait(0.6)
+    assert sorted(there(driver)) == [0, 1], "a single request tries it"
+    driver.answer(next(one for one in driver.requests if one.executor == 0))
+    assert sorted(there(driver)) == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.CRASHED, FailureKind.TIMED_OUT])
+def test_an_executor_that_does_nothing_well_buries_no_sample(kind):
+    driver = mixed(cheap=2, dear=2, attempts=3)
+    driver.open()
+    for _ in range(2000):
+        if not driver.requests:
+            if not driver.wait(5.0):
+                break
+            continue
+        request = driver.requests[0]
+        if request.executor == 0:
+            driver.fail(request, kind)
+        else:
+            driver.answer(request)
+    assert not driver.tombstones
+    assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.CACHE_ERROR, Outcome.STEP_ERROR])
+def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
+    driver = mixed(cheap=1, dear=1, attempts=5)
+    driver.open()
+    for _ in range(2000):
+        if not driver.requests:
+            if not driver.wait(5.0):
+                break
+            continue
+        request = driver.requests[0]
+        driver.answer(request, outcome if request.executor == 0 else Outcome.CACHED)
+    assert not driver.tombstones
+    assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
+    assert driver.state.fleet.members[1].samples == driver.size
+
+
+def test_a_sample_that_crashes_all_functions_is_buried_after_bounded_attempts():
+    driver = mixed(cheap=2, dear=2, attempts=3)
+    driver.open()
+    tried = 0
+    for _ in range(2000):
+        if not driver.requests:
+            if not driver.wait(1.0):
+                break
+            continue
+        request = driver.requests[0]
+        if 5 in request.indices:
+            tried += 1
+            driver.fail(request, FailureKind.CRASHED)
+        else:
+            driver.answer(request)
+    assert [written.indices.tolist() for written in driver.tombstones[:1]] == [[5]]
+    assert tried <= 3 + 2
+
+
+def test_the_unfit_get_none_of_a_dataset():
+    driver = mixed(cheap=4, dear=4)
+    driver.step(ExecutorsUnfit(DATASET, frozenset({0})))
+    driver.open()
+    assert set(there(driver)) == {1}
+    driver.fail(driver.requests[0], FailureKind.THROTTLED)
+    driver.wait(0.1)
+    assert set(there(driver)) == {1}
+    driver.step(ExecutorsUnfit(DATASET, frozenset()))
+    driver.wait(1.0)
+    assert 0 in there(driver)
+
+
+def test_an_executor_that_goes_leaves_all_to_the_next():
+    driver = mixed(cheap=4, dear=4)
+    driver.step(ExecutorResized(0, executor=0))
+    driver.open()
+    assert set(there(driver)) == {1}
+
+
+def test_each_executor_is_billed_at_its_own_price():
+    driver = mixed(cheap=1, dear=2)
+    driver.open()
+    assert there(driver) == [0, 1, 1]
+    for request in list(driver.requests):
+        driver.answer(request)
+    dear = driver.state.fleet.members[1]
+    assert driver.state.ledger.total_usd == pytest.approx(0.02)
+    assert dear.usd == pytest.approx(0.02)
+    assert driver.state.fleet.members[0].usd == 0
+
+
+def test_what_no_function_was_asked_for_costs_nothing():
+    driver = mixed(cheap=0, dear=1)
+    driver.open()
+    request = driver.requests.pop()
+    driver.step(RequestFailed(request.request_id, FailureKind.UNAVAILABLE, "gone", refused=True))
+    assert driver.state.ledger.total_usd == 0
