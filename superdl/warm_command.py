@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of that job's shuffle")
     parser.add_argument(
-        "--max-usd", type=float, default=math.inf, metavar="USD", help="stop before it costs more"
+        "--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much"
     )
     parser.add_argument(
         "--patience",

@@ -23,6 +23,9 @@ _BATCHES_LEAST = 16
 _BEYOND = 2
 """Batches beyond those given out that are looked at in any case."""
 
+_TAIL = 4
+"""Batches that may stay out although they would just fit: the last in view are not known to be there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Means:
@@ -51,16 +54,22 @@ class Means:
         return min(self.by_room, self.by_money)
 
 
-def batch_size_for(samples: int, means: Means) -> int:
+def batch_size_for(samples: int, means: Means, *, sure: bool) -> int:
     """A batch size with which the first look ahead takes a small share of what there is; 0 where there is
     not enough for any. The order of the samples does not depend on it.
+
+    Args:
+        samples: of the source.
+        means: what there is.
+        sure: whether what a sample takes is known, and not a guess that the first samples will correct.
     """
-    if means.samples >= samples:
-        return max(1, min(_BATCH_MAX, samples // _BATCHES_LEAST))
-    if means.samples < LOOKAHEAD_BATCHES + _BEYOND:
+    most = max(1, min(_BATCH_MAX, samples // _BATCHES_LEAST))
+    if means.samples >= samples + _TAIL * most and sure:
+        return most
+    if means.samples < min(samples, LOOKAHEAD_BATCHES + _BEYOND):
         return 0
-    share = int(means.samples * LOOKAHEAD_SHARE / LOOKAHEAD_BATCHES)
-    return max(1, min(_BATCH_MAX, samples // _BATCHES_LEAST, share))
+    share = int(min(means.samples, samples) * LOOKAHEAD_SHARE / LOOKAHEAD_BATCHES)
+    return max(1, min(most, share))
 
 
 @dataclass(slots=True)

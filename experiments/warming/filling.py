@@ -40,6 +40,9 @@ _FAILURES_LISTED = 20
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take between two looks."""
 
+_MONEY_KEPT = 0.05
+"""Of the money: hedges and retries of what is under way."""
+
 
 class Ended(enum.StrEnum):
     """Why it ended."""
@@ -142,7 +145,8 @@ def fill(
     """
     report = WarmReport(estimate.samples)
     means = Means(estimate.free_bytes, memory_of(estimate.record_bytes), limits.max_usd, estimate.sample_usd)
-    size = batch_size_for(estimate.samples, means)
+    sure = not estimate.guessed and limits.max_usd == math.inf
+    size = batch_size_for(estimate.samples, means, sure=sure)
     if not size:
         by_room = means.by_room <= means.by_money
         report.ended = Ended.FULL if by_room else Ended.MAX_USD
@@ -248,7 +252,8 @@ class _Filling:
         """Report batches as read, as far as what comes into view then has room and can be paid for."""
         if self._link is None or not self._held:
             return
-        if fresh or self._counted.age_s() > _STATS_EVERY_S:
+        # What a sample costs was guessed until some are paid for, and the guess may be far too low.
+        if fresh or self._limits.max_usd < math.inf or self._counted.age_s() > _STATS_EVERY_S:
             self._look()
         count = self._allowance.releasable(self._means())
         for ref, report in self._held[:count]:
@@ -269,7 +274,9 @@ class _Filling:
         sample_bytes = memory_of(round(each)) if each else self._guess_bytes
         usd = report.usd / report.produced if report.produced and report.usd else self._guess_usd
         kept = _ROOM_KEPT * self._counted.budget_bytes
-        return Means(self._counted.free_bytes - kept, sample_bytes, self._limits.max_usd - report.usd, usd)
+        spent_usd = report.usd + self._counted.in_flight * usd
+        left_usd = (1 - _MONEY_KEPT) * self._limits.max_usd - spent_usd
+        return Means(self._counted.free_bytes - kept, sample_bytes, left_usd, usd)
 
     def _wait_for(self, ref: BatchRef, link: HeaderLink) -> ReadReport:
         """Wait until every sample of a batch is there or failed; what to report of it then.
@@ -324,8 +331,8 @@ class _Filling:
             )
             raise _StopError(
                 Ended.STALLED,
-                f"{len(missing)} samples of a batch have not come for {self._limits.patience_s:g} s, the "
-                f"first of them {ref.name_of(missing[0])}: {because}",
+                f"{len(missing)} of a batch's {len(ref)} samples have not come for "
+                f"{self._limits.patience_s:g} s, the first of them {ref.name_of(missing[0])}: {because}",
             )
         if self._counted.age_s() > _STATS_EVERY_S:
             self._look()
