@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from superdl.recipe_argument import DEFAULT_RECIPE, RECIPE_FORMS, read_recipe
+from superdl.recipe_options import add_recipe_options, recipe_of
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +31,14 @@ _SETTINGS = (
     "lambda_region",
     "lambda_endpoint_url",
     "lambda_concurrency",
+    "ray_address",
+    "ray_nodes",
+    "ray_cpus_per_function",
+    "ray_shared_files",
+    "file_roots",
+    "insecure",
 )
+_USUAL = (256, 224)  # as the README has it
 _INDENT = 6
 
 
@@ -40,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path"
     )
-    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"{RECIPE_FORMS}; default {DEFAULT_RECIPE}")
+    add_recipe_options(parser)
     parser.add_argument(
         "--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels"
     )
@@ -103,6 +110,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from coordinator.settings import load_settings
     from super_dataset.source import normalise_url
     from super_wire.discretion import keep_secrets_out_of_logs
+    from super_wire.recipe import Recipe
     from superdl.doctor.case import Case
     from superdl.doctor.stack import Stack, read_stack
 
@@ -114,7 +122,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         named |= {"executor": "lambda", "lambda_function": stack.function, "lambda_region": stack.region}
     return Case(
         settings=load_settings(named, {}),
-        recipe=read_recipe(arguments.recipe),
+        recipe=recipe_of(arguments) or Recipe.image(resize=_USUAL[0], crop=_USUAL[1]),
         source=normalise_url(arguments.source, name="source") if arguments.source else "",
         key_list=normalise_url(arguments.key_list, name="--key-list") if arguments.key_list else "",
         coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,

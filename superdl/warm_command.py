@@ -11,6 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from superdl.recipe_options import add_recipe_options, recipe_of
+
 if TYPE_CHECKING:
     import argparse
 
@@ -27,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it"
     )
     parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
-    parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
-    parser.add_argument(
-        "--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)"
-    )
-    parser.add_argument(
-        "--recipe", metavar="FILE", help="a recipe's JSON, as Recipe(...).json gives it, or a list of steps"
-    )
+    add_recipe_options(parser)
     parser.add_argument("--key-list", metavar="URL", help="the dataset's key list, if it has one")
     parser.add_argument(
         "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
@@ -133,39 +129,18 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         ConfigError: they name none, or two, or one that is random.
     """
     from super_wire.errors import ConfigError
-    from super_wire.recipe import Recipe
 
-    sizes = arguments.resize is not None or arguments.crop is not None
-    if sizes == bool(arguments.recipe):
+    recipe = recipe_of(arguments)
+    if recipe is None:
         raise ConfigError(
             "say what is done to the images as the jobs will: --resize 256 --crop 224, or --recipe FILE.json"
         )
-    recipe = (
-        _recipe_of(arguments.recipe)
-        if arguments.recipe
-        else Recipe.image(resize=arguments.resize, crop=arguments.crop)
-    )
     if recipe.random:
         raise ConfigError(
             "this recipe is random: each epoch has samples of its own, which no warming can have ready. Put "
             "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
         )
     return recipe
-
-
-def _recipe_of(file: str) -> Recipe:
-    import json
-    from pathlib import Path
-
-    from super_wire.errors import ConfigError
-    from super_wire.recipe import Recipe
-
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        fields = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--recipe {file} cannot be read: {error}") from error
-    return Recipe(fields) if isinstance(fields, list) else Recipe.from_json(text)
 
 
 def _above_zero(option: str, value: float) -> float:

@@ -67,9 +67,9 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--recipe", "resize=many"], "resize=256,crop=224"),
-        (["--recipe", "@/no/such/file"], "cannot be read"),
-        (["--recipe", "{}"], "pipeline"),
+        (["--recipe", "/no/such/file"], "--recipe /no/such/file cannot be read"),
+        (["--recipe", "file", "--crop", "8"], "leave --resize and --crop out"),
+        (["--crop", "-1"], "size"),
         (["--batches-per-s", "-1"], "--batches-per-s"),
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor is one of"),

@@ -15,7 +15,7 @@ from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked
 
-RECIPE = ("--recipe", "resize=32,crop=32")
+RECIPE = ("--resize", "32", "--crop", "32")
 SOURCE = "s3://pets/train"
 
 

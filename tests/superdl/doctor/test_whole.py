@@ -13,7 +13,7 @@ from superdl.main import main
 from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked
 
-RECIPE = ("--recipe", "resize=32,crop=32")
+RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
     *("listing", "object", "coordinator", "room in the cache", "cache", "cache rights", "cache memory"),
     *("sample", "dataset fits", "clock", "bandwidth", "cache clients"),

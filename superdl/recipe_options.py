@@ -1,0 +1,54 @@
+"""The options that tell subcommands what is done to samples: ``--resize``, ``--crop``, ``--recipe``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from super_wire.recipe import Recipe
+
+__all__ = ["add_recipe_options", "recipe_of"]
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """Add them; none is required."""
+    parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
+    parser.add_argument(
+        "--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)"
+    )
+    parser.add_argument(
+        "--recipe", metavar="FILE", help="a recipe's JSON, as Recipe(...).json gives it, or a list of steps"
+    )
+
+
+def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
+    """The recipe that the options name; ``None`` where they name none.
+
+    Raises:
+        ConfigError: they name two, or a file that holds none; RecipeError: its steps are wrong.
+    """
+    from super_wire.recipe import Recipe
+
+    sizes = arguments.resize is not None or arguments.crop is not None
+    if sizes and arguments.recipe:
+        raise ConfigError("--recipe has all steps in it: leave --resize and --crop out, or --recipe")
+    if arguments.recipe:
+        return _read(arguments.recipe)
+    return Recipe.image(resize=arguments.resize, crop=arguments.crop) if sizes else None
+
+
+def _read(file: str) -> Recipe:
+    from super_wire.recipe import Recipe
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        fields = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--recipe {file} cannot be read: {error}") from error
+    return Recipe(fields) if isinstance(fields, list) else Recipe.from_json(text)
