@@ -73,6 +73,8 @@ class Seen:
     object_bytes: int = 0
     record_bytes: int = 0
     golden: str = ""
+    golden_on_ray: str = ""
+    function_name: str = ""
     dataset: SuperDataset | None = None
     sampler: SuperSampler | None = None
     ref: BatchRef | None = None

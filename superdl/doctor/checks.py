@@ -26,7 +26,7 @@ CHECKS = (
     Check("cache", check_cache, needs=("coordinator",)),
     Check("cache rights", check_rights, needs=("cache",)),
     Check("cache memory", check_memory, needs=("cache",)),
-    Check("function", check_function, needs=("coordinator",), limit_s=45.0),
+    Check("function", check_function, needs=("coordinator",), limit_s=135.0),
     Check("function version", check_version, needs=("function",), limit_s=75.0),
     Check(
         "sample",

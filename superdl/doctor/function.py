@@ -1,7 +1,7 @@
 """The function: whether it is there, runs, reaches the cache, and is the SUPER that is installed here.
 
 Of each executor, by its own way: on Lambda its configuration is asked for and one warm event is sent, which
-costs one invocation; a local one is started in a process of its own.
+costs one invocation; a local one is started in a process of its own, and on a Ray cluster one on every node.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from coordinator.executors.base import ExecutorError
 from superdl.doctor.aws import aws_client, is_denied
 from superdl.doctor.finding import bad, combined, doubtful, good, skipped
 
@@ -27,21 +29,22 @@ _READ_TIMEOUT_S = 65.0
 _WARM_VERSION = 1
 _ENOUGH_MB = 512
 _ENOUGH_S = 30
-_THEIRS = "functions are processes of the coordinator's machine: the sample below shows whether they work"
+_THEIRS = "functions are {}: the sample below shows whether they work"
+_ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these executors share a cache"
 
 
 def check_function(case: Case, seen: Seen) -> Found:
     """Whether each executor's function is there."""
     settings = seen.functions(case)
-    looks = {"lambda": _deployed, "local": _started}
-    return combined([looks.get(name, _unknown)(case, seen, settings) for name in settings.executors])
+    looks = {"lambda": _deployed, "local": _started, "ray": _on_nodes}
+    return combined([looks[name](case, seen, settings) for name in settings.executors])
 
 
 def check_version(case: Case, seen: Seen) -> Found:
     """Whether it is our version, decodes as this machine does, and reaches the cache."""
     settings = seen.functions(case)
-    looks = {"lambda": _warmed, "local": _own_version}
-    return combined([looks.get(name, _unknown)(case, seen, settings) for name in settings.executors])
+    looks = {"lambda": _warmed, "local": _own_version, "ray": _version_on_nodes}
+    return combined([looks[name](case, seen, settings) for name in settings.executors])
 
 
 def lambda_target(settings: Settings) -> Target:
@@ -60,12 +63,7 @@ def lambda_target(settings: Settings) -> Target:
         client.close()
 
 
-def _unknown(case: Case, seen: Seen, settings: Settings) -> Found:  # noqa: ARG001  # looks are asked alike
-    names = " and ".join(sorted({"lambda", "local"}))
-    return skipped(f"functions of another executor than {names} are not looked at: the sample below runs one")
-
-
-def _deployed(case: Case, seen: Seen, settings: Settings) -> Found:  # noqa: ARG001  # the same
+def _deployed(case: Case, seen: Seen, settings: Settings) -> Found:
     from botocore import exceptions
 
     from coordinator.executors.lambda_errors import from_botocore
@@ -80,6 +78,7 @@ def _deployed(case: Case, seen: Seen, settings: Settings) -> Found:  # noqa: ARG
         return bad(str(from_botocore(error, target)), "")
     finally:
         client.close()
+    seen.function_name = str(told.get("FunctionName", ""))
     return _judge_configuration(target, told)
 
 
@@ -101,7 +100,6 @@ def _judge_configuration(target: Target, told: dict[str, Any]) -> Found:
 
 
 def _warmed(case: Case, seen: Seen, settings: Settings) -> Found:
-    from coordinator.executors.base import ExecutorError
     from coordinator.executors.lambda_answers import read_warmed
     from coordinator.executors.lambda_client import LambdaClient
 
@@ -134,8 +132,7 @@ def _judge_warmed(seen: Seen, warmed: Warmed, settings: Settings, took_s: float)
         return good(f"{words}; golden images decode as they do here", answer_s=round(took_s, 3))
     words += "; golden images decode otherwise than here (another Pillow or processor)"
     if "local" in settings.executors:
-        why = "install one Pillow on both sides, for one kind of processor: local and lambda share a cache"
-        return bad(words, why)
+        return bad(words, _ONE_PILLOW)
     return good(
         f"{words}, which does no harm while nothing here decodes for the same cache",
         answer_s=round(took_s, 3),
@@ -151,31 +148,69 @@ def _not_shown(case: Case, why: str) -> Found:
 
 def _started(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS)
-    from coordinator.executors.base import ExecutorError
-    from coordinator.executors.local import LocalExecutor
+        return skipped(_THEIRS.format("processes of the coordinator's machine"))
+    try:
+        seen.golden, _, took_s = _start("local", replace(settings, workers=1))
+    except ExecutorError as error:
+        return bad(str(error), "see what it says on standard error above; is SUPER installed as a whole?")
+    return good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
 
-    async def start() -> tuple[str, float]:
-        executor = LocalExecutor(1, function=settings.function)
+
+def _on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
+    if case.elsewhere:
+        return skipped(_THEIRS.format("tasks of the coordinator's Ray cluster"))
+    if not seen.cache:
+        return skipped("functions on Ray's nodes need a cache that they reach", "name it: --cache")
+    try:
+        seen.golden_on_ray, places, took_s = _start("ray", replace(settings, cache=seen.cache))
+    except ExecutorError as error:
+        return bad(
+            str(error), "see SUPER_RAY_ADDRESS, SUPER_RAY_NODES, and that SUPER is installed on the nodes"
+        )
+    why = f"{places} functions fit on the Ray cluster at {settings.ray_address} at once, {took_s:.2f} s"
+    return good(f"{why}; nodes that were left out are told above, with the reason", places=places)
+
+
+def _start(name: str, settings: Settings) -> tuple[str, int, float]:
+    """Start an executor and end it: its golden digest, how many requests it takes at once, and the seconds.
+
+    Raises:
+        ExecutorError: it does not start.
+    """
+    from coordinator.executors.making import make_executor
+
+    async def start() -> tuple[str, int, float]:
+        executor = make_executor(name, settings)
         began_s = time.monotonic()
         try:
             await executor.start()
-            return executor.golden, time.monotonic() - began_s
+            return executor.golden, executor.scaling.capacity, round(time.monotonic() - began_s, 3)
         finally:
             await executor.close()
 
-    try:
-        seen.golden, took_s = asyncio.run(start())
-    except ExecutorError as error:
-        return bad(str(error), "see what it says on standard error above; is SUPER installed as a whole?")
-    return good(
-        f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=round(took_s, 3)
-    )
+    return asyncio.run(start())
+
+
+def _version_on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
+    if case.elsewhere:
+        return skipped(_THEIRS.format("tasks of the coordinator's Ray cluster"))
+    if not seen.golden_on_ray:
+        return skipped("no function was started on Ray's nodes")
+    from lambda_prefetch.golden import golden_digest
+    from super_wire.version import installed_version
+
+    words = f"on Ray's nodes it is SUPER {installed_version()} as here, and reaches the cache"
+    if seen.golden_on_ray == golden_digest():
+        return good(words)
+    words += "; golden images decode otherwise than here (another Pillow or processor)"
+    if "local" in settings.executors:
+        return bad(words, _ONE_PILLOW)
+    return good(f"{words}, which does no harm while nothing here decodes for the same cache")
 
 
 def _own_version(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS)
+        return skipped(_THEIRS.format("processes of the coordinator's machine"))
     if not seen.golden:
         return skipped("the local function was not started")
     from lambda_prefetch.golden import golden_digest

@@ -31,7 +31,7 @@ def check_concurrency(case: Case, seen: Seen) -> Found:
 
     target = lambda_target(settings)
     client = aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)
-    name = target.function.rsplit(":", 1)[0] if target.function.count(":") in {1, 7} else target.function
+    name = seen.function_name or target.function
     try:
         account: dict[str, Any] = client.get_account_settings()["AccountLimit"]
         reserved = client.get_function_concurrency(FunctionName=name).get(

@@ -11,6 +11,7 @@ from superdl.doctor import Verdict
 from superdl.doctor.limits import judge_concurrency
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
+from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked
 
 if TYPE_CHECKING:
@@ -149,3 +150,26 @@ def test_limits(limits, verdict, words):
     found = judge_concurrency(100, **limits)
     assert found.verdict is verdict
     assert words in found.reason + found.remedy
+
+
+@pytest.mark.slow
+def test_functions_on_a_ray_cluster(ray_cluster, valkey, monkeypatch, capsys):
+    monkeypatch.setenv("SUPER_RAY_ADDRESS", ray_cluster.address)
+    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
+    assert code == 1
+    assert "add one" in found["function"]["reason"]  # there is no node but the head
+    ray_cluster.add(cpus=2)
+    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
+    assert code == 0, found
+    assert found["function"]["measured"]["places"] == 2
+    assert found["function version"]["verdict"] == "ok"
+
+
+@pytest.mark.slow
+def test_no_ray_cluster_at_all(valkey, monkeypatch, capsys):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("SUPER_RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
+    assert code == 1
+    assert found["function"]["verdict"] == "fail"
+    assert found["function version"]["verdict"] == "skip"
