@@ -19,6 +19,7 @@ from coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
+    FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
 )
@@ -40,6 +41,7 @@ __all__ = ["NodeFailedError", "RayChild"]
 _EXIT_TIMEOUT_S = 5.0
 _FAILURES: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
+    "not loaded": FunctionRaisedError,
     "answer lost": ConnectionLostError,
     "cancelled": ConnectionLostError,  # by others: who cancels here does not listen any more
 }
@@ -48,10 +50,9 @@ _FAILURES: dict[str, type[ExecutorError]] = {
 class NodeFailedError(ExecutorError):
     """The node is gone, or cannot run the function at all. ``begun`` says whether the call had begun."""
 
-    def __init__(self, message: str, *, begun: bool, gone: bool) -> None:
+    def __init__(self, message: str, *, begun: bool) -> None:
         super().__init__(message)
         self.begun = begun
-        self.gone = gone
 
 
 class _Call:
@@ -63,8 +64,10 @@ class _Call:
         self.begun: asyncio.Future[None] = loop.create_future()
         self.answer: asyncio.Future[str] = loop.create_future()
         self.begun_s = 0.0
+        self.is_over = False
 
     def fail(self, error: ExecutorError) -> None:
+        self.is_over = True
         if self.begun_s:
             error.ran_s = time.monotonic() - self.begun_s
         for future in (self.begun, self.answer):
@@ -83,6 +86,7 @@ class RayChild:
         self._on_nodes = on_nodes
         self._numbers = itertools.count(FIRST_CALL)
         self._calls: dict[int, _Call] = {}
+        self._reason = ""
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(), name="ray driver")
 
@@ -142,7 +146,10 @@ class RayChild:
             FunctionCrashedError: its process ended.
             NodeFailedError: the node is gone or cannot run the function.
             ConnectionLostError: the answer, or the driver, was lost.
+            ExecutorError: the driver has ended before.
         """
+        if self._reason:
+            raise ExecutorError(f"Ray's driver has ended: {self._reason}")
         number, call = next(self._numbers), _Call(node)
         self._calls[number] = call
         try:
@@ -160,14 +167,14 @@ class RayChild:
             raise late from None
         finally:
             del self._calls[number]
-            if not call.answer.done():
+            if not call.is_over:
                 self._cancel(number)
 
     def lose(self, node: str, words: str, *, begun_too: bool) -> None:
         """A node is gone: fail its calls that have not begun, or all of them."""
         for call in self._calls.values():
             if call.node == node and (begun_too or not call.begun_s):
-                call.fail(NodeFailedError(words, begun=bool(call.begun_s), gone=True))
+                call.fail(NodeFailedError(words, begun=bool(call.begun_s)))
 
     async def ended(self) -> str:
         """Wait for its end, for whatever reason; how it ended."""
@@ -247,11 +254,11 @@ class RayChild:
     def _end(call: _Call, message: dict[str, Any]) -> None:
         kind, words = message.get("failed"), str(message.get("message", ""))
         if kind is None:
+            call.is_over = True
             if not call.answer.done():
                 call.answer.set_result(message["answer"])
-        elif kind in {"node lost", "not begun", "not loaded"}:
-            gone = kind != "not loaded"
-            call.fail(NodeFailedError(words, begun=bool(call.begun_s), gone=gone))
+        elif kind in {"node lost", "not begun"} or (kind == "not loaded" and not call.begun_s):
+            call.fail(NodeFailedError(words, begun=bool(call.begun_s)))
         else:
             call.fail(_FAILURES.get(kind, ExecutorError)(words))
 
@@ -278,7 +285,8 @@ class RayChild:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _give_up(self, reason: str) -> None:
-        """Fail all that waits for it."""
+        """Fail all that waits for it, and whoever comes."""
+        self._reason = self._reason or reason
         if not self._ready.done():
             self._ready.set_exception(ExecutorError(self._unconnected(f"its driver ended: {reason}")))
             self._ready.exception()  # it need not be waited for

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -35,6 +36,8 @@ __all__ = ["main"]
 _REACH_S = 5.0
 _LOOK_S = 1.0
 _GOODBYE_S = 3.0
+_FEW_LINES = 4
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ACCELERATORS = frozenset({"GPU", "TPU", "HPU", "NPU", "neuron_cores"})
 _ACCELERATOR_TYPE = "accelerator_type:"
 # Kinds of failures by the names of Ray's exceptions, of which not every version has all; the first that fits.
@@ -167,8 +170,7 @@ class _Driver:
             self._tell({"call": number, "answer": answer.decode()})
         except Exception as error:  # noqa: BLE001  # told, by its kind, to whoever made the call
             kind = next((kind for cause, kind in self._kinds if isinstance(error, cause)), "failed")
-            words = f"{type(error).__name__}: {error}".strip()
-            self._tell({"call": number, "failed": kind, "message": words})
+            self._tell({"call": number, "failed": kind, "message": _words_of(error)})
         finally:
             self._running.pop(number, None)
 
@@ -194,6 +196,13 @@ class _Driver:
             for entry in sorted(self._ray.nodes(), key=lambda entry: str(entry["NodeID"]))
             if entry["Alive"]
         ]
+
+
+def _words_of(error: Exception) -> str:
+    """Type and words of an error in one line: of the trace that Ray makes of a task's, the last one."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()] or [""]
+    words = lines[-1] if len(lines) > _FEW_LINES else " ".join(lines)
+    return f"{type(error).__name__}: {words}".removesuffix(": ")
 
 
 def _described(entry: dict[str, Any], here: str) -> dict[str, Any]:

@@ -129,8 +129,9 @@ class RayExecutor:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S):
                 await self._started.wait()
         if not self._nodes.capacity:
+            failure = self._failure
             await self.close()
-            raise self._failure
+            raise failure
         _log.info("Ray: %d functions at once on %d nodes", self._nodes.capacity, len(self._nodes))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:

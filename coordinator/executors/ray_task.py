@@ -65,12 +65,16 @@ def run(function: str, event: bytes, invocation: str, timeout_s: float, decoders
         for name, value in {**_DEFAULTS, "SUPER_DECODERS": str(decoders)}.items():
             os.environ.setdefault(name, value)
         context = RayContext(invocation, timeout_s)
-        answer: dict[str, Any] = {"result": _load(function)(json.loads(event), context)}
+        answer = _encoded({"result": _load(function)(json.loads(event), context)})
     except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
-        answer = {"error": type(error).__name__, "message": str(error)}
+        answer = _encoded({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
-    yield json.dumps(answer, separators=(",", ":")).encode()
+    yield answer
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode()
 
 
 @functools.cache

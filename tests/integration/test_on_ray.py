@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from super_wire.record import unpack
-from tests.fixtures.held_function import FUNCTION, HOLD
 from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.node_function import FUNCTION, HOLD
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
