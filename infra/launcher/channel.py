@@ -88,6 +88,8 @@ class Channel:
         except TimeoutError:
             msg = f"has said nothing for {wait_s:g} s"
             raise ChannelLostError(msg) from None
+        except (ConnectionResetError, BrokenPipeError):
+            line = b""
         except (OSError, ValueError) as error:  # ValueError: the line is longer than any of ours
             msg = f"cannot be heard any more: {error}"
             raise ChannelLostError(msg) from error

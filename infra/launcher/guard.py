@@ -1,8 +1,9 @@
 """``python guard.py COMMAND...``: runs one command, and leaves no process of it behind.
 
-SIGTERM is handed on to the command. The end of standard input, which the launcher holds, is the order to end
-within seconds: so nothing stays when the launcher is killed. What the command started in sessions of its own
-(torchrun's ranks, Ray's daemons) is adopted on Linux, and ended with it; elsewhere its process group is.
+SIGTERM is handed on to the command. A byte on standard input, which the launcher holds, is the order to kill
+all at once; its end, to end within seconds: so nothing stays when the launcher is killed. What the command
+started in sessions of its own (torchrun's ranks, Ray's daemons) is adopted on Linux, and ended with it;
+elsewhere its process group is.
 The exit code is the command's, or 128 and the number of the signal that ended it.
 
 It is started by path and imports nothing of ours, so that it costs little and cannot be hidden.
@@ -44,10 +45,12 @@ class _Guard:
         while self._code is None or self._rest():
             wait_s = None if self._kill_s is None else max(0.0, self._kill_s - time.monotonic())
             readable, _, _ = select.select(self._inputs, [], [], wait_s)
-            if _STDIN in readable and not os.read(_STDIN, 4096):
-                self._inputs.remove(_STDIN)
+            if _STDIN in readable:
                 self._ask()
-                self._kill_s = (self._asked_s or 0.0) + _LAST_WAIT_S
+                self._kill_s = time.monotonic()
+                if not os.read(_STDIN, 4096):
+                    self._inputs.remove(_STDIN)
+                    self._kill_s = (self._asked_s or 0.0) + _LAST_WAIT_S
             if self._wakeup.fileno() in readable:
                 numbers = self._wakeup.recv(4096)
                 if signal.SIGTERM in numbers:

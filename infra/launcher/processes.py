@@ -28,7 +28,7 @@ _GUARD = Path(__file__).with_name("guard.py")
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1000
 _CHUNK = 64 * 1024
-_GUARD_WAIT_S = 15.0  # the guard kills within seven
+_GUARD_WAIT_S = 10.0  # the guard kills at once
 _OUTPUT_WAIT_S = 2.0
 _PROBE_PAUSE_S = 0.05
 _LONG_LIFE_S = 60.0  # who dies after so long was not started in vain
@@ -105,7 +105,7 @@ class Child:
                 await self.ended()
         except TimeoutError:
             _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
-            process.stdin.close()
+            process.stdin.write(b"kill")
             try:
                 async with asyncio.timeout(_GUARD_WAIT_S):
                     await self.ended()
