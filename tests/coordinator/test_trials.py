@@ -29,11 +29,11 @@ from tests.coordinator.running import ENOUGH_S, RECIPE, ScriptedExecutor, record
 KEYS = [f"cat/{number}.jpg" for number in range(9)]
 
 
-def dataset_of(keys=KEYS):
+def dataset_of(keys=KEYS, bucket="s3://photos"):
     packed = PackedStrings.pack(key.encode() for key in keys)
     versions = PackedStrings.pack(b"1" for _ in keys)
     labels = np.zeros(len(keys), dtype=np.int64)
-    catalog = Catalog.build("s3://photos", packed, versions, labels, ("cat",))
+    catalog = Catalog.build(bucket, packed, versions, labels, ("cat",))
     ids = np.frombuffer(catalog.sample_ids(RECIPE.digest), dtype=np.uint8).reshape(-1, ID_BYTES)
     return Dataset(b"d" * 16, RECIPE, Listing("s3://photos/train", "", catalog=catalog), ids)
 

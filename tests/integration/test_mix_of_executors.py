@@ -1,0 +1,165 @@
+"""Several executors at once: the next one has the overflow and the failures of the one before, and every
+sample comes once, with the same bytes, whoever made it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from super_wire.errors import SourceForbiddenError
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import END_TIMEOUT_S, Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tests.fixtures.lambda_service import LambdaService
+    from tests.fixtures.object_store import ObjectStore
+    from tests.fixtures.valkey import Valkey
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+SOURCE = "s3://photos/train"
+SAMPLES = 150
+
+
+@pytest.fixture
+def made(
+    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path
+) -> Iterator[Callable[..., Stack]]:
+    """Makes a coordinator with some executors; ``s3://photos/train`` holds the images."""
+    lambda_service.concurrency = 2
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    stacks = []
+
+    def make(executors: str, **settings: str) -> Stack:
+        arguments = ["--executor", executors, "--lambda-warm", "1", "--request-samples", "4"]
+        for name, value in ({"lookahead_batches": "16"} | settings).items():
+            arguments += [f"--{name.replace('_', '-')}", value]
+        stack = Stack(arguments=tuple(arguments), cache=valkey.url)
+        stacks.append(stack)
+        stack.start()
+        return stack
+
+    yield make
+    for stack in stacks:
+        stack.close()
+
+
+def train(
+    stack: Stack, images: Path, source: str = SOURCE, disturb: Mapping[int, Callable[[], None]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """An epoch; every sample comes once, with its pixels. How the executors fare in the end, by name."""
+    dataset = SuperDataset(source, RECIPE)
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        delivered = []
+        for number, batch in enumerate(DataLoader(dataset, sampler=sampler, batch_size=None)):
+            (disturb or {}).get(number, lambda: None)()
+            delivered.append(batch)
+    assert_exactly_once(collect(delivered), expected_pixels(images, resize=SIDE, crop=SIDE))
+    command = [sys.executable, "-m", "superdl.main", "stats", "--json", "--coordinator", stack.address]
+    done = subprocess.run(command, capture_output=True, timeout=END_TIMEOUT_S, check=True)
+    return {executor["name"]: executor for executor in json.loads(done.stdout)["executors"]}
+
+
+def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
+    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
+) -> None:
+    stack = made("local,lambda")
+    fared = train(stack, images, disturb={4: lambda: lambda_service.throttle_next(1)})
+    assert list(fared) == ["local", "lambda"]
+    assert fared["local"]["samples"] > 0
+    assert fared["lambda"]["samples"] > 0
+    assert fared["local"]["samples"] + fared["lambda"]["samples"] >= SAMPLES
+    assert fared["local"]["usd"] < fared["lambda"]["usd"]
+    assert "is throttled" in stack.log.read_text()
+
+
+@pytest.mark.parametrize("happens", ["throttled", "crashing", pytest.param("gone", marks=pytest.mark.slow)])
+def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(
+    made: Callable[..., Stack], images: Path, lambda_service: LambdaService, happens: str
+) -> None:
+    stack = made("lambda,local", lookahead_batches="4")
+    breaks = {
+        "throttled": lambda: lambda_service.throttle_next(10_000),
+        "crashing": lambda: lambda_service.crash_next(10_000),
+        "gone": lambda: lambda_service.hang_up_next(10_000),
+    }
+    fared = train(stack, images, disturb={4: breaks[happens]})
+    assert fared["lambda"]["samples"] < SAMPLES / 2
+    assert fared["local"]["samples"] > SAMPLES / 2
+    assert fared["lambda"]["trouble"]
+    assert fared["local"]["trouble"] == ""
+
+
+def test_one_that_does_not_start_is_left_out_and_tried_again(
+    made: Callable[..., Stack],
+    images: Path,
+    lambda_service: LambdaService,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack = made("lambda,local", lambda_function="nobody")
+    with caplog.at_level("WARNING"):
+        fared = train(stack, images)
+    assert fared["lambda"]["capacity"] == fared["lambda"]["requests"] == 0
+    assert "nobody" in fared["lambda"]["trouble"]
+    assert "the executor lambda is missing" in caplog.text
+    assert "the executor lambda is left out for now" in stack.log.read_text()
+
+
+def test_functions_that_see_no_files_are_not_asked_for_them(
+    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
+) -> None:
+    fared = train(made("lambda,local"), images, images.as_uri())
+    assert fared["lambda"]["requests"] == 0
+    assert not any(b"super_request" in invocation.event for invocation in lambda_service.invocations)
+
+
+def test_functions_that_may_not_read_the_source_are_left_out(
+    made: Callable[..., Stack],
+    images: Path,
+    lambda_service: LambdaService,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    with caplog.at_level("WARNING"):
+        fared = train(made("lambda,local"), images)
+    assert fared["lambda"]["requests"] == 0
+    assert "the executor lambda is left out: functions may not read s3://photos/train" in caplog.text
+
+
+@pytest.mark.slow
+def test_where_all_may_not_read_the_source_that_is_the_error(
+    made: Callable[..., Stack], lambda_service: LambdaService
+) -> None:
+    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    stack = made("lambda")
+    with (
+        pytest.raises(SourceForbiddenError, match="functions may not read"),
+        SuperSampler(SuperDataset(SOURCE, RECIPE), batch_size=4, coordinator=stack.address),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_coordinator_keeps_the_mix(
+    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
+) -> None:
+    stack = made("local,lambda")
+
+    def restart() -> None:
+        stack.kill_coordinator()
+        stack.start_coordinator()
+
+    fared = train(stack, images, disturb={6: restart, 12: lambda: lambda_service.crash_next(2)})
+    assert fared["local"]["samples"] > 0
