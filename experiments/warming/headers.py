@@ -184,13 +184,32 @@ class HeaderLink:
 
     def _by_node(self, keys: Sequence[bytes], offsets: Sequence[int]) -> dict[Node, list[int]]:
         if not self._asked_slots:
-            self._slots = learn_slots(self._connection(self._nodes.home), self._nodes.home)
-            self._asked_slots = True
+            self._learn_slots()
         groups: dict[Node, list[int]] = {}
         for key, offset in zip(keys, offsets, strict=True):
             node = self._slots.node_of(key_slot(key)) if self._slots is not None else None
             groups.setdefault(node if node is not None and node.host else self._nodes.home, []).append(offset)
         return groups
+
+    def _learn_slots(self) -> None:
+        """Have the slot map told by any node that answers.
+
+        Raises:
+            CacheUnreachableError: none does.
+        """
+        home = self._nodes.home
+        known = (home, *(self._slots.nodes if self._slots is not None else ()))
+        reason: CacheUnreachableError | None = None
+        for node in dict.fromkeys(node if node.host else home for node in known):
+            try:
+                self._slots = learn_slots(self._connection(node), node)
+            except CacheUnreachableError as error:
+                self._drop(node)
+                reason = reason or error
+            else:
+                self._asked_slots = True
+                return
+        raise reason or CacheUnreachableError(f"the cache at {self._cache} has no nodes")
 
     def _connection(self, node: Node) -> CacheConnection:
         if node not in self._open:
