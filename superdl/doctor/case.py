@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.settings import Settings
-    from sampler import SuperSampler
     from super_dataset import SuperDataset
     from super_wire.batch_ref import BatchRef
     from super_wire.coordinator_pb2 import CacheStats, Coordinating
@@ -76,7 +75,6 @@ class Seen:
     golden_on_ray: str = ""
     function_name: str = ""
     dataset: SuperDataset | None = None
-    sampler: SuperSampler | None = None
     ref: BatchRef | None = None
     clocks: list[Clock] = field(default_factory=list)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

@@ -127,7 +127,8 @@ def _judge_warmed(seen: Seen, warmed: Warmed, settings: Settings, took_s: float)
 
     seen.golden = warmed.golden
     reach = "reaches the cache" if seen.cache else "was not asked to reach a cache, since none is known"
-    words = f"on Lambda it is SUPER {warmed.function_version} as here, {reach}, and answers in {took_s:.2f} s"
+    took = f"answers in {took_s * 1000:.0f} ms"
+    words = f"on Lambda it is SUPER {warmed.function_version} as here, {reach}, and {took}"
     if warmed.golden == golden_digest():
         return good(f"{words}; golden images decode as they do here", answer_s=round(took_s, 3))
     words += "; golden images decode otherwise than here (another Pillow or processor)"

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from super_wire.errors import SuperError
 from superdl.doctor.finding import Finding, Found, Verdict, bad, skipped
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from superdl.doctor.case import Case, Seen
 
-__all__ = ["Check", "run_checks"]
+__all__ = ["Check", "run_checks", "within"]
+
+_Value = TypeVar("_Value")
 
 _log = logging.getLogger(__name__)
 
@@ -54,24 +56,22 @@ def run_checks(checks: Sequence[Check], case: Case, seen: Seen) -> Iterator[Find
             blamed = next((failed[need] for need in check.needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
-                found = skipped(
-                    f"not looked at, because the check {blamed!r} has failed", f"mend {blamed!r} first"
-                )
+                found = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
-                found = _within(check.limit_s or case.patience_s + 30.0, check, case, seen)
+                found = _looked(check.limit_s or case.patience_s + 30.0, check, case, seen)
             if blamed or found.verdict is Verdict.BAD:
                 failed[check.name] = blamed or check.name
             seconds = round(time.monotonic() - began_s, 3)
             yield Finding(check.name, found.verdict, found.reason, found.remedy, seconds, found.measured)
     finally:
-        failure = _in_thread(seen.closing.close, _CLOSING_S)
+        failure = within(_CLOSING_S, seen.closing.close)
         if isinstance(failure, BaseException):
             _log.warning("what the checks opened could not be closed: %s", failure)
 
 
-def _within(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
-    """What the check finds, or that it found nothing in time; its thread is then left to itself."""
-    found = _in_thread(lambda: check.look(case, seen), limit_s)
+def _looked(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
+    """What the check finds, or that it found nothing in time."""
+    found = within(limit_s, lambda: check.look(case, seen))
     if found is None:
         return bad(f"it came to no end within {limit_s:g} s", _SILENCE)
     if isinstance(found, SuperError):
@@ -84,9 +84,11 @@ def _within(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
     return found
 
 
-def _in_thread(work: Callable[[], Found | None], limit_s: float) -> Found | BaseException | None:
-    """What ``work`` gives or raises, ``None`` after ``limit_s``. The thread keeps nobody from ending."""
-    answers: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
+def within(limit_s: float, work: Callable[[], _Value]) -> _Value | BaseException | None:
+    """What ``work`` gives or raises; ``None`` where that takes longer. Its thread is then left to itself, and
+    keeps this process from ending no more than it keeps its caller.
+    """
+    answers: queue.SimpleQueue[_Value | BaseException] = queue.SimpleQueue()
 
     def run() -> None:
         try:

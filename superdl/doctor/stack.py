@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from super_wire.errors import ConfigError
+from superdl.doctor.aws import aws_client
+from superdl.doctor.running import within
 
 __all__ = ["Stack", "read_stack"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:aws[a-z-]*:cloudformation:.+")
+_ASKING_S = 30.0
 _HOWTO = "write what aws cloudformation describe-stacks --stack-name NAME prints into a file and name that"
 
 
@@ -62,23 +65,24 @@ def _read_file(file: str) -> Stack:
 
 
 def _ask(name: str) -> Stack:
-    from botocore import exceptions
-
-    from superdl.doctor.aws import aws_client
-
-    try:
-        client = aws_client("cloudformation")
-        try:
-            content = client.describe_stacks(StackName=name)
-        finally:
-            client.close()
-    except (exceptions.BotoCoreError, exceptions.ClientError, ValueError) as error:
+    content = within(_ASKING_S, lambda: _described(name))
+    if content is None or isinstance(content, BaseException):
+        why = str(content) if content is not None else f"no answer within {_ASKING_S:g} s"
         msg = (
-            f"the outputs of the stack {name} cannot be asked for: {error}: see the region "
+            f"the outputs of the stack {name} cannot be asked for: {why}: see the region "
             f"(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or {_HOWTO}"
         )
-        raise ConfigError(msg) from error
+        raise ConfigError(msg)
     return _stack_of(content, f"the stack {name}")
+
+
+def _described(name: str) -> dict[str, Any]:
+    client = aws_client("cloudformation")
+    try:
+        told: dict[str, Any] = client.describe_stacks(StackName=name)
+    finally:
+        client.close()
+    return told
 
 
 def _stack_of(content: Any, origin: str) -> Stack:

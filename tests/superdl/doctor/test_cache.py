@@ -11,6 +11,7 @@ import pytest
 from coordinator.cache_info import CacheInfo
 from superdl.doctor import Verdict
 from superdl.doctor.cache import judge_memory
+from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port, redis_binary
 from tests.superdl.doctor.asking import asked
 
@@ -121,6 +122,30 @@ def test_memory_that_is_set_wrong(capsys, command, words, remedy):
     assert found["cache memory"]["verdict"] == "warn"
     assert words in found["cache memory"]["reason"]
     assert remedy in found["cache memory"]["remedy"]
+
+
+@pytest.mark.slow
+def test_a_cluster_is_looked_at_as_one(valkey_cluster, capsys):
+    code, found = asked(capsys, "--cache", valkey_cluster.url)
+    assert code == 0, found
+    for check in ("cache", "cache rights", "cache memory", "cache clients"):
+        assert found[check]["verdict"] == "ok", found[check]
+
+
+def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
+    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
+    front.start()
+    address = f"rediss://127.0.0.1:{front.port}"
+    try:
+        code, found = asked(capsys, "--cache", address)
+        assert code == 1
+        assert "SUPER_CACHE_CA_FILE" in found["cache"]["reason"]
+        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+        code, found = asked(capsys, "--cache", address)
+        assert code == 0, found
+        assert "by TLS" in found["cache"]["reason"]
+    finally:
+        front.close()
 
 
 def test_keys_that_were_dropped():

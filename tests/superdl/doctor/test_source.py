@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from superdl.doctor import checks
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
@@ -93,8 +96,6 @@ def looked(capsys, source, *words):
 @pytest.fixture(autouse=True)
 def _the_source_alone(monkeypatch):
     """These tests are of the first checks; what comes after them has files of its own."""
-    from superdl.doctor import checks
-
     names = ("credentials", "listing", "object", "region", "clock")
     needs_none = [check for check in checks.CHECKS if check.name in names]
     monkeypatch.setattr(checks, "CHECKS", tuple(needs_none))
@@ -224,6 +225,18 @@ def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch
     assert "access key" in found["listing"]["remedy"]
     assert "geheim" not in str(found)
     assert SECRET not in str(found)
+
+
+def test_a_store_that_never_answers(object_store, monkeypatch, capsys):
+    short = [replace(check, limit_s=0.5) for check in checks.CHECKS]
+    monkeypatch.setattr(checks, "CHECKS", tuple(short))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        code, found = looked(capsys, "s3://photos")
+    assert code == 1
+    assert "came to no end within 0.5 s" in found["listing"]["reason"]
+    assert "firewall" in found["listing"]["remedy"]
+    assert found["object"]["verdict"] == "skip"
 
 
 def test_a_store_that_is_not_there(object_store, monkeypatch, capsys):

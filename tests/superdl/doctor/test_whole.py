@@ -43,6 +43,10 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     )
     assert found["bandwidth"]["measured"]["batches_per_s"] > 5
     assert not stack.log.read_text().count("WARNING")
+    assert "copies" not in found["sample"]["reason"]
+    code, found = asked(capsys, *words)  # all is in the cache now, and functions are tried all the same
+    assert code == 0, found
+    assert "copies under other names were made" in found["sample"]["reason"]
 
 
 def test_the_variable_names_it_too(stack, monkeypatch, capsys):
