@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from torch.utils.data import DataLoader
 
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
+from super_wire.errors import ConfigError
 from super_wire.record import unpack
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.node_function import FUNCTION, HOLD
@@ -38,8 +40,8 @@ def stack(ray_cluster: RayCluster, valkey: Valkey) -> Iterator[Callable[..., Sta
     """Starts a coordinator with the cluster's functions, over TCP as nodes would have to."""
     running: list[Stack] = []
 
-    def start(*arguments: str) -> Stack:
-        options = ("--executor", "ray", "--ray-address", ray_cluster.address, "--ray-shared-files")
+    def start(*arguments: str, files: tuple[str, ...] = ("--ray-shared-files",)) -> Stack:
+        options = ("--executor", "ray", "--ray-address", ray_cluster.address, *files)
         started = Stack(
             cache=valkey.url, arguments=(*options, "--request-samples", str(REQUEST_SAMPLES), *arguments)
         )
@@ -78,6 +80,26 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_only_its_requests(
         assert records(by_local.valkey) == records(valkey)
     finally:
         by_local.close()
+
+
+def test_a_coordinator_that_is_killed_takes_its_driver_along(
+    ray_cluster: RayCluster, stack: Callable[..., Stack]
+) -> None:
+    ray_cluster.add(cpus=1)
+    running = stack()
+    (driver,) = running.functions()
+    running.kill_coordinator()
+    assert psutil.wait_procs([driver], timeout=WAIT_S)[1] == []
+
+
+def test_a_directory_needs_nodes_that_see_it(
+    ray_cluster: RayCluster, stack: Callable[..., Stack], images: Path
+) -> None:
+    ray_cluster.add(cpus=1)
+    running = stack(files=())
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with pytest.raises(ConfigError, match="the executor ray run on others, which do not see it"):
+        SuperSampler(dataset, batch_size=BATCH, coordinator=running.address)
 
 
 def records(valkey: Valkey) -> dict[bytes, tuple[str, tuple[int, ...], bytes]]:

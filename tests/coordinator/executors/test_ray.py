@@ -5,7 +5,6 @@ from the others.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -23,15 +22,13 @@ from coordinator.executors import (
     ThrottledError,
     ray_executor,
 )
-from coordinator.executors.ray_executor import RayExecutor
 from super_wire.record import unpack
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.fixtures.node_function import ANSWERS, FUNCTION
+from tests.coordinator.executors.ray_running import alive, answers, connected, until
+from tests.fixtures.node_function import ANSWERS
 from tests.fixtures.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
-
-WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -43,39 +40,6 @@ def cluster():
     running.add(cpus=3, gpus=1)
     yield running
     running.close()
-
-
-@contextlib.asynccontextmanager
-async def connected(cluster, *, cache="redis://127.0.0.1:1", start=True, **options):
-    executor = RayExecutor(cache=cache, address=cluster.address, function=FUNCTION, **options)
-    executor._cache = cache if cache.endswith("?ping") else ""  # what a warm event reaches out for
-    if start:
-        await executor.start()
-    try:
-        yield executor
-    finally:
-        pid = executor.driver_pid
-        await executor.close()
-        assert not alive(pid)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return bool(pid)
-
-
-async def until(condition):
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  # other processes cannot set an event of ours
-            await asyncio.sleep(0.01)
-
-
-def answers(result):
-    """Whether the function has answered: there is nothing at the source of these requests."""
-    return len(result.outcomes) == 1
 
 
 def test_the_real_function_fills_a_real_cache(cluster, tmp_path, valkey):
@@ -111,7 +75,7 @@ def test_each_way_to_fail_is_told_and_the_next_request_is_answered(cluster, tmp_
         assert type(caught.value) is kind
         assert re.search(words, str(caught.value)), caught.value
         assert re.match(r".+ \(127\.0\.0\.\d+\): ", str(caught.value)), "the node is named"
-        assert answers(await executor.invoke(ask(), timeout_s=TIMEOUT_S))
+        assert await answers(executor)
         return caught.value
 
     async def main():
@@ -142,10 +106,10 @@ def test_requests_run_at_the_same_time_and_the_rest_wait_their_turn(cluster, tmp
             await until(lambda: all((tmp_path / str(n)).exists() for n in range(2)))
             with pytest.raises(ThrottledError, match="none of 2 places on 1 nodes"):
                 await executor.invoke(ask(), timeout_s=0.1)
-            waiting = asyncio.create_task(executor.invoke(ask(), timeout_s=TIMEOUT_S))
+            waiting = asyncio.create_task(answers(executor))
             await asyncio.sleep(0)
             held[0].cancel()  # whoever waits no longer has the function ended
-            assert answers(await waiting)
+            assert await waiting
             os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
             with pytest.raises(FunctionCrashedError):
                 await held[1]
@@ -186,12 +150,12 @@ def test_cpus_that_another_job_has_are_no_time_of_the_function(cluster, tmp_path
                 await ours.invoke(ask(), timeout_s=TIMEOUT_S)
             assert ours.scaling.capacity == 1
             monkeypatch.undo()
-            waiting = asyncio.create_task(ours.invoke(ask(), timeout_s=TIMEOUT_S))
+            waiting = asyncio.create_task(answers(ours))
             held[0].cancel()
-            assert answers(await waiting)
+            assert await waiting
             held[1].cancel()
             for _ in range(2):
-                assert answers(await ours.invoke(ask(), timeout_s=TIMEOUT_S))
+                assert await answers(ours)
             assert ours.scaling.capacity == 2
 
     asyncio.run(main())
@@ -211,7 +175,7 @@ def test_a_driver_that_dies_fails_its_calls_and_another_takes_its_place(cluster,
                 await executor.invoke(ask(), timeout_s=TIMEOUT_S)
             await until(lambda: executor.driver_pid not in {first, 0} and executor.scaling.capacity == 2)
             assert executor.golden == golden
-            assert answers(await executor.invoke(ask(), timeout_s=TIMEOUT_S))
+            assert await answers(executor)
             await until(lambda: not alive(int((tmp_path / "pid").read_text())))
 
     asyncio.run(main())
@@ -236,7 +200,7 @@ def test_nodes_that_are_not_fit_are_left_out_with_the_remedy(cluster, tmp_path, 
             await until(lambda: all(re.search(words, caplog.text) for words in said))
             assert executor.scaling.capacity == 2
             for _ in range(4):
-                assert answers(await executor.invoke(ask(), timeout_s=TIMEOUT_S))
+                assert await answers(executor)
 
     asyncio.run(main())
     for node in nodes:
