@@ -68,6 +68,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_only_its_requests(
         assert sampler.job_stats().capacity == 3
         ray_cluster.kill(doomed)
         delivered = collect(loader)
+        until(lambda: sampler.job_stats().capacity == 1)
         stats = sampler.job_stats()
     assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
     assert len(held(tmp_path)) == 2, "it got more requests than it has CPUs"
