@@ -75,6 +75,8 @@ class Fleet:
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
+        if self._alone:
+            return self.members[0].concurrency.places(self.members[0].in_flight, now)
         return sum(max(0, self.places_of(member, now)) for member in self.members)
 
     def places_of(self, member: Member, now: float) -> int:
@@ -118,6 +120,8 @@ class Fleet:
             unfit: executors that cannot do it.
             other_than: one that gets it only if no other has a place.
         """
+        if self._alone:  # as often as not; all that follows would come to the same
+            return self.members[0] if self.places(now) > 0 else None
         fit = [member for member in self.members if member.number not in unfit]
         free = [member for member in fit if self.places_of(member, now) > 0]
         if not free or slack_s > self.haste_s(fit[: fit.index(free[0])], free[0], samples):
