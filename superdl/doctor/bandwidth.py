@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_bandwidth", "judge_bandwidth"]
 
-_SECONDS = 1.0
+_SECONDS = 0.5
 _BYTES = 2 * 2**30
 
 
@@ -66,7 +66,7 @@ def _as_large_as(ref: BatchRef, batch_size: int) -> BatchRef:
 
 
 def _measured(reader: BatchReader, ref: BatchRef, readers: int) -> float:
-    """Bytes a second that so many threads receive together, for a second or two GiB.
+    """Bytes a second that so many threads receive together, for half a second or two GiB.
 
     Raises:
         SuperError: a read failed.

@@ -12,6 +12,7 @@ import json
 
 import pytest
 
+from superdl.doctor.stack import read_stack
 from tests.infra.account import client, empty_account
 from tests.infra.deployed import deploy, inventory, physical
 from tests.infra.moto_cloudformation import recorded
@@ -78,6 +79,9 @@ def test_it_has_the_outputs_that_doctor_reads(stack):
     assert stack["CaSecretArn"] == PARAMETERS["CaSecretArn"]
     assert stack["DashboardUrl"].endswith("name=super-1")
     assert "ClientSecretArn" not in stack
+    told = read_stack("super-1")  # asked for by its name
+    assert (told.coordinator, told.cache) == (stack["CoordinatorAddress"], stack["CacheAddress"])
+    assert (told.function, told.region, told.readable) == (stack["FunctionArn"], REGION, "s3://images/train/")
 
 
 def test_a_network_without_a_nat_gateway_reaches_what_it_needs(stack):

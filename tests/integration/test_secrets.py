@@ -135,8 +135,13 @@ def test_no_secret_is_told_whatever_goes_wrong(
     ]
     try:
         _run(stacks[0], images, everything, monkeypatch)
-        for command in (["stats", "--json"], ["doctor", "--json", "--cache", valkey.url]):
+        sides = ("--resize", str(SIDE), "--crop", str(SIDE))
+        for command in (["stats", "--json"], ["doctor", "--json", "s3://photos", *sides]):
             main([*command, "--coordinator", stacks[0].address])
+        with monkeypatch.context() as changed:
+            changed.setenv("AWS_SECRET_ACCESS_KEY", WRONG["aws"])
+            changed.setenv("SUPER_CACHE_PASSWORD", WRONG["password"])
+            main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
         if s3_client == "boto3":  # the slow one
             _run_without_permission(stacks[1], everything)

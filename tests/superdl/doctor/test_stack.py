@@ -9,6 +9,7 @@ import pytest
 from super_wire.errors import ConfigError
 from superdl.doctor.stack import Stack, read_stack
 from tests.fixtures.valkey import free_port
+from tests.superdl.doctor.asking import asked
 
 OUTPUTS = {
     "CoordinatorAddress": "coordinator.super.internal:50051",
@@ -52,3 +53,14 @@ def test_who_may_not_ask_is_told_what_helps(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ConfigError, match=r"the stack super-1 cannot be asked for: .*DescribeStacks"):
         read_stack("super-1")
+
+
+def test_the_doctor_finds_addresses_by_it(stack, tmp_path, capsys):
+    outputs = {**OUTPUTS, "CoordinatorAddress": stack.address, "CacheAddress": stack.valkey.unix_url}
+    (tmp_path / "stack.json").write_text(json.dumps(outputs))
+    named = ("--stack", str(tmp_path / "stack.json"), "--executor", "local")
+    code, found = asked(capsys, *named)
+    assert code == 0, found
+    assert found["coordinator"]["verdict"] == found["cache"]["verdict"] == "ok"
+    assert "below s3://photos/train/" in found["listing"]["remedy"]
+    assert found["function"]["verdict"] == "skip"  # it is the coordinator's
