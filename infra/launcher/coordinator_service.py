@@ -64,7 +64,7 @@ def coordinator_service(
     command = [sys.executable, "-P", "-m", "coordinator", *(w for option in options.items() for w in option)]
     own = {name: text for name, text in environment.items() if not (own_cache and name in _NOT_ITS)}
     if ray:
-        own["SUPER_RAY_ADDRESS"] = ray
+        own |= {"SUPER_RAY_ADDRESS": ray, "SUPER_RAY_NODES": "all"}  # each node's CPUs were counted out
     child = Child("the coordinator", command + (["--insecure"] if insecure else []), own)
 
     async def ready() -> None:

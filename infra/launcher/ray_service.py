@@ -58,6 +58,8 @@ def _command(address: str, cpus: int, place: Sequence[str]) -> list[str]:
         "--num-cpus": str(cpus),
         "--num-gpus": "0",
         "--object-store-memory": str(_OBJECT_STORE_BYTES),
+        "--min-worker-port": "0",  # any that are free; else those from 10,002 to 19,999, whoever has them
+        "--max-worker-port": "0",
         "--include-log-monitor": "false",
         "--log-color": "false",
     }
