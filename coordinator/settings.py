@@ -208,6 +208,8 @@ def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
         except ConfigError as error:
             msg = f"{origin}: {error}"
             raise ConfigError(msg) from error
+    if name == "executor" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
     if name == "log_level" and isinstance(value, str):
         return value.upper()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

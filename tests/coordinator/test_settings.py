@@ -99,9 +99,21 @@ def test_a_file_gives_typed_values(toml):
     assert settings.log_level == "ERROR"
 
 
+@pytest.mark.parametrize("text", ['"local, lambda"', '["local", "lambda"]', '"local,lambda"'])
+def test_several_executors_have_their_order(toml, text):
+    assert load_settings({}, {}, toml(f"executor = {text}")).executors == ("local", "lambda")
+
+
+@pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])
+def test_executors_are_known_and_named_once(text):
+    with pytest.raises(ConfigError, match="executor is one of local, ray, lambda, or several"):
+        Settings(executor=text)
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        "executor = [1]",
         "workers = 2.5",
         "workers = true",
         'workers = "many"',
