@@ -209,7 +209,7 @@ def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
             msg = f"{origin}: {error}"
             raise ConfigError(msg) from error
     if name == "executor" and isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return ",".join(value)
+        value = ",".join(value)
     if name == "log_level" and isinstance(value, str):
         return value.upper()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
