@@ -32,6 +32,9 @@ __all__ = ["dispatch", "expire_tombstones"]
 
 _HOPELESS = 8.0
 _MOMENT_S = 1e-3
+_FIRST_BATCHES = 8
+"""Before it is known how long requests take and how fast a job reads, so many batches ahead of it at most are
+worth a dearer executor."""
 
 
 def expire_tombstones(state: State, now: float) -> None:
@@ -106,9 +109,10 @@ def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) ->
 
 def _executor_for(state: State, job: Job, lane: Lane, now: float) -> Member | None:
     """Who is to have what a lane has found; ``None`` if that waits, and then it is noted until when."""
-    unfit, slack_s = state.unfit_for(lane.pending[0].samples), _slack_s(lane, now)
+    unfit, soon = state.unfit_for(lane.pending[0].samples), lane.next_ahead < lane.low + _FIRST_BATCHES
+    slack_s = _slack_s(lane, now) if lane.pace.known or soon else math.inf
     samples = min(lane.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
-    member = state.fleet.choose(now, slack_s=slack_s, samples=samples, unfit=unfit)
+    member = state.fleet.choose(now, slack_s=slack_s, soon=soon, samples=samples, unfit=unfit)
     if member is None:
         in_s = state.fleet.hasty_in_s(now, slack_s=slack_s, samples=samples, unfit=unfit)
         if in_s is not None:

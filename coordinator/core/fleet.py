@@ -107,6 +107,7 @@ class Fleet:
         now: float,
         *,
         slack_s: float = 0.0,
+        soon: bool = True,
         samples: int = 1,
         unfit: Collection[int] = _NOWHERE,
         other_than: int | None = None,
@@ -116,6 +117,8 @@ class Fleet:
         Args:
             now: the time in seconds.
             slack_s: time until the first of its samples is wanted.
+            soon: whether it is among the first to be wanted; only those do not wait while nobody knows how
+                long requests take.
             samples: how many it is going to have.
             unfit: executors that cannot do it.
             other_than: one that gets it only if no other has a place.
@@ -124,26 +127,34 @@ class Fleet:
             return self.members[0] if self.places(now) > 0 else None
         fit = [member for member in self.members if member.number not in unfit]
         free = [member for member in fit if self.places_of(member, now) > 0]
-        if not free or slack_s > self.haste_s(fit[: fit.index(free[0])], free[0], samples):
+        if not free:
             return None
+        cheaper = [member for member in fit[: fit.index(free[0])] if self._is_sound(member)]
+        if cheaper:
+            haste_s = self._haste_s(cheaper, free[0], samples)
+            if not soon if haste_s is None else slack_s > haste_s:
+                return None
         return next((member for member in free if member.number != other_than), free[0])
 
-    def haste_s(self, cheaper: Sequence[Member], dearer: Member, samples: int) -> float:
+    def _haste_s(self, cheaper: Sequence[Member], dearer: Member, samples: int) -> float | None:
         """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
-        there and, since it may come to nothing, here. All is wanted too soon where nobody has either.
+        there and, since it may come to nothing, here; ``None`` before enough is known.
         """
-        cheaper = [member for member in cheaper if self._is_sound(member)]
         times_s = [member.latency.quantile_s(samples, _SLOW) for member in (*cheaper, dearer)]
         known_s = [time_s for time_s in times_s if time_s is not None]
-        return sum(known_s) if cheaper and len(known_s) == len(times_s) else math.inf
+        return sum(known_s) if len(known_s) == len(times_s) else None
 
     def hasty_in_s(self, now: float, *, slack_s: float, samples: int, unfit: Collection[int]) -> float | None:
         """In what time a request that :meth:`choose` lets wait does so no more; ``None`` if it waits for
-        a place, whoever has one.
+        a place, whoever has one, or for answers.
         """
         fit = [member for member in self.members if member.number not in unfit]
         free = [member for member in fit if self.places_of(member, now) > 0]
-        return slack_s - self.haste_s(fit[: fit.index(free[0])], free[0], samples) if free else None
+        if not free:
+            return None
+        cheaper = [member for member in fit[: fit.index(free[0])] if self._is_sound(member)]
+        haste_s = self._haste_s(cheaper, free[0], samples)
+        return None if haste_s is None else slack_s - haste_s
 
     def slow_s(self, samples: int) -> float | None:
         """How long slow requests take: waiting for one executor, and then another, where there are several;

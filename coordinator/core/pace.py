@@ -15,12 +15,13 @@ _PAUSE = 8.0
 
 
 class Pace:
-    """A smoothed interval in seconds; a guess before anything was read."""
+    """A smoothed interval in seconds; a guess, and not ``known``, before it was measured."""
 
-    __slots__ = ("_batches", "_since_s", "_stalls", "interval_s")
+    __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
 
     def __init__(self, now: float) -> None:
         self.interval_s = _FIRST_S
+        self.known = False
         self.restart(now)
 
     def restart(self, now: float) -> None:
@@ -36,8 +37,9 @@ class Pace:
         if passed_s < _WINDOW_S or not self._batches:
             return
         interval_s = min(passed_s / self._batches, self.interval_s * _PAUSE)
-        weight = _WEIGHT
+        weight = _WEIGHT if self.known else 1.0  # nothing is to be kept of a guess
         if interval_s > self.interval_s:
             weight *= max(0.0, 1.0 - self._stalls / self._batches)
         self.interval_s += (interval_s - self.interval_s) * weight
+        self.known = self.known or weight > 0
         self.restart(now)

@@ -50,10 +50,12 @@ def test_what_can_wait_is_kept_for_the_cheaper():
     assert name_of(fleet.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
 
 
-def test_nothing_waits_before_it_is_known_how_long():
+def test_before_it_is_known_how_long_requests_take_what_is_wanted_first_does_not_wait():
     fleet = fleet_of(1, 8)
     fleet.members[0].in_flight = 1
     assert name_of(fleet.choose(0.0, slack_s=1e6)) == "executor-1"
+    assert fleet.choose(0.0, slack_s=0.0, soon=False) is None
+    assert fleet.hasty_in_s(0.0, slack_s=0.0, samples=8, unfit=()) is None
 
 
 def test_nobody_waits_for_an_executor_that_takes_nothing():
