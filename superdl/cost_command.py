@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prices", metavar="FILE", help="price table that replaces what it names; default SUPER_PRICES"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print one table, as docs/cost.md has it")
+    parser.add_argument("--inputs", action="store_true", help="with --markdown: print the inputs instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,23 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     from coordinator.price_table import load_prices
     from experiments.cost import bills, load_scenario
-    from experiments.cost.tables import headline, inputs_markdown, markdown, print_bills, to_mapping
+    from experiments.cost.tables import inputs_markdown, markdown, print_bills, to_mapping
     from experiments.strict_json import strict_json
     from super_wire.errors import ConfigError
 
     if arguments.json and arguments.markdown:
         raise ConfigError("--json and --markdown are two formats: choose one")
+    if arguments.inputs and not arguments.markdown:
+        raise ConfigError("--inputs goes with --markdown; the tables and JSON have them in any case")
     prices = load_prices(arguments.prices or os.environ.get("SUPER_PRICES"))
     scenario = load_scenario(arguments.preset, arguments.overrides)
     found = bills(scenario, prices)
     if arguments.json:
         sys.stdout.write(strict_json(to_mapping(scenario, prices, found), indent=2) + "\n")
     elif arguments.markdown:
-        parts = [
-            headline(scenario, prices),
-            *(markdown(found, period) for period in ("first", "later", "month")),
-        ]
-        sys.stdout.write("\n".join([*parts, inputs_markdown(scenario)]))
+        table = inputs_markdown(scenario) if arguments.inputs else markdown(scenario, prices, found)
+        sys.stdout.write(table)
     else:
         print_bills(scenario, prices, found, Console(highlight=False, soft_wrap=False))
     return 0

@@ -91,7 +91,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
         _embedded(scenario, prices),
         _local(scenario, prices, scenario.machine, disk=False),
         _local(scenario, prices, scenario.machine, disk=True),
-        _bigger(scenario, prices),
+        *filter(None, (_bigger(scenario, prices, disk=disk) for disk in (False, True))),
     ]
 
 
@@ -129,7 +129,7 @@ def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
         month = _with_standing(scenario, prices, executor, month, up)
     hosts = executor == "ray"
     return Bill(
-        loader=f"SUPER, {'Ray' if hosts else 'Lambda'}",
+        loader=f"{scenario.machine}, SUPER with {'Ray' if hosts else 'Lambda'}",
         machine=scenario.machine,
         images_per_s=rate,
         bound=bound,
@@ -224,13 +224,21 @@ def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
         epochs.append((period, rate, bound))
     (first, _, _), (later, rate, bound) = epochs
     month = first.plus(later.times(scenario.epochs - 1))
-    return Bill("SUPER, embedded", scenario.machine, rate, bound, share, 0.0, first, later, month)
+    loader = f"{scenario.machine}, SUPER embedded"
+    return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)
 
 
-def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool, loader: str = "") -> Bill:
-    """DataLoader and Pillow on the training machine, from S3 or from a copy on a volume of its own."""
+def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> Bill:
+    """DataLoader and Pillow on a training machine, from S3 or from a copy on a volume of its own."""
     machine = prices.machine(name)
-    bound, rate = _least(_local_bounds(scenario, machine, disk=disk))
+    cpu_ms = scenario.disk_cpu_ms if disk else scenario.s3_cpu_ms
+    bounds = {
+        "GPU": scenario.images_per_s * max(machine.gpus, 1),
+        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+    }
+    if disk:
+        bounds["disk"] = scenario.disk_mb_per_s * 1e6 / scenario.source_bytes
+    bound, rate = _least(bounds)
     hours = scenario.samples / rate / 3600
     gets = scenario.jobs * scenario.samples * prices.of("local").source_request
     volume_gb = scenario.jobs * scenario.samples * scenario.source_bytes / _GB
@@ -245,31 +253,21 @@ def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool, loa
     month = first.plus(later.times(scenario.epochs - 1))
     if disk and scenario.always_up:
         month = month.plus(Period(disk=volume_hour * max(MONTH_HOURS - month.hours, 0.0)))
-    where = "from a disk" if disk else "from S3"
-    return Bill(loader or f"local decoding, {where}", name, rate, bound, 0.0, 0.0, first, later, month)
+    where = "a disk" if disk else "S3"
+    loader = f"{name}, local decoding from {where}"
+    return Bill(loader, name, rate, bound, 0.0, 0.0, first, later, month)
 
 
-def _local_bounds(scenario: Scenario, machine: Machine, *, disk: bool) -> dict[str, float]:
-    cpu_ms = scenario.disk_cpu_ms if disk else scenario.s3_cpu_ms
-    return {
-        "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-    }
-
-
-def _bigger(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Local decoding from S3 on the machine with as many of the same GPUs that costs least for an epoch, the
-    own one included.
+def _bigger(scenario: Scenario, prices: PriceTable, *, disk: bool) -> Bill | None:
+    """Local decoding on a machine with more vCPUs and as many of the same GPUs: of the fastest, the cheapest.
+    ``None`` where the table has none.
     """
     own = prices.machine(scenario.machine)
-    alike = [
-        name
-        for name, machine in prices.machines.items()
-        if (machine.gpu, machine.gpus, machine.arm) == (own.gpu, own.gpus, own.arm)
-        and machine.vcpus > own.vcpus
-    ]
     choices = [
-        _local(scenario, prices, name, disk=False, loader=f"local decoding, {name}") for name in alike
-    ] or [_local(scenario, prices, scenario.machine, disk=False, loader="local decoding, no bigger one")]
-    fast = max(bill.images_per_s for bill in choices)
-    return min((bill for bill in choices if bill.images_per_s == fast), key=lambda bill: bill.later.usd)
+        _local(scenario, prices, name, disk=disk)
+        for name, machine in prices.machines.items()
+        if (machine.gpu, machine.gpus) == (own.gpu, own.gpus) and machine.vcpus > own.vcpus
+    ]
+    fast = max((bill.images_per_s for bill in choices), default=0.0)
+    alike = [bill for bill in choices if bill.images_per_s == fast]
+    return min(alike, key=lambda bill: bill.later.usd, default=None)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["headline", "inputs_markdown", "markdown", "print_bills", "to_mapping"]
 
 _PERIODS = {"first": "a first epoch", "later": "an epoch after it", "month": "the month"}
+_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, transfer")
 _HEADS = ("trainer", "functions", "GETs", "cache", "coordinator", "transfer", "disk")
 
 
@@ -34,11 +35,30 @@ def headline(scenario: Scenario, prices: PriceTable) -> str:
     )
 
 
-def markdown(bills: Sequence[Bill], period: str) -> str:
-    """The table of one period: ``first``, ``later`` or ``month``."""
-    rows = _rows(bills, period)
-    lines = [f"| {' | '.join(rows[0])} |", "|---|" + "--:|" * (len(rows[0]) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows[1:])]) + "\n"
+def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> str:
+    """One table of all bills: an epoch, and the month by what is paid for."""
+    heads = ("", "images/s", "first epoch", "later epoch", "month", *_MONTH_HEADS)
+    lines = [headline(scenario, prices) + ".", "", f"| {' | '.join(heads)} |"]
+    lines.append("|---|" + "--:|" * (len(heads) - 1))
+    for bill in bills:
+        month = bill.month
+        parts = (
+            month.trainer,
+            month.functions,
+            month.gets,
+            month.cache + month.coordinator,
+            month.disk + month.transfer,
+        )
+        cells = (
+            bill.loader,
+            f"{bill.images_per_s:,.0f}",
+            _usd(bill.first.usd),
+            _usd(bill.later.usd),
+            f"**{_usd(month.usd)}**",
+            *map(_usd, parts),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def inputs_markdown(scenario: Scenario) -> str:
@@ -66,11 +86,8 @@ def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], c
     for bill in bills:
         if bill.functions_at_once:
             what = "functions" if "Lambda" in bill.loader else f"hosts ({scenario.cpu_host})"
-            console.print(
-                f"{bill.loader}: {bill.functions_at_once:.0f} {what} at once in a first epoch; held back by "
-                f"{bill.bound}",
-                highlight=False,
-            )
+            console.print(f"{bill.loader}: {bill.functions_at_once:.0f} {what} at once in a first epoch")
+        console.print(f"{bill.loader}: held back by the {bill.bound}", highlight=False)
     inputs = Table(title="what this assumes (--set NAME=VALUE)", title_justify="left")
     for name in ("input", "value", "what it is", "where it is from"):
         inputs.add_column(name, overflow="fold")
@@ -144,7 +161,7 @@ def _mean_speed(bill: Bill, period: Period, name: str) -> float:
 
 
 def _usd(value: float) -> str:
-    return "0" if value == 0 else f"{value:,.4f}" if value < 1 else f"{value:,.2f}"
+    return "0" if value == 0 else f"{value:,.3f}" if value < 1 else f"{value:,.2f}"
 
 
 def _shown(value: Any) -> str:
