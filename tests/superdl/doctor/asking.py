@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from superdl.doctor import checks
 from superdl.main import main
 
-__all__ = ["asked"]
+__all__ = ["asked", "only"]
 
 
 def asked(capsys, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit code and the findings."""
     code = main(["doctor", *words, "--json"])
     return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def only(monkeypatch, *names: str) -> None:
+    """Leave out all checks but these: what the others look at has tests of its own."""
+    monkeypatch.setattr(checks, "CHECKS", tuple(check for check in checks.CHECKS if check.name in names))

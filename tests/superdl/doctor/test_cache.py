@@ -13,12 +13,17 @@ from superdl.doctor import Verdict
 from superdl.doctor.cache import judge_memory
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port, redis_binary
-from tests.superdl.doctor.asking import asked
+from tests.superdl.doctor.asking import asked, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECRET = "secret-of-the-test"
+
+
+@pytest.fixture(autouse=True)
+def _the_cache_alone(monkeypatch):
+    only(monkeypatch, "cache", "cache rights", "cache memory", "cache clients", "clock")
 
 
 @contextlib.contextmanager

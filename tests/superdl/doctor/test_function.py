@@ -12,13 +12,27 @@ from superdl.doctor.limits import judge_concurrency
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
-from tests.superdl.doctor.asking import asked
+from tests.superdl.doctor.asking import asked, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ON_LAMBDA = ("--executor", "lambda")
 CHECKS = ("function", "function version", "function limits")
+
+
+@pytest.fixture(autouse=True)
+def _the_function_alone(monkeypatch):
+    only(
+        monkeypatch,
+        "credentials",
+        "coordinator",
+        "cache",
+        "function",
+        "function version",
+        "function limits",
+        "clock",
+    )
 
 
 @pytest.fixture
@@ -106,6 +120,7 @@ def test_a_function_that_does_not_reach_the_cache(service, valkey, capsys):
     assert found["cache"]["verdict"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_function_that_is_small_slow_and_few(service, capsys):
     service.deploy(memory_mb=256, timeout_s=60.0)
     service.concurrency, service.reserved = 1000, 3
@@ -124,6 +139,7 @@ def test_an_identity_that_may_not_look(service, capsys):
     assert "lambda:InvokeFunction" in found["function"]["remedy"]
 
 
+@pytest.mark.slow
 def test_with_a_coordinator_its_role_is_what_counts(service, valkey, capsys):
     with coordinator(valkey, "--lambda-concurrency", "7") as running:
         code, found = asked(capsys, "--coordinator", running.address)

@@ -16,7 +16,7 @@ from superdl.doctor import checks
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
-from tests.superdl.doctor.asking import asked
+from tests.superdl.doctor.asking import asked, only
 
 RECIPE = ("--resize", "32", "--crop", "32")
 SOURCE = "s3://pets/train"
@@ -95,10 +95,7 @@ def looked(capsys, source, *words):
 
 @pytest.fixture(autouse=True)
 def _the_source_alone(monkeypatch):
-    """These tests are of the first checks; what comes after them has files of its own."""
-    names = ("credentials", "listing", "object", "region", "clock")
-    needs_none = [check for check in checks.CHECKS if check.name in names]
-    monkeypatch.setattr(checks, "CHECKS", tuple(needs_none))
+    only(monkeypatch, "credentials", "listing", "object", "region", "clock")
 
 
 def test_all_is_well(account, capsys):
@@ -125,6 +122,7 @@ def test_no_credentials(account, monkeypatch, capsys):
     assert found["credentials"]["verdict"] == found["listing"]["verdict"] == "skip"
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_not_there(account, monkeypatch, capsys):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     code, found = looked(capsys, SOURCE)
@@ -132,6 +130,7 @@ def test_a_profile_that_is_not_there(account, monkeypatch, capsys):
     assert "nobody" in found["credentials"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_key_that_nobody_knows(account, monkeypatch, capsys):
     account.look_who_asks(after=0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
@@ -141,6 +140,7 @@ def test_a_key_that_nobody_knows(account, monkeypatch, capsys):
     assert "access key" in found["credentials"]["remedy"]
 
 
+@pytest.mark.slow
 def test_no_right_to_list(account, monkeypatch, capsys):
     account.be(monkeypatch, "blind", "s3:GetObject")
     code, found = looked(capsys, SOURCE)
@@ -163,6 +163,7 @@ def test_no_right_to_get(account, monkeypatch, capsys):
     assert "allow s3:GetObject on arn:aws:s3:::pets/train/*" in found["object"]["remedy"]
 
 
+@pytest.mark.slow
 def test_another_region(account, capsys):
     code, found = looked(capsys, "s3://cats/train")
     assert code == 0
@@ -170,6 +171,7 @@ def test_another_region(account, capsys):
     assert "cats lies in eu-west-1, this machine asks in us-east-1" in found["region"]["reason"]
 
 
+@pytest.mark.slow
 def test_no_region(account, monkeypatch, capsys):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     code, found = looked(capsys, SOURCE)
@@ -178,6 +180,7 @@ def test_no_region(account, monkeypatch, capsys):
     assert "AWS_DEFAULT_REGION" in found["credentials"]["remedy"]
 
 
+@pytest.mark.slow
 def test_credentials_that_end_soon(account, monkeypatch, capsys):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "geheim-session")
     ends = datetime.now(UTC) + timedelta(minutes=30)
@@ -196,8 +199,8 @@ def test_credentials_that_end_soon(account, monkeypatch, capsys):
     ("source", "words"),
     [
         ("s3://no-such-bucket/x", "no bucket no-such-bucket"),
-        ("s3://pets/nothing", "nothing that has an image's extension"),
-        ("s3://pets/train/ant", "lies in it itself"),
+        pytest.param("s3://pets/nothing", "nothing that has an image's extension", marks=pytest.mark.slow),
+        pytest.param("s3://pets/train/ant", "lies in it itself", marks=pytest.mark.slow),
     ],
 )
 def test_a_source_that_is_none(account, capsys, source, words):
@@ -207,6 +210,7 @@ def test_a_source_that_is_none(account, capsys, source, words):
     assert found["listing"]["remedy"]
 
 
+@pytest.mark.slow
 def test_a_key_list_needs_no_folders(account, capsys):
     code, found = looked(capsys, "s3://pets/train/ant", "--key-list", "s3://pets/labels.csv")
     assert code == 0
@@ -239,6 +243,7 @@ def test_a_store_that_never_answers(object_store, monkeypatch, capsys):
     assert found["object"]["verdict"] == "skip"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there(object_store, monkeypatch, capsys):
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     code, found = looked(capsys, "s3://photos")

@@ -10,8 +10,7 @@ from super_wire import coordinator_pb2 as pb
 from superdl.doctor import Verdict
 from superdl.doctor.coordination import judge_room
 from superdl.main import main
-from tests.fixtures.valkey import free_port
-from tests.superdl.doctor.asking import asked
+from tests.superdl.doctor.asking import asked, only
 
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
@@ -60,6 +59,7 @@ def test_the_variable_names_it_too(stack, monkeypatch, capsys):
     assert " 0 fail" in shown[-1]
 
 
+@pytest.mark.slow
 def test_a_loop_that_takes_more_than_there_is_and_another_caches_address(stack, images, capsys):
     words = (str(images), *RECIPE, "--coordinator", stack.address, "--batches-per-s", "1e9", "--workers", "1")
     code, found = asked(capsys, *words, "--cache", stack.valkey.url)
@@ -87,16 +87,18 @@ def test_a_source_without_classes_is_not_trained_from(images, capsys):
     assert "'listing' has failed" in found["sample"]["reason"]
 
 
-def test_a_directory_that_is_not_there(tmp_path, capsys):
+def test_a_directory_that_is_not_there(tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "listing", "object")
     code, found = asked(capsys, str(tmp_path / "none"))
     assert code == 1
     assert "cannot be listed" in found["listing"]["reason"]
 
 
-def test_an_object_that_is_no_image(tmp_path, capsys):
+def test_an_object_that_is_no_image(tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "listing", "object")
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"no image")
-    _, found = asked(capsys, str(tmp_path), "--coordinator", f"127.0.0.1:{free_port()}")
+    _, found = asked(capsys, str(tmp_path))
     assert found["object"]["verdict"] == "warn"
     assert "Pillow" in found["object"]["reason"]
 
