@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     case = _case_of(arguments)
     width = max(len(check.name) for check in CHECKS)
     findings = []
-    for finding in run_checks(CHECKS, case, Seen()):
+    live = sys.stdout.isatty() and not arguments.json
+    for finding in run_checks(CHECKS, case, Seen(), _show_begun if live else lambda _: None):
         findings.append(finding)
         if not arguments.json:
             _print(finding, width)
@@ -151,6 +152,12 @@ def _amount(name: str, value: float, *, above: bool = False) -> float:
         msg = f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}"
         raise ConfigError(msg)
     return value
+
+
+def _show_begun(check: str) -> None:
+    """What is looked at now, until its line takes this one's place."""
+    sys.stdout.write(f"{'...':{_INDENT}}{check}\r")
+    sys.stdout.flush()
 
 
 def _print(finding: Finding, width: int) -> None:

@@ -16,28 +16,25 @@ from superdl.doctor.source import check_listing, check_object, check_region
 
 __all__ = ["CHECKS"]
 
+_FOR_A_SAMPLE = ("listing", "object", "coordinator", "cache", "cache rights", "function version")
+
 CHECKS = (
-    Check("credentials", check_credentials),
-    Check("listing", check_listing, needs=("credentials",)),
-    Check("object", check_object, needs=("listing",)),
+    Check("credentials", check_credentials, by_role=True),
+    Check("listing", check_listing, needs=("credentials",), by_role=True),
+    Check("object", check_object, needs=("listing",), by_role=True),
     Check("coordinator", check_coordinator),
     Check("room in the cache", check_room, needs=("coordinator",)),
-    Check("region", check_region, needs=("listing",)),
+    Check("region", check_region, needs=("listing",), by_role=True),
     Check("cache", check_cache, needs=("coordinator",)),
     Check("cache rights", check_rights, needs=("cache",)),
     Check("cache memory", check_memory, needs=("cache",)),
-    Check("function", check_function, needs=("coordinator",), limit_s=135.0),
-    Check("function version", check_version, needs=("function",), limit_s=75.0),
-    Check(
-        "sample",
-        check_sample,
-        ("listing", "object", "cache", "cache rights", "function version"),
-        limit_s=0.0,
-    ),
+    Check("function", check_function, needs=("coordinator",), limit_s=135.0, by_role=True),
+    Check("function version", check_version, needs=("function",), limit_s=75.0, by_role=True),
+    Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
     Check("dataset fits", check_dataset_fits, needs=("sample",)),
     Check("clock", check_clock),
     Check("bandwidth", check_bandwidth, needs=("sample",)),
-    Check("function limits", check_concurrency, needs=("function",)),
+    Check("function limits", check_concurrency, needs=("function",), by_role=True),
     Check("cache clients", check_clients, needs=("cache",)),
     Check("open files", check_open_files),
     Check("shared memory", check_shared_memory),

@@ -45,7 +45,8 @@ def check_credentials(case: Case, seen: Seen) -> Found:
         seen.aws_region = session.region_name or os.environ.get("AWS_REGION", "")
         kind = _kind(credentials)
     except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: renewed, and run out already
-        return bad(f"AWS credentials cannot be had: {error}", _HOWTO)
+        worst = doubtful if case.elsewhere else bad
+        return worst(f"AWS credentials cannot be had: {error}", _HOWTO)
     if credentials is None:
         if case.elsewhere:
             why = "this machine has no AWS credentials; with a coordinator named it needs none"

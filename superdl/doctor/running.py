@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from super_wire.errors import SuperError
-from superdl.doctor.finding import Finding, Found, Verdict, bad, skipped
+from superdl.doctor.finding import Finding, Found, Verdict, bad, doubtful, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,25 +39,36 @@ class Check:
     """One thing to look at.
 
     ``needs`` are checks without whose success it can tell nothing. ``limit_s`` is the time that it may take,
-    0 for the case's own patience and a little more.
+    0 for the case's own patience and a little more. ``by_role`` says that with a coordinator elsewhere it is
+    that one's role which does this in earnest, from another place: then no more than doubt follows from
+    silence, and its failure keeps only others of this kind from being looked at.
     """
 
     name: str
     look: Callable[[Case, Seen], Found]
     needs: tuple[str, ...] = ()
     limit_s: float = 30.0
+    by_role: bool = False
 
 
-def run_checks(checks: Sequence[Check], case: Case, seen: Seen) -> Iterator[Finding]:
-    """Findings, each as soon as it is there; what was opened is closed at the end."""
+def run_checks(
+    checks: Sequence[Check], case: Case, seen: Seen, begun: Callable[[str], None] = lambda _: None
+) -> Iterator[Finding]:
+    """Findings, each as soon as it is there; what was opened is closed at the end.
+
+    ``begun`` is told the name of each check that is looked at.
+    """
     failed: dict[str, str] = {}  # check: the one that is to blame
+    by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
         for check in checks:
-            blamed = next((failed[need] for need in check.needs if need in failed), "")
+            needs = [need for need in check.needs if need not in by_role or check.by_role]
+            blamed = next((failed[need] for need in needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
                 found = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
+                begun(check.name)
                 found = _looked(check.limit_s or case.patience_s + 30.0, check, case, seen)
             if blamed or found.verdict is Verdict.BAD:
                 failed[check.name] = blamed or check.name
@@ -73,7 +84,8 @@ def _looked(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
     """What the check finds, or that it found nothing in time."""
     found = within(limit_s, lambda: check.look(case, seen))
     if found is None:
-        return bad(f"it came to no end within {limit_s:g} s", _SILENCE)
+        worst = doubtful if check.by_role and case.elsewhere else bad
+        return worst(f"it came to no end within {limit_s:g} s", _SILENCE)
     if isinstance(found, SuperError):
         return bad(f"{type(found).__name__}: {found}", "")
     if isinstance(found, BaseException):

@@ -125,9 +125,12 @@ def _no_listing(case: Case, seen: Seen, source: Source, error: SourceError, aske
     cause = error.__cause__
     response = getattr(cause, "response", None)
     if not isinstance(response, dict):  # no credentials, nobody there
-        if case.elsewhere and isinstance(cause, NO_CREDENTIALS):
+        if not case.elsewhere:
+            return bad(str(error), "")
+        if isinstance(cause, NO_CREDENTIALS):
             return skipped(f"{source.url} was not listed from here: {cause}; the coordinator's role does it")
-        return bad(str(error), "")
+        remedy = "it may do no harm: the coordinator lists it, and functions read it, from elsewhere"
+        return doubtful(str(error), remedy)
     note_clock(seen, "S3", response.get("ResponseMetadata", {}), asked_s)
     code = response.get("Error", {}).get("Code", "")
     if code in {"NoSuchBucket", "404"}:
@@ -183,7 +186,8 @@ def _get(case: Case, source: Source, key: str) -> bytes | Found:
     except exceptions.ClientError as error:
         return _no_object(case, source, key, error)
     except exceptions.BotoCoreError as error:
-        return bad(f"{key} did not come: {error}", "check the network to the object store")
+        worst = doubtful if case.elsewhere else bad
+        return worst(f"{key} did not come: {error}", "check the network to the object store")
     finally:
         client.close()
     return data

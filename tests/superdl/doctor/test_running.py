@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,27 @@ def test_a_check_that_hangs_is_given_up():
     assert "0.05 s" in hung.reason
     assert "firewall" in hung.remedy
     assert after.verdict is Verdict.GOOD
+
+
+def test_what_a_role_elsewhere_does_keeps_nothing_else_from_being_looked_at():
+    checks = (
+        Check("listing", lambda _case, _seen: bad("refused", "allow it"), by_role=True),
+        Check("object", lambda _case, _seen: good("got"), needs=("listing",), by_role=True),
+        Check("sample", lambda _case, _seen: good("came"), needs=("listing",)),
+    )
+    assert [one.verdict for one in run(*checks)] == [Verdict.BAD, Verdict.SKIPPED, Verdict.SKIPPED]
+    elsewhere = replace(CASE, coordinator="coordinator:50051")
+    found = list(run_checks(checks, elsewhere, Seen()))
+    assert [one.verdict for one in found] == [Verdict.BAD, Verdict.SKIPPED, Verdict.GOOD]
+
+
+def test_silence_where_a_role_elsewhere_asks_is_a_doubt():
+    release = threading.Event()
+    check = Check("listing", lambda _c, _s: good(str(release.wait(60))), limit_s=0.05, by_role=True)
+    (found,) = run_checks([check], replace(CASE, coordinator="coordinator:50051"), Seen())
+    (here,) = run_checks([check], CASE, Seen())
+    release.set()
+    assert (found.verdict, here.verdict) == (Verdict.DOUBTFUL, Verdict.BAD)
 
 
 def test_errors_are_findings():

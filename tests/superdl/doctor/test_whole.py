@@ -10,6 +10,9 @@ from super_wire import coordinator_pb2 as pb
 from superdl.doctor import Verdict
 from superdl.doctor.coordination import judge_room
 from superdl.main import main
+from tests.fixtures.images import write_images
+from tests.fixtures.stack import Stack
+from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked, only
 
 RECIPE = ("--resize", "32", "--crop", "32")
@@ -118,6 +121,25 @@ def test_a_cache_that_is_too_small_is_doubtful():
     found = judge_room(told)
     assert found.verdict is Verdict.DOUBTFUL
     assert "4.00 GiB" in found.remedy
+
+
+@pytest.mark.slow
+def test_a_bucket_that_only_the_coordinator_sees(stack_over_a_bucket, monkeypatch, capsys):
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    words = ("s3://photos", *RECIPE, "--coordinator", stack_over_a_bucket.address)
+    code, found = asked(capsys, *words)
+    assert code == 0, found
+    assert found["listing"]["verdict"] == "warn"
+    assert found["sample"]["verdict"] == "ok"
+
+
+@pytest.fixture
+def stack_over_a_bucket(object_store):
+    write_images(object_store.directory / "photos", 8)
+    running = Stack()
+    running.start()
+    yield running
+    running.close()
 
 
 def test_a_cap_that_is_reached():
