@@ -257,7 +257,7 @@ class RayChild:
             call.is_over = True
             if not call.answer.done():
                 call.answer.set_result(message["answer"])
-        elif kind in {"node lost", "not begun"} or (kind == "not loaded" and not call.begun_s):
+        elif kind in {"node lost", "not begun"} or (kind in {"not loaded", "crashed"} and not call.begun_s):
             call.fail(NodeFailedError(words, begun=bool(call.begun_s)))
         else:
             call.fail(_FAILURES.get(kind, ExecutorError)(words))

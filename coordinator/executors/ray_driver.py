@@ -46,10 +46,10 @@ _KINDS = (
     ("RayTaskError", "not loaded"),  # what the function itself raises is an answer
     ("RuntimeEnvSetupError", "not loaded"),
     ("NodeDiedError", "node lost"),
+    ("LocalRayletDiedError", "node lost"),
     ("TaskUnschedulableError", "not begun"),
     ("WorkerCrashedError", "crashed"),
     ("OutOfMemoryError", "crashed"),
-    ("LocalRayletDiedError", "crashed"),
     ("ObjectLostError", "answer lost"),
     ("ObjectFetchTimedOutError", "answer lost"),
 )

@@ -45,6 +45,7 @@ _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 30.0
 _BEGIN_S = 15.0
 """A node that is free begins a call within milliseconds, or seconds where it has to start a process first."""
+_PATIENCE_S = 10.0
 _PLACES_TRIED = 4
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -343,6 +344,8 @@ class RayExecutor:
     async def _agree(self, node: RayNode, warmed: Warmed) -> None:
         """See that it decodes as the others do; at the start, as most of them do, by their places."""
         if not self._golden:
+            if not self._votes:
+                asyncio.get_running_loop().call_later(_PATIENCE_S, self._decide_anyway)
             self._votes[warmed.golden] += node.slots
             self._undecided.discard(node.node_id)
             self._decide()
@@ -357,11 +360,18 @@ class RayExecutor:
         """Once all nodes of the start were tried: what the others are held to, or that there is none."""
         if self._golden or self._undecided:
             return
+        if self._closing.is_set():
+            return
         if self._votes:
             self._golden = self._votes.most_common(1)[0][0]
             self._agreed.set()
         else:
             self._started.set()
+
+    def _decide_anyway(self) -> None:
+        """A node that hangs holds the others up no longer."""
+        self._undecided.clear()
+        self._decide()
 
     def _lost(self, node: RayNode, error: NodeFailedError) -> None:
         """A call found out that a node is gone, or cannot run the function: seconds before Ray says so."""
