@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,9 @@ from coordinator.executors.base import (
     Scaling,
     ThrottledError,
 )
-from coordinator.executors.ray_answers import Warmed, read_result, read_warmed
+from coordinator.executors.ray_answers import read_result, read_warmed
 from coordinator.executors.ray_child import NodeFailedError, RayChild
+from coordinator.executors.ray_fitness import RayFitness
 from coordinator.executors.ray_nodes import RayNodes
 from super_wire.address import CacheAddress
 from super_wire.errors import ConfigError
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 30.0
 _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = _CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S
 _BEGIN_S = 15.0
 """A node that is free begins a call within milliseconds, or seconds where it has to start a process first."""
-_PATIENCE_S = 10.0
 _PLACES_TRIED = 4
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -90,21 +90,16 @@ class RayExecutor:
         self._cpus = cpus
         self._function = function
         self._nodes = RayNodes(cpus=cpus, everywhere=nodes == "all")
-        self._golden = ""
         self._child: RayChild | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._watchers: dict[str, asyncio.Task[None]] = {}
-        self._undecided: set[str] = set()
-        self._votes: Counter[str] = Counter()
-        self._agreed = asyncio.Event()
-        self._started = asyncio.Event()
+        self._fitness = RayFitness(self._nodes, self._warm)
         self._closing = asyncio.Event()
         self._failure = ExecutorError("Ray's driver has not been started")
 
     @property
     def golden(self) -> str:
         """Digest of the golden images as all nodes decode them; empty before :meth:`start`."""
-        return self._golden
+        return self._fitness.golden
 
     @property
     def scaling(self) -> Scaling:
@@ -123,14 +118,14 @@ class RayExecutor:
         Raises:
             ExecutorError: there is no cluster, or no node that can run the function; the message says why.
         """
-        self._started.clear()
+        self._fitness.settled.clear()
         self._closing.clear()
         self._keeper = asyncio.create_task(self._keep(), name="ray")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S):
-                await self._started.wait()
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._fitness.settled.wait()
         if not self._nodes.capacity:
-            failure = self._failure
+            failure = self._why_not()
             await self.close()
             raise failure
         _log.info("Ray: %d functions at once on %d nodes", self._nodes.capacity, len(self._nodes))
@@ -222,7 +217,7 @@ class RayExecutor:
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + node.clock.ahead_s),
-            golden=self._golden,
+            golden=self._fitness.golden,
             function_version=installed_version(),
         )
 
@@ -234,9 +229,9 @@ class RayExecutor:
             await self._drive()
             if self._closing.is_set():
                 return
-            if self._golden:
+            if self._fitness.golden:
                 _log.warning("Ray's driver is started again: %s", self._failure)
-            self._started.set()  # start() need not wait any longer
+            self._fitness.settled.set()  # start() need not wait any longer
             lasted = time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S
             pause_s = _FIRST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
@@ -259,10 +254,7 @@ class RayExecutor:
         finally:
             self._child = None
             self._nodes.clear(str(self._failure))
-            self._undecided.clear()
-            self._votes.clear()
-            await cancel_and_wait(*self._watchers.values())
-            self._watchers.clear()
+            await self._fitness.stop()
             if child is not None:
                 await child.kill()
 
@@ -271,18 +263,19 @@ class RayExecutor:
         come, gone = self._nodes.update(told)
         for node in gone:
             _log.warning("Ray: the node %s is gone", node.name)
-            if (watcher := self._watchers.pop(node.node_id, None)) is not None:
-                watcher.cancel()
+            self._fitness.gone(node)
             if self._child is not None:
                 self._child.lose(node.node_id, f"the node {node.name} is gone", begun_too=True)
-            self._undecided.discard(node.node_id)
-        if not self._golden:
-            self._undecided |= {node.node_id for node in come}
-        for node in come:
-            self._watch(node)
-        if not len(self._nodes):
-            self._failure = ExecutorError(self._nobody())
-        self._decide()
+        self._fitness.come(come)
+
+    def _why_not(self) -> ExecutorError:
+        """Why nothing could be started."""
+        if self._child is None:
+            return self._failure
+        if len(self._nodes):
+            why = self._fitness.failure or f"none has answered within {_START_TIMEOUT_S:.0f} s"
+            return ExecutorError(f"no node of the Ray cluster at {self._address} is fit: {why}")
+        return ExecutorError(self._nobody())
 
     def _nobody(self) -> str:
         """Why there is no node."""
@@ -296,33 +289,8 @@ class RayExecutor:
             f"{self._cpus:g} CPUs for a function: add one{remedy}"
         )
 
-    def _watch(self, node: RayNode, pause_s: float = 0.0) -> None:
-        self._watchers[node.node_id] = asyncio.create_task(
-            self._fit(node, pause_s), name=f"ray node {node.name}"
-        )
-
-    async def _fit(self, node: RayNode, pause_s: float) -> None:
-        """Try a node until it is fit to be called."""
-        told = ""
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await self._agree(node, await self._warm(node))
-            except ExecutorError as error:
-                if str(error) != told:
-                    _log.warning("Ray: the node %s is left out: %s", node.name, error)
-                told = str(error)
-                self._failure = ExecutorError(f"no node of the Ray cluster is fit; {node.name}: {error}")
-            else:
-                self._watchers.pop(node.node_id, None)
-                self._nodes.admit(node)
-                self._started.set()
-                return
-            self._undecided.discard(node.node_id)
-            self._decide()
-            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-
-    async def _warm(self, node: RayNode) -> Warmed:
+    async def _warm(self, node: RayNode) -> str:
+        """Let a node's function open what it needs; the digest of its golden images."""
         if self._cache_is_local and not node.here:
             raise ExecutorError(
                 f"the cache's address, {self._cache}, is the coordinator's machine by a name that means "
@@ -339,49 +307,15 @@ class RayExecutor:
         )
         warmed = read_warmed(answer)
         node.clock.told(warmed.clock_s)
-        return warmed
-
-    async def _agree(self, node: RayNode, warmed: Warmed) -> None:
-        """See that it decodes as the others do; at the start, as most of them do, by their places."""
-        if not self._golden:
-            if not self._votes:
-                asyncio.get_running_loop().call_later(_PATIENCE_S, self._decide_anyway)
-            self._votes[warmed.golden] += node.slots
-            self._undecided.discard(node.node_id)
-            self._decide()
-        await self._agreed.wait()
-        if warmed.golden != self._golden:
-            raise ExecutorError(
-                f"it decodes the golden images to {warmed.golden}, the others to {self._golden}: install "
-                "the same SUPER and Pillow there"
-            )
-
-    def _decide(self) -> None:
-        """Once all nodes of the start were tried: what the others are held to, or that there is none."""
-        if self._golden or self._undecided:
-            return
-        if self._closing.is_set():
-            return
-        if self._votes:
-            self._golden = self._votes.most_common(1)[0][0]
-            self._agreed.set()
-        else:
-            self._started.set()
-
-    def _decide_anyway(self) -> None:
-        """A node that hangs holds the others up no longer."""
-        self._undecided.clear()
-        self._decide()
+        return warmed.golden
 
     def _lost(self, node: RayNode, error: NodeFailedError) -> None:
         """A call found out that a node is gone, or cannot run the function: seconds before Ray says so."""
         if not node.fit:
             return
-        _log.warning("Ray: the node %s is left out: %s", node.name, error)
-        self._nodes.dismiss(node, str(error))
+        self._fitness.lost(node, str(error))
         if self._child is not None:
             self._child.lose(node.node_id, str(error), begun_too=False)
-        self._watch(node, _FIRST_PAUSE_S)
 
 
 def _check_address(address: str) -> None:
