@@ -95,6 +95,7 @@ class _Host:
             self._trust,
             self._environment,
             self._command,
+            self._directory,
             address=address,
             stop=self._stop,
         )
@@ -136,7 +137,7 @@ class _Host:
         )
         being = asyncio.get_running_loop().create_task(member.run())
         try:
-            verdict = await self._lead(leader, services, address, run_id)
+            verdict = await self._lead(leader, services, address, run_id, being)
             if verdict.code:
                 _log.error("the run ends with exit code %d: %s", verdict.code, verdict.reason)
             await leader.end(verdict, settings.stop_wait_s + _MARGIN_S)
@@ -148,14 +149,20 @@ class _Host:
             await services.end()
         return verdict
 
-    async def _lead(self, leader: Leader, services: Services, address: str, run_id: str) -> Verdict:
+    async def _lead(
+        self, leader: Leader, services: Services, address: str, run_id: str, being: asyncio.Task[Verdict]
+    ) -> Verdict:
         try:
             await leader.open(address, self._settings.control_port)
-            return await race(leader.verdict(), self._prepare(leader, services, run_id))
+            # Its own member may end before it has a line on which to say so.
+            return await race(leader.verdict(), self._prepare(leader, services, run_id), self._end_of(being))
         except RunFailedError as error:
             return error.verdict
         except ConfigError as error:
             return Verdict(EXIT_WRONG_SETTINGS, str(error))
+
+    async def _end_of(self, being: asyncio.Task[Verdict]) -> Verdict:
+        return await asyncio.shield(being)
 
     async def _prepare(self, leader: Leader, services: Services, run_id: str) -> Verdict:
         """Bring the run to where training begins, then keep the services."""

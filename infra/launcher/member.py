@@ -22,6 +22,7 @@ from infra.launcher.verdicts import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from infra.launcher.cluster import Cluster
     from infra.launcher.processes import Child, Service
@@ -45,6 +46,7 @@ class Member:
         trust: how the leader is known.
         environment: of what is started here.
         command: the training script and its arguments.
+        directory: a private one.
         address: this host's.
         stop: resolved by the reason, once somebody wants this host to end.
     """
@@ -56,6 +58,7 @@ class Member:
         trust: Trust,
         environment: Mapping[str, str],
         command: Sequence[str],
+        directory: Path,
         *,
         address: str,
         stop: asyncio.Future[Verdict],
@@ -65,6 +68,7 @@ class Member:
         self._trust = trust
         self._environment = environment
         self._command = command
+        self._directory = directory
         self._address = address
         self._stop = stop
         self._told: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -148,7 +152,12 @@ class Member:
         head = str(join.get("ray", ""))
         if head and cpus and not self._cluster.leads:
             self._node = ray_node(
-                head, self._address, cpus, self._environment, wait_s=self._settings.start_wait_s
+                head,
+                self._address,
+                cpus,
+                self._environment,
+                self._directory,
+                wait_s=self._settings.start_wait_s,
             )
             await self._node.start()
         channel.say(joined=1)

@@ -31,7 +31,7 @@ def ray_head(
 
     It is not started again when it dies, since the others' nodes die with it.
     """
-    command = _command(address, cpus, ["--head", "--port", str(port), "--temp-dir", str(directory)])
+    command = _command(address, cpus, directory, ["--head", "--port", str(port)])
     child = Child("Ray's head", command, _environment(environment))
 
     async def ready() -> None:
@@ -42,9 +42,12 @@ def ray_head(
     return Service(child, ready, wait_s=wait_s, restarts=0)
 
 
-def ray_node(head: str, address: str, cpus: int, environment: Mapping[str, str], *, wait_s: float) -> Service:
+def ray_node(
+    head: str, address: str, cpus: int, environment: Mapping[str, str], directory: Path, *, wait_s: float
+) -> Service:
     """A node of the head at ``head``; that it is there, the leader sees."""
-    child = Child("Ray's node", _command(address, cpus, ["--address", head]), _environment(environment))
+    command = _command(address, cpus, directory, ["--address", head])
+    child = Child("Ray's node", command, _environment(environment))
 
     async def ready() -> None:
         return
@@ -52,8 +55,9 @@ def ray_node(head: str, address: str, cpus: int, environment: Mapping[str, str],
     return Service(child, ready, wait_s=wait_s)
 
 
-def _command(address: str, cpus: int, place: Sequence[str]) -> list[str]:
+def _command(address: str, cpus: int, directory: Path, place: Sequence[str]) -> list[str]:
     options = {
+        "--temp-dir": str(directory / "ray"),
         "--node-ip-address": address,
         "--num-cpus": str(cpus),
         "--num-gpus": "0",

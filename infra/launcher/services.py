@@ -112,7 +112,7 @@ class Services:
                     settings.ray_port,
                     cpus,
                     self._environment,
-                    self._directory / "ray",
+                    self._directory,
                     wait_s=self._wait_s,
                 )
             )

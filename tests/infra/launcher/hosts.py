@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -37,6 +39,7 @@ class Hosts:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.mark = uuid.uuid4().hex
+        self.temporary = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))  # short: socket paths have 107 bytes
         self.ports = {name: free_port() for name in ("control", "coordinator", "cache", "ray", "master")}
         self.data_hosts: tuple[str, ...] = (LEADER,)
         self.training_hosts: tuple[str, ...] = (TRAINER_0, TRAINER_1)
@@ -68,7 +71,13 @@ class Hosts:
                     stdout=log,
                     stderr=log,
                     cwd=self.directory,
-                    env={**os.environ, "PYTHONPATH": path, _MARK: self.mark, **(environment or {})},
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": path,
+                        "TMPDIR": str(self.temporary),
+                        _MARK: self.mark,
+                        **(environment or {}),
+                    },
                 )
 
     def log(self, host: str) -> Path:
@@ -140,6 +149,7 @@ class Hosts:
                 process.wait()
         for process in self.left():
             process.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 @pytest.fixture

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 
 import pytest
 
-from infra.launcher.verdicts import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_NOT_READY, EXIT_REFUSED
+from infra.launcher.verdicts import (
+    EXIT_HOST_LOST,
+    EXIT_LEADER_LOST,
+    EXIT_NOT_READY,
+    EXIT_REFUSED,
+    EXIT_SERVICE_FAILED,
+)
 from tests.infra.launcher.hosts import DATA, LEADER, TRAINER_0, TRAINER_1
 
 # The quickest run: with a coordinator that is there already, nothing but training is started.
@@ -182,3 +189,27 @@ def test_without_data_hosts_the_first_that_trains_leads(hosts):
     hosts.start("true", options=(*BARE,))
     assert hosts.codes() == {TRAINER_0: 0, TRAINER_1: 0}
     assert f"the leader is {TRAINER_0}" in hosts.said(TRAINER_1)
+
+
+def test_a_leader_that_does_not_trust_itself_ends_at_once(hosts, certificates):
+    """Its own member is refused before it could say so on any line."""
+    hosts.start(
+        "true",
+        options=BARE,
+        only=(LEADER,),
+        environment={
+            "SUPER_TLS_CERT": certificates.elsewhere.cert_file,
+            "SUPER_TLS_KEY": certificates.elsewhere.key_file,
+            "SUPER_COORDINATOR_CA_FILE": certificates.ca_file,
+        },
+    )
+    assert hosts.codes() == {LEADER: EXIT_REFUSED}
+    assert "cannot be spoken to by TLS" in hosts.reason(LEADER)
+
+
+def test_a_port_that_is_taken_is_named(hosts):
+    with socket.create_server((LEADER, hosts.ports["control"])):
+        hosts.start("true", options=BARE, only=(LEADER,))
+        codes = hosts.codes()
+    assert codes == {LEADER: EXIT_SERVICE_FAILED}
+    assert f"the leader cannot listen on {LEADER}:{hosts.ports['control']}" in hosts.reason(LEADER)
