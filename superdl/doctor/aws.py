@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import email.utils
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from superdl.doctor.finding import bad, doubtful, skipped
@@ -45,6 +46,8 @@ _UNKNOWN = frozenset(
     | {"IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException"}
 )
 _SKEWED = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
+# Some services refuse another time by the code of a wrong signature, some stores by that of a missing right.
+_OF_ANOTHER_TIME = re.compile(r"signature (expired|not yet current)|request time", re.IGNORECASE)
 
 
 def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any:
@@ -96,10 +99,10 @@ def judge_refusal(error: BaseException | None, words: str, *, case: Case, permis
     """
     code = refusal_code(error)
     worst = doubtful if case.elsewhere else bad  # the coordinator's identity may be a better one
+    if code in _SKEWED or _OF_ANOTHER_TIME.search(str(error)):
+        return worst(words, "set this machine's clock right (NTP): what is signed by another time is refused")
     if code in _EXPIRED:
         return worst(words, "renew the credentials: they have run out (aws sso login, or export new ones)")
-    if code in _SKEWED:
-        return worst(words, "set this machine's clock right (NTP): what is signed by another time is refused")
     if code in _UNKNOWN:
         return worst(words, "correct the access key and its secret: whoever answers does not know this pair")
     if code in _DENIED:

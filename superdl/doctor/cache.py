@@ -39,7 +39,7 @@ def check_cache(case: Case, seen: Seen) -> Found:
     address = case.cache or told
     if not address:
         if case.coordinator:
-            why, remedy = "the coordinator does not tell its cache's address", "name it: --cache"
+            why, remedy = "the coordinator has not told its cache's address", "name it: --cache"
         else:
             why = "none is named: the embedded default starts its own"
             remedy = "name one: --cache or SUPER_CACHE, or a coordinator that knows it"

@@ -74,6 +74,7 @@ class Seen:
     golden: str = ""
     golden_on_ray: str = ""
     function_name: str = ""
+    places_on_ray: int = 0
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
     clocks: list[Clock] = field(default_factory=list)

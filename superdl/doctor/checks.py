@@ -25,7 +25,7 @@ CHECKS = (
     Check("coordinator", check_coordinator),
     Check("room in the cache", check_room, needs=("coordinator",)),
     Check("region", check_region, needs=("listing",), by_role=True),
-    Check("cache", check_cache, needs=("coordinator",)),
+    Check("cache", check_cache),
     Check("cache rights", check_rights, needs=("cache",)),
     Check("cache memory", check_memory, needs=("cache",)),
     Check("function", check_function, needs=("coordinator",), limit_s=135.0, by_role=True),

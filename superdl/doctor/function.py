@@ -163,11 +163,12 @@ def _on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
     if not seen.cache:
         return skipped("functions on Ray's nodes need a cache that they reach", "name it: --cache")
     try:
-        seen.golden_on_ray, places, took_s = _start("ray", replace(settings, cache=seen.cache))
+        seen.golden_on_ray, seen.places_on_ray, took_s = _start("ray", replace(settings, cache=seen.cache))
     except ExecutorError as error:
         return bad(
             str(error), "see SUPER_RAY_ADDRESS, SUPER_RAY_NODES, and that SUPER is installed on the nodes"
         )
+    places = seen.places_on_ray
     why = f"{places} functions fit on the Ray cluster at {settings.ray_address} at once, {took_s:.2f} s"
     return good(f"{why}; nodes that were left out are told above, with the reason", places=places)
 

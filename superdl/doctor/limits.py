@@ -91,7 +91,8 @@ def check_clients(case: Case, seen: Seen) -> Found:
             "this user may not ask the cache for its clients (INFO)", "to look, use the coordinator's"
         )
     settings = seen.functions(case)
-    functions = settings.lambda_concurrency if "lambda" in settings.executors else settings.workers
+    places = {"lambda": settings.lambda_concurrency, "local": settings.workers, "ray": seen.places_on_ray}
+    functions = sum(places[name] for name in settings.executors)
     more = functions + case.workers + _COORDINATORS_OWN
     words = f"{connected} clients are connected"
     if not most:

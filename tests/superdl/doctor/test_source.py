@@ -5,14 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
+import types
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import boto3
+import botocore.auth
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.doctor import checks
+from superdl.doctor import case, checks, source
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
@@ -229,6 +232,23 @@ def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch
     assert "access key" in found["listing"]["remedy"]
     assert "geheim" not in str(found)
     assert SECRET not in str(found)
+
+
+def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
+    write_images(object_store.directory / "photos", 4)
+    real, behind = botocore.auth.get_current_datetime, timedelta(minutes=20)
+    monkeypatch.setattr(
+        botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: real(remove_tzinfo) - behind
+    )
+    clock = types.SimpleNamespace(time=lambda: time.time() - behind.total_seconds(), monotonic=time.monotonic)
+    for module in (case, source):
+        monkeypatch.setattr(module, "time", clock)
+    code, found = looked(capsys, "s3://photos")
+    assert code == 1
+    assert "request time" in found["listing"]["reason"]
+    assert "clock right" in found["listing"]["remedy"]  # although its code is AccessDenied
+    assert found["clock"]["verdict"] == "fail"
+    assert found["clock"]["measured"]["S3"] == pytest.approx(1200, abs=10)
 
 
 def test_a_store_that_never_answers(object_store, monkeypatch, capsys):

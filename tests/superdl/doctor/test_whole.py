@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 
 import pytest
@@ -15,6 +16,11 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked, only
 
+OTHER_VERSION = """
+import importlib.metadata as metadata
+real = metadata.version
+metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
+"""
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
     *("listing", "object", "coordinator", "room in the cache", "cache", "cache rights", "cache memory"),
@@ -121,6 +127,46 @@ def test_a_cache_that_is_too_small_is_doubtful():
     found = judge_room(told)
     assert found.verdict is Verdict.DOUBTFUL
     assert "4.00 GiB" in found.remedy
+
+
+@pytest.mark.slow
+def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+    running = Stack(environment={"PYTHONPATH": str(tmp_path)})
+    running.start()
+    try:
+        code, found = asked(capsys, "--coordinator", running.address)
+    finally:
+        running.close()
+    assert code == 0
+    assert found["coordinator"]["verdict"] == "warn"
+    assert "it is SUPER 9.9.9" in found["coordinator"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_cache_is_looked_at_although_its_coordinator_is_away(valkey, monkeypatch, capsys):
+    only(monkeypatch, "coordinator", "cache", "cache memory", "sample")
+    code, found = asked(capsys, "--coordinator", f"127.0.0.1:{free_port()}", "--cache", valkey.url)
+    assert code == 1
+    assert found["coordinator"]["verdict"] == "fail"
+    assert found["cache"]["verdict"] == found["cache memory"]["verdict"] == "ok"
+    assert found["sample"]["verdict"] == "skip"
+
+
+@pytest.mark.slow
+def test_functions_that_may_not_read(lambda_service, object_store, valkey, images, capsys):
+    shutil.copytree(images, object_store.directory / "photos")
+    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    running = Stack(arguments=("--executor", "lambda", "--lambda-warm", "1"), cache=valkey.url)
+    running.start()
+    try:
+        code, found = asked(capsys, "s3://photos", *RECIPE, "--coordinator", running.address)
+    finally:
+        running.close()
+    assert code == 1
+    assert found["object"]["verdict"] == found["function version"]["verdict"] == "ok"
+    assert "functions may not read s3://photos" in found["sample"]["reason"]
+    assert found["bandwidth"]["verdict"] == "skip"
 
 
 @pytest.mark.slow
