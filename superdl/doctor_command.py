@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path"
     )
     add_recipe_options(parser)
+    parser.epilog = "Images are taken to be resized to {} and cropped to {} where nothing is said.".format(
+        *_USUAL
+    )
     parser.add_argument(
         "--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels"
     )

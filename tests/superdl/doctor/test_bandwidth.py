@@ -1,0 +1,33 @@
+"""What a measured rate means for a training loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.settings import Settings
+from super_wire.recipe import Recipe
+from superdl.doctor import Verdict
+from superdl.doctor.bandwidth import judge_bandwidth
+from superdl.doctor.case import Case
+
+CASE = Case(settings=Settings(), recipe=Recipe.image(crop=224), batch_size=100, workers=4)
+MB = 1e6
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "wanted", "verdict"),
+    [
+        (100 * MB, 300 * MB, 0, Verdict.GOOD),
+        (100 * MB, 300 * MB, 3, Verdict.GOOD),
+        (100 * MB, 300 * MB, 3.1, Verdict.DOUBTFUL),
+        (300 * MB, 100 * MB, 3, Verdict.GOOD),
+    ],
+)
+def test_judgement(alone, together, wanted, verdict):
+    found = judge_bandwidth(replace(CASE, batches_per_s=wanted), alone, together, int(MB))
+    assert found.verdict is verdict
+    assert found.measured["batches_per_s"] == 3
+    assert "300 samples or 3.0 batches of 100 a second" in found.reason
+    assert ("zone" in found.remedy) is (verdict is Verdict.DOUBTFUL)
