@@ -22,7 +22,7 @@ _NOT_ITS = frozenset({"SUPER_CACHE_BYTES"})  # here it says how much the cache m
 
 
 def coordinator_service(
-    host: str,
+    address: str,
     port: int,
     cache: str,
     environment: Mapping[str, str],
@@ -39,7 +39,7 @@ def coordinator_service(
     """The coordinator, not started yet.
 
     Args:
-        host: this one, by the name that the others know.
+        address: this host's.
         port: where it listens.
         cache: the run's.
         environment: its own.
@@ -54,7 +54,7 @@ def coordinator_service(
     """
     health = f"{directory}/health.sock"
     options = {
-        "--listen": with_port(host, port),
+        "--listen": with_port(address, port),
         "--health-listen": f"unix:{health}",
         "--cache": cache,
         "--executor": executor,

@@ -22,7 +22,7 @@ from infra.launcher.services import Services
 from infra.launcher.trust import check_trust, trust_of
 from infra.launcher.verdicts import EXIT_SIGNAL, EXIT_WRONG_SETTINGS, RunFailedError, Verdict
 from super_wire.errors import ConfigError
-from super_wire.loopback import insecure_in
+from super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,7 +116,15 @@ class _Host:
         raise RunFailedError(verdict.code, verdict.reason)
 
     async def _address(self) -> str:
-        return await address_of(self._cluster.current, self._settings.start_wait_s)
+        own = self._cluster.current
+        address = await address_of(own, self._settings.start_wait_s)
+        if is_loopback(address) and not self._cluster.on_loopback and len(self._cluster.hosts) > 1:
+            msg = (
+                f"{own} is {address} on {own} itself, where the other hosts do not reach it: name hosts by "
+                "their addresses, or mend /etc/hosts"
+            )
+            raise RunFailedError(EXIT_WRONG_SETTINGS, msg)
+        return address
 
     async def _lead_and_be(self, member: Member, address: str) -> Verdict:
         settings = self._settings

@@ -23,6 +23,8 @@ from infra.launcher.verdicts import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infra.launcher.cluster import Cluster
     from infra.launcher.trust import Trust
 
@@ -30,6 +32,7 @@ __all__ = ["Leader"]
 
 _log = logging.getLogger(__name__)
 
+_SETTLE_S = 1.0
 _STRANGERS_MAX = 100  # connections that have not said yet who they are
 
 
@@ -56,7 +59,7 @@ class Leader:
         self._come: set[str] = set()
         self._joined: set[str] = set()
         self._lost: set[str] = set()
-        self._done: set[str] = set()
+        self._codes: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -166,23 +169,32 @@ class Leader:
         Raises:
             RunFailedError: training fails on a host, or a host fails or is lost.
         """
-        while not self._done >= set(self._cluster.training_hosts):
-            host, message = await self._inbox.get()
-            if "joined" in message:
-                self._joined.add(host)
-            elif "done" in message:
-                code = _code(message["done"], EXIT_SERVICE_FAILED)
-                if code:
-                    raise RunFailedError(code, f"training ended with exit code {code} on {host}")
-                _log.info("training is done on %s", host)
-                self._done.add(host)
-            elif "failed" in message:
-                reason = f"{host}: {str(message['failed'])[:2000]}"
-                self._lose(host, _code(message.get("code"), EXIT_SERVICE_FAILED), reason)
-            elif "lost" in message and host not in self._lost:
-                self._lose(host, EXIT_HOST_LOST, f"{host} {message['lost']}")
-            self._changed.set()
-        return Verdict(0)
+        everyone = set(self._cluster.training_hosts)
+        while not self._codes.keys() >= everyone and not any(self._codes.values()):
+            self._take(*await self._inbox.get())
+        if not any(self._codes.values()):
+            return Verdict(0)
+        # The ranks of one host fail because those of another did, and may be the first to tell.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                while not self._codes.keys() >= everyone:
+                    self._take(*await self._inbox.get())
+        failed = {host: code for host, code in self._codes.items() if code}
+        first = next((host for host, code in failed.items() if code != 1), next(iter(failed)))
+        raise RunFailedError(failed[first], f"training ended with exit code {failed[first]} on {first}")
+
+    def _take(self, host: str, message: Mapping[str, Any]) -> None:
+        if "joined" in message:
+            self._joined.add(host)
+        elif "done" in message:
+            self._codes[host] = _code(message["done"], EXIT_SERVICE_FAILED)
+            _log.info("training is done on %s, with exit code %d", host, self._codes[host])
+        elif "failed" in message:
+            reason = f"{host}: {str(message['failed'])[:2000]}"
+            self._lose(host, _code(message.get("code"), EXIT_SERVICE_FAILED), reason)
+        elif "lost" in message and host not in self._lost:
+            self._lose(host, EXIT_HOST_LOST, f"{host} {message['lost']}")
+        self._changed.set()
 
     def _lose(self, host: str, code: int, reason: str) -> None:
         bearable = host in self._cluster.data_hosts and host != self._cluster.leader

@@ -130,7 +130,7 @@ class Services:
             await self._wait_for_nodes(nodes)
         await self._start(
             coordinator_service(
-                self._cluster.leader,
+                self._address,
                 settings.coordinator_port,
                 self.cache,
                 self._environment,

@@ -1,6 +1,6 @@
 """Launchers of several hosts begin together and end together, with one exit code, and leave nothing behind.
 
-Training is a small program here; torchrun and Ray are in test_training_run.py.
+Training is a small program here; torchrun is in test_training_run.py, Ray in test_ray_run.py.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def test_failed_training_ends_every_host_with_its_exit_code(hosts):
     ("killed", "code", "reason"),
     [
         (TRAINER_1, EXIT_HOST_LOST, f"{TRAINER_1} has closed the connection"),
-        (DATA, EXIT_HOST_LOST, f"{DATA} has closed the connection"),
+        pytest.param(
+            DATA, EXIT_HOST_LOST, f"{DATA} has closed the connection", marks=pytest.mark.slow, id="data host"
+        ),
         (LEADER, EXIT_LEADER_LOST, f"the leader {LEADER} is lost: it has closed the connection"),
     ],
 )
@@ -115,6 +117,7 @@ def test_a_host_that_never_appears_is_named(hosts):
     assert hosts.reason(TRAINER_0) == f"{TRAINER_1} did not appear within 2 s (--start-wait-s)\n"
 
 
+@pytest.mark.slow
 def test_a_leader_that_never_appears_is_told(hosts):
     hosts.start("true", options=(*BARE, "--start-wait-s=1"), only=(TRAINER_0,))
     assert hosts.codes() == {TRAINER_0: EXIT_NOT_READY}
@@ -135,6 +138,7 @@ def test_sigterm_on_every_host_lets_training_save_and_ends_all(hosts):
     assert hosts.left() == []
 
 
+@pytest.mark.slow
 def test_sigterm_on_one_host_ends_all(hosts):
     hosts.start(*WAIT_FOR_EVER, options=BARE)
     begun(hosts)
@@ -154,6 +158,7 @@ def test_training_that_will_not_end_is_killed(hosts):
     assert hosts.left() == []
 
 
+@pytest.mark.slow
 def test_a_data_host_may_be_lost_where_that_was_allowed(hosts, tmp_path):
     hosts.data_hosts = (LEADER, DATA)
     go = tmp_path / "go"
@@ -184,6 +189,7 @@ def test_a_host_without_the_token_is_refused(hosts):
     assert "a-token-for" not in hosts.all_said()
 
 
+@pytest.mark.slow
 def test_without_data_hosts_the_first_that_trains_leads(hosts):
     hosts.data_hosts = ()
     hosts.start("true", options=(*BARE,))
@@ -191,6 +197,7 @@ def test_without_data_hosts_the_first_that_trains_leads(hosts):
     assert f"the leader is {TRAINER_0}" in hosts.said(TRAINER_1)
 
 
+@pytest.mark.slow
 def test_a_leader_that_does_not_trust_itself_ends_at_once(hosts, certificates):
     """Its own member is refused before it could say so on any line."""
     hosts.start(
@@ -207,6 +214,7 @@ def test_a_leader_that_does_not_trust_itself_ends_at_once(hosts, certificates):
     assert "cannot be spoken to by TLS" in hosts.reason(LEADER)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(hosts):
     with socket.create_server((LEADER, hosts.ports["control"])):
         hosts.start("true", options=BARE, only=(LEADER,))
