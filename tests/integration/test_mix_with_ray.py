@@ -1,4 +1,4 @@
-"""Ray first and Lambda for what it cannot do: nodes that go and come, and the bytes that all executors give."""
+"""Ray first, Lambda for what it cannot do, and nodes that go and come; all executors give the same bytes."""
 
 from __future__ import annotations
 
