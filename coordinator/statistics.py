@@ -60,6 +60,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
         cache=settings.cache,
         executors=settings.executors,
         request_timeout_s=settings.request_timeout_s,
+        lookahead_batches=settings.lookahead_batches,
     )
     if "lambda" in settings.executors:
         told.lambda_function = settings.lambda_function

@@ -232,7 +232,7 @@ class JobStatsList(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ...) -> None: ...
 
 class Coordinating(_message.Message):
-    __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s")
+    __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s", "lookahead_batches")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Coordinating(_message.Message):
     LAMBDA_REGION_FIELD_NUMBER: _ClassVar[int]
     LAMBDA_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_BATCHES_FIELD_NUMBER: _ClassVar[int]
     version: str
     clock_s: float
     cache: str
@@ -249,7 +250,8 @@ class Coordinating(_message.Message):
     lambda_region: str
     lambda_concurrency: int
     request_timeout_s: float
-    def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ...) -> None: ...
+    lookahead_batches: int
+    def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ..., lookahead_batches: _Optional[int] = ...) -> None: ...
 
 class ExecutorStats(_message.Message):
     __slots__ = ("name", "capacity", "concurrency", "in_flight", "requests", "samples", "usd", "trouble")

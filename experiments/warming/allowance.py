@@ -10,10 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["LOOKAHEAD_BATCHES", "LOOKAHEAD_SHARE", "Allowance", "Means", "batch_size_for"]
-
-LOOKAHEAD_BATCHES = 64
-"""How far a coordinator looks ahead unless told otherwise; one that looks farther says so."""
+__all__ = ["LOOKAHEAD_SHARE", "Allowance", "Means", "batch_size_for"]
 
 LOOKAHEAD_SHARE = 1 / 8
 """Of room and money: what a first look ahead may take."""
@@ -54,21 +51,22 @@ class Means:
         return min(self.by_room, self.by_money)
 
 
-def batch_size_for(samples: int, means: Means, *, sure: bool) -> int:
+def batch_size_for(samples: int, means: Means, *, lookahead: int, sure: bool) -> int:
     """A batch size with which the first look ahead takes a small share of what there is; 0 where there is
     not enough for any. The order of the samples does not depend on it.
 
     Args:
         samples: of the source.
         means: what there is.
+        lookahead: batches that the coordinator looks ahead at most.
         sure: whether what a sample takes is known, and not a guess that the first samples will correct.
     """
     most = max(1, min(_BATCH_MAX, samples // _BATCHES_LEAST))
     if means.samples >= samples + _TAIL * most and sure:
         return most
-    if means.samples < min(samples, LOOKAHEAD_BATCHES + _BEYOND):
+    if means.samples < min(samples, lookahead + _BEYOND):
         return 0
-    share = int(min(means.samples, samples) * LOOKAHEAD_SHARE / LOOKAHEAD_BATCHES)
+    share = int(min(means.samples, samples) * LOOKAHEAD_SHARE / lookahead)
     return max(1, min(most, share))
 
 
@@ -80,7 +78,7 @@ class Allowance:
 
     batches: int
     batch_size: int
-    lookahead: int = LOOKAHEAD_BATCHES
+    lookahead: int
     seen: int = 0
     accounted: int = 0
     released: int = 0

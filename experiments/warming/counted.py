@@ -26,7 +26,6 @@ class Counted:
     Attributes:
         free_bytes: of the cache's budget, at the last look.
         budget_bytes: the budget.
-        lookahead: batches that the coordinator looks ahead.
         in_flight: samples that functions work on, for all jobs.
     """
 
@@ -38,7 +37,6 @@ class Counted:
         self._looked_s = -1e9
         self.free_bytes = 0
         self.budget_bytes = 0
-        self.lookahead = 0
         self.in_flight = 0
 
     def age_s(self) -> float:
@@ -56,7 +54,7 @@ class Counted:
         finally:
             self._looked_s = time.monotonic()
         self.free_bytes, self.budget_bytes = stats.free_bytes, stats.budget_bytes
-        self.lookahead, self.in_flight = stats.lookahead_batches, stats.in_flight_samples
+        self.in_flight = stats.in_flight_samples
         now = {name: float(getattr(stats, _FIELDS.get(name, name))) for name in _COUNTERS}
         if self._dropped_at_first is None:
             self._dropped_at_first = now["dropped"]

@@ -38,6 +38,8 @@ class Standing:
     resident_samples: int
     resident_bytes: int
     prices: dict[str, Prices]
+    lookahead_batches: int
+    """How far it looks ahead of a rank at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Estimate:
     gets: int
     gb_s: dict[str, float]
     usd: dict[str, float]
+    lookahead_batches: int
 
     @property
     def sample_usd(self) -> float:
@@ -131,4 +134,5 @@ def estimate_of(
         gets=gets,
         gb_s=gb_s,
         usd=usd,
+        lookahead_batches=standing.lookahead_batches,
     )

@@ -146,7 +146,8 @@ def fill(
     report = WarmReport(estimate.samples)
     means = Means(estimate.free_bytes, memory_of(estimate.record_bytes), limits.max_usd, estimate.sample_usd)
     sure = not estimate.guessed and limits.max_usd == math.inf
-    size = batch_size_for(estimate.samples, means, sure=sure)
+    lookahead = estimate.lookahead_batches
+    size = batch_size_for(estimate.samples, means, lookahead=lookahead, sure=sure)
     if not size:
         by_room = means.by_room <= means.by_money
         report.ended = Ended.FULL if by_room else Ended.MAX_USD
@@ -166,7 +167,8 @@ def fill(
         coordinator=coordinator,
     )
     with sampler:
-        _Filling(sampler, dataset, limits, report, size, estimate.sample_usd, tell).run()
+        allowance = Allowance(len(sampler), size, lookahead)
+        _Filling(sampler, dataset, limits, report, allowance, estimate.sample_usd, tell).run()
     return report
 
 
@@ -187,7 +189,7 @@ class _Filling:
         dataset: SuperDataset,
         limits: Limits,
         report: WarmReport,
-        batch_size: int,
+        allowance: Allowance,
         sample_usd: float,
         tell: Callable[[WarmReport], None],
     ) -> None:
@@ -196,7 +198,7 @@ class _Filling:
         self._report = report
         self._tell = tell
         self._counted = Counted(sampler)
-        self._allowance = Allowance(len(sampler), batch_size)
+        self._allowance = allowance
         self._held: list[tuple[BatchRef, ReadReport]] = []
         self._guess_bytes = memory_of(record_bytes_of(dataset.recipe)[0])
         self._guess_usd = sample_usd
@@ -265,7 +267,6 @@ class _Filling:
         seen = self._allowance.seen
         self._counted.look(self._report)
         self._allowance.accounted = seen
-        self._allowance.lookahead = max(self._allowance.lookahead, self._counted.lookahead)
         self._tell(self._report)
 
     def _means(self) -> Means:

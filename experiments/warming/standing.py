@@ -22,6 +22,7 @@ __all__ = ["standing_of"]
 
 _LOG = logging.getLogger(__name__)
 
+_LOOKAHEAD_LEAST = 4  # two batches beyond those given out are looked at in any case
 _POLL_S = 10.0
 _SILENCE_S = 120.0
 
@@ -80,4 +81,5 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
         resident_samples=told.cache.resident_samples,
         resident_bytes=told.cache.resident_bytes,
         prices={one.name: Prices(**{unit: getattr(one, unit) for unit in units}) for one in told.prices},
+        lookahead_batches=max(_LOOKAHEAD_LEAST, told.coordinating.lookahead_batches),
     )

@@ -206,6 +206,26 @@ def test_what_others_have_in_the_cache_stays(
     assert all(there(pressed, theirs))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("lookahead", "least"), [(1, 0.9), (300, 0.8), (10_000, 0.0)])
+def test_however_far_a_coordinator_looks_ahead_it_drops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lookahead: int, least: float
+) -> None:
+    ahead = ("--lookahead-batches", str(lookahead))
+    stack = Stack(maxmemory="24mb", arguments=("--workers", "2", *ahead))
+    stack.start()
+    try:
+        source = write_images(tmp_path, 600, side=LARGE)
+        code = warm(stack, source, "--yes", "--json", side=LARGE)
+        report = told(capsys)
+        assert (report["ended"], report["dropped"]) == ("full", 0)
+        fits = report["estimate"]["fits"]
+        assert least * fits <= report["warm"] <= fits
+        assert code == (0 if report["warm"] else 1)
+    finally:
+        stack.close()
+
+
 def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text("[local]\ninvocation = 0.001\n")

@@ -8,28 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.warming.allowance import LOOKAHEAD_BATCHES, Allowance, Means, batch_size_for
+from experiments.warming.allowance import Allowance, Means, batch_size_for
 
 
 def test_what_fits_and_is_sure_is_warmed_in_ordinary_batches():
-    assert batch_size_for(1_000_000, Means(1e12, 1000.0), sure=True) == 256
-    assert batch_size_for(160, Means(1e12, 1000.0), sure=True) == 10
-    assert batch_size_for(3, Means(1e12, 1000.0), sure=True) == 1
+    assert batch_size_for(1_000_000, Means(1e12, 1000.0), lookahead=64, sure=True) == 256
+    assert batch_size_for(160, Means(1e12, 1000.0), lookahead=64, sure=True) == 10
+    assert batch_size_for(3, Means(1e12, 1000.0), lookahead=64, sure=True) == 1
 
 
 def test_where_not_all_fits_the_first_look_ahead_takes_an_eighth():
-    size = batch_size_for(1_000_000, Means(65_536_000, 1000.0), sure=True)
-    assert size * LOOKAHEAD_BATCHES <= 65_536 / 8 < (size + 1) * LOOKAHEAD_BATCHES
-    assert batch_size_for(1000, Means(1e12, 1.0, left_usd=10.0, sample_usd=0.1), sure=False) == 1
+    size = batch_size_for(1_000_000, Means(65_536_000, 1000.0), lookahead=64, sure=True)
+    assert size * 64 <= 65_536 / 8 < (size + 1) * 64
+    assert (
+        batch_size_for(1000, Means(1e12, 1.0, left_usd=10.0, sample_usd=0.1), lookahead=64, sure=False) == 1
+    )
 
 
 def test_with_no_room_for_a_look_ahead_there_is_none():
-    assert batch_size_for(1000, Means(65_000, 1000.0), sure=True) == 0
-    assert batch_size_for(1000, Means(-1, 1000.0), sure=True) == 0
-    assert batch_size_for(60, Means(72_000, 1000.0), sure=True) == 3
-    assert batch_size_for(60, Means(60_000, 1000.0), sure=True) == 1
-    assert batch_size_for(60, Means(60_000, 1000.0), sure=False) == 1
-    assert batch_size_for(1000, Means(1e9, 1000.0, left_usd=0.01, sample_usd=0.001), sure=False) == 0
+    assert batch_size_for(1000, Means(65_000, 1000.0), lookahead=64, sure=True) == 0
+    assert batch_size_for(1000, Means(-1, 1000.0), lookahead=64, sure=True) == 0
+    assert batch_size_for(60, Means(72_000, 1000.0), lookahead=64, sure=True) == 3
+    assert batch_size_for(60, Means(60_000, 1000.0), lookahead=64, sure=True) == 1
+    assert batch_size_for(60, Means(60_000, 1000.0), lookahead=64, sure=False) == 1
+    assert (
+        batch_size_for(1000, Means(1e9, 1000.0, left_usd=0.01, sample_usd=0.001), lookahead=64, sure=False)
+        == 0
+    )
 
 
 def test_money_that_is_not_bounded_or_not_needed_is_no_bound():
@@ -41,7 +46,7 @@ def test_money_that_is_not_bounded_or_not_needed_is_no_bound():
 
 
 def test_all_is_reported_once_the_end_is_in_view():
-    allowance = Allowance(batches=50, batch_size=10, seen=7)
+    allowance = Allowance(batches=50, batch_size=10, lookahead=64, seen=7)
     assert allowance.may_take()
     assert allowance.releasable(Means(0, 1.0)) == 7
 

@@ -21,6 +21,7 @@ def standing(**changes):
         "resident_samples": 0,
         "resident_bytes": 0,
         "prices": {"lambda": PRICES.of("lambda")},
+        "lookahead_batches": 64,
     }
     return Standing(**{**facts, **changes})
 
