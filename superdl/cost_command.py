@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_NARROWEST = 140  # columns: a narrower terminal wraps the lines and loses no figure
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
@@ -62,5 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         table = inputs_markdown(scenario) if arguments.inputs else markdown(scenario, prices, found)
         sys.stdout.write(table)
     else:
-        print_bills(scenario, prices, found, Console(highlight=False, soft_wrap=False))
+        console = Console(highlight=False)
+        console.width = max(console.width, _NARROWEST)
+        print_bills(scenario, prices, found, console)
     return 0

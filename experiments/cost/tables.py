@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from experiments.cost.model import PARTS, Bill, Period
@@ -72,23 +73,27 @@ def inputs_markdown(scenario: Scenario) -> str:
 
 def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], console: Console) -> None:
     """Tables of all periods, then every assumption."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     console.print(headline(scenario, prices), highlight=False)
     for period, title in _PERIODS.items():
         head, *rows = _rows(bills, period)
-        table = Table(title=f"US dollars for {title}", title_justify="left")
+        table = Table(
+            title=f"US dollars for {title}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         for number, name in enumerate(head):
-            table.add_column(name, justify="right" if number else "left")
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         console.print(table, highlight=False)
     for bill in bills:
+        line = f"{bill.loader}: held back by the {bill.bound}"
         if bill.functions_at_once:
-            what = "functions" if "Lambda" in bill.loader else f"hosts ({scenario.cpu_host})"
-            console.print(f"{bill.loader}: {bill.functions_at_once:.0f} {what} at once in a first epoch")
-        console.print(f"{bill.loader}: held back by the {bill.bound}", highlight=False)
-    inputs = Table(title="what this assumes (--set NAME=VALUE)", title_justify="left")
+            kind = "functions" if "Lambda" in bill.loader else f"hosts ({scenario.cpu_host})"
+            line += f"; {kind} at once in a first epoch: {math.ceil(bill.functions_at_once)}"
+        console.print(line, highlight=False)
+    inputs = Table(title="what this assumes (--set NAME=VALUE)", title_justify="left", box=SIMPLE_HEAD)
     for name in ("input", "value", "what it is", "where it is from"):
         inputs.add_column(name, overflow="fold")
     for one in scenario.inputs():
@@ -144,11 +149,11 @@ def _rows(bills: Sequence[Bill], period: str) -> list[list[str]]:
         for name, head in zip(PARTS, _HEADS, strict=True)
         if any(getattr(one, name) > 0 for one in periods)
     ]
-    rows = [["", "images/s", "hours", *(head for _, head in paid), "**total**"]]
+    rows = [["", "images/s", "hours", *(head for _, head in paid), "total"]]
     for bill, one in zip(bills, periods, strict=True):
         speed = bill.images_per_s if period == "later" else _mean_speed(bill, one, period)
         costs = [_usd(getattr(one, name)) for name, _ in paid]
-        rows.append([bill.loader, f"{speed:,.0f}", f"{one.hours:,.2f}", *costs, f"**{_usd(one.usd)}**"])
+        rows.append([bill.loader, f"{speed:,.0f}", f"{one.hours:,.2f}", *costs, _usd(one.usd)])
     return rows
 
 

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from coordinator.price_table import load_prices
 from tests.infra.stack_template import ROOT, written
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -40,6 +41,19 @@ def test_the_price_of_an_hour_is_the_price_tables():
     cache = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("cache"))
     coordinator = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("coordinator"))
     assert cache + coordinator == pytest.approx(prices["lambda"]["hour"])
+
+
+def test_prices_in_use_are_the_price_tables():
+    prices = load_prices()
+    trainer, address = prices.machine("g4dn.xlarge").hour, prices.address.hour
+    assert f"| trainer `g4dn.xlarge` | {trainer:g} per hour, {address:g} per hour for its address" in TEXT
+    gateway = prices.nat_gateway
+    assert (
+        f"| {gateway.hour:g} per hour ({gateway.hour * HOURS:.2f} per month), {gateway.gb:g} per GB |" in TEXT
+    )
+    assert f"between zones each GB costs {prices.transfer.between_zones_gb:g} USD" in TEXT
+    assert f"| {prices.endpoint.hour:g} per hour each, {prices.endpoint.gb:g} per GB |" in TEXT
+    assert prices.verified == ("endpoint.gb",), "docs/deploy.md says what was looked up"
 
 
 def test_what_is_counted_is_what_there_is():

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -323,6 +325,32 @@ def test_an_interrupt_ends_it_with_a_report(
     monkeypatch.undo()
     assert warm(warmed_by, source, "--yes", "--json") == 0
     assert told(capsys)["hits"] >= report["warm"]
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_at_a_terminal_ends_it(tmp_path: Path) -> None:
+    stack = Stack(maxmemory="2gb", arguments=("--workers", "1"))
+    stack.start()
+    ours, theirs = os.openpty()
+    try:
+        source = write_images(tmp_path, 6000, side=LARGE)
+        words = ("--coordinator", stack.address, "--resize", "128", "--crop", "128")
+        command = [sys.executable, "-P", "-m", "superdl.main", "warm", str(source), *words]
+        os.write(ours, b"y\n")
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            shown = b""
+            while b" made " not in shown:  # the bar is up; ends with the process at the latest
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        shown += os.read(ours, 65536)
+        assert b"interrupted" in shown
+        assert b"of 6,000 samples are in the cache" in shown
+        assert b"Traceback" not in shown
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        stack.close()
 
 
 @pytest.mark.slow
