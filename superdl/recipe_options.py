@@ -37,7 +37,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
 
     sizes = arguments.resize is not None or arguments.crop is not None
     if sizes and arguments.recipe:
-        raise ConfigError("--recipe has all steps in it: leave --resize and --crop out, or --recipe")
+        raise ConfigError("name the recipe by --resize 256 --crop 224, or --recipe FILE.json: not by both")
     if arguments.recipe:
         return _read(arguments.recipe)
     return Recipe.image(resize=arguments.resize, crop=arguments.crop) if sizes else None

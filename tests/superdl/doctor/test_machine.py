@@ -68,7 +68,7 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
     ("words", "reason"),
     [
         (["--recipe", "/no/such/file"], "--recipe /no/such/file cannot be read"),
-        (["--recipe", "file", "--crop", "8"], "leave --resize and --crop out"),
+        (["--recipe", "file", "--crop", "8"], "not by both"),
         (["--crop", "-1"], "size"),
         (["--batches-per-s", "-1"], "--batches-per-s"),
         (["--patience", "0"], "--patience"),
