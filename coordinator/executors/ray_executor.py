@@ -223,14 +223,15 @@ class RayExecutor:
 
     async def _keep(self) -> None:
         """Have a driver, starting another one when it ends, until the executor is closed."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s, told = _FIRST_PAUSE_S, ""
         while not self._closing.is_set():
             began_s = time.monotonic()
             await self._drive()
             if self._closing.is_set():
                 return
-            if self._fitness.golden:
-                _log.warning("Ray's driver is started again: %s", self._failure)
+            if self._fitness.golden and str(self._failure) != told:
+                told = str(self._failure)
+                _log.warning("Ray's driver is started again: %s", told)
             self._fitness.settled.set()  # start() need not wait any longer
             lasted = time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S
             pause_s = _FIRST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
