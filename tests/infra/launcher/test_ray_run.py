@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from infra.launcher.verdicts import EXIT_SERVICE_FAILED
 from tests.infra.launcher.hosts import DATA, LEADER
 from tests.infra.launcher.test_training_run import begin, check_every_image_once
 
@@ -41,4 +42,30 @@ def test_a_data_host_that_is_lost_costs_no_image(hosts, images):
     assert set(codes.values()) == {0}, hosts.all_said()
     assert "the run goes on without a data host" in hosts.said(LEADER)
     check_every_image_once(hosts, images, epochs=8)
+    hosts.until_nothing_is_left()
+
+
+def raylet_of(hosts, host):
+    return next(
+        p for p in hosts.left() if p.name() == "raylet" and f"--node_ip_address={host}" in p.cmdline()
+    )
+
+
+def test_a_node_that_dies_is_started_again(hosts, images):
+    hosts.data_hosts = (LEADER, DATA)
+    begin(hosts, images, "--epochs", "8", options=RAY, environment=FILES)
+    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    raylet_of(hosts, DATA).kill()
+    hosts.until_said(DATA, "Ray's node ended with exit code .*it is started again")
+    assert set(hosts.codes().values()) == {0}, hosts.all_said()
+    check_every_image_once(hosts, images, epochs=8)
+    hosts.until_nothing_is_left()
+
+
+def test_without_its_head_the_run_ends(hosts, images):
+    begin(hosts, images, "--forever", options=RAY, environment=FILES)
+    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    next(process for process in hosts.left() if process.name() == "gcs_server").kill()
+    assert set(hosts.codes().values()) == {EXIT_SERVICE_FAILED}, hosts.all_said()
+    assert "Ray's head ended with exit code" in hosts.reason(LEADER)
     hosts.until_nothing_is_left()

@@ -97,12 +97,14 @@ def test_a_trainer_host_that_dies_in_training_ends_the_run(hosts, images):
     hosts.until_nothing_is_left()  # ranks are in sessions of their own, and yet end with their launcher
 
 
-def test_sigterm_in_training_ends_all_ranks(hosts, images):
+def test_sigterm_in_training_lets_every_rank_save(hosts, images):
     begin(hosts, images, "--forever")
-    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    for rank in (0, 1):
+        hosts.until((hosts.directory / f"begun-{rank}").exists, f"the first batch of rank {rank}")
     for host in hosts.processes:
         hosts.signal(host, signal.SIGTERM)
     assert set(hosts.codes().values()) == {128 + signal.SIGTERM}, hosts.all_said()
+    assert all((hosts.directory / f"saved-{rank}").exists() for rank in (0, 1))
     assert hosts.left() == []
 
 

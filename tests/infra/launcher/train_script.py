@@ -10,7 +10,9 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,12 @@ def main() -> None:
     given = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+
+    def save(*_: object) -> NoReturn:
+        (given.output / f"saved-{rank}").touch()
+        raise SystemExit(1)
+
+    signal.signal(signal.SIGTERM, save)
     dataset = SuperDataset(given.source, recipe=Recipe.image(resize=32, crop=24), return_info=True)
     sampler = SuperSampler(dataset, batch_size=given.batch_size, shuffle=True, seed=5)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=1)
