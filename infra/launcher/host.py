@@ -182,7 +182,7 @@ class _Host:
         await leader.all_here(settings.start_wait_s)
         leader.tell(join=1, ray=services.ray)
         await leader.all_joined(settings.start_wait_s)
-        await services.start_rest(self._ray_nodes())
+        await services.start_rest(self._ray_nodes(leader))
         _log.info("all is ready: %s", services.coordinator)
         leader.tell(ready=1, coordinator=services.coordinator, run_id=run_id)
         await asyncio.Event().wait()
@@ -192,9 +192,9 @@ class _Host:
         await services.keep()
         raise AssertionError
 
-    def _ray_nodes(self) -> int:
+    def _ray_nodes(self, leader: Leader) -> int:
         """How many nodes Ray is to have: the leader's, and those of the hosts that bring CPUs."""
         cluster = self._cluster
         trainers_bring = bool(self._settings.trainer_cpus) or not cluster.data_hosts
         bring = cluster.hosts if trainers_bring else cluster.data_hosts
-        return len({cluster.leader, *bring})
+        return len({cluster.leader, *bring} - leader.lost)

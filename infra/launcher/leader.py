@@ -44,6 +44,9 @@ class Leader:
         trust: what they must know.
         silence_s: a host that says nothing for so long is lost.
         lost_data_hosts: so many data hosts, this one not counted, may be lost or fail before the run ends.
+
+    Attributes:
+        lost: those that were, while the run goes on.
     """
 
     def __init__(self, cluster: Cluster, trust: Trust, *, silence_s: float, lost_data_hosts: int) -> None:
@@ -58,7 +61,7 @@ class Leader:
         self._inbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._come: set[str] = set()
         self._joined: set[str] = set()
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()
         self._codes: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()
@@ -155,7 +158,7 @@ class Leader:
     async def _until_all(self, arrived: set[str], wait_s: float, fault: str) -> None:
         try:
             async with asyncio.timeout(wait_s):
-                while set(self._cluster.hosts) - arrived - self._lost:
+                while set(self._cluster.hosts) - arrived - self.lost:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -192,21 +195,21 @@ class Leader:
         elif "failed" in message:
             reason = f"{host}: {str(message['failed'])[:2000]}"
             self._lose(host, _code(message.get("code"), EXIT_SERVICE_FAILED), reason)
-        elif "lost" in message and host not in self._lost:
+        elif "lost" in message and host not in self.lost:
             self._lose(host, EXIT_HOST_LOST, f"{host} {message['lost']}")
         self._changed.set()
 
     def _lose(self, host: str, code: int, reason: str) -> None:
         bearable = host in self._cluster.data_hosts and host != self._cluster.leader
         stopped = code > EXIT_SIGNAL  # somebody wants the run to end
-        if not bearable or stopped or len(self._lost) >= self._may_lose:
+        if not bearable or stopped or len(self.lost) >= self._may_lose:
             raise RunFailedError(code, reason)
-        self._lost.add(host)
+        self.lost.add(host)
         if host in self._channels:
             self._channels[host].say(end=code, reason=reason)
         _log.warning(
             "the run goes on without a data host (%d of %d that may be lost): %s",
-            len(self._lost),
+            len(self.lost),
             self._may_lose,
             reason,
         )

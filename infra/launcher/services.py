@@ -147,7 +147,7 @@ class Services:
         self.coordinator = with_port(self._cluster.leader, settings.coordinator_port)
 
     async def _wait_for_nodes(self, nodes: int) -> None:
-        wait_s = self._wait_s
+        wait_s = self._settings.start_wait_s
         command = [sys.executable, "-P", str(_NODES_SCRIPT), self.ray, str(nodes), f"{wait_s:g}"]
         child = Child("the count of Ray's nodes", command, self._environment)
         await child.start()

@@ -114,6 +114,12 @@ def trust_of(cluster: Cluster, environment: Mapping[str, str], directory: Path) 
             msg = f"SUPER_TLS_CERT and SUPER_TLS_KEY cannot be used: {error}"
             raise ConfigError(msg) from error
     encrypts = credentials.encrypts(cluster.leader)
+    if server is not None and not encrypts:
+        msg = (
+            "SUPER_TLS_CERT is set and SUPER_COORDINATOR_CA_FILE is not: on loopback and with --insecure "
+            "clients encrypt only where they have it. Set it on every host, or leave the certificate out"
+        )
+        raise ConfigError(msg)
     return Trust(
         token=credentials.current_token(),
         server_tls=server,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit, connect
 from infra.launcher.trust import Trust
@@ -130,6 +133,38 @@ def test_a_stranger_is_told_apart(bytes_, told):
 
     (_, there), _ = asyncio.run(run())
     assert told in str(there)
+
+
+_values = st.text(max_size=5) | st.integers() | st.none() | st.lists(st.integers(), max_size=2)
+_messages = st.dictionaries(st.sampled_from(["launcher", "host", "nonce", "proof", "beat"]), _values)
+
+
+@given(st.binary(max_size=300) | _messages.map(lambda message: json.dumps(message).encode() + b"\n"))
+def test_whatever_a_stranger_says_is_refused(said):
+    async def run():
+        reader = asyncio.StreamReader(limit=MAX_LINE)
+        reader.feed_data(said)
+        reader.feed_eof()
+        with pytest.raises((RefusedError, ChannelLostError)):
+            await admit(reader, Deaf(), OURS, 5.0)
+
+    asyncio.run(run())
+
+
+class Deaf:
+    """What is written to a stranger that never reads."""
+
+    def write(self, data):
+        pass
+
+    def is_closing(self):
+        return False
+
+    def close(self):
+        pass
+
+    async def wait_closed(self):
+        pass
 
 
 def test_beats_come_by_themselves_and_are_not_heard():

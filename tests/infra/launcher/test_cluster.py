@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.launcher.cluster import Cluster, cluster_of_flags, cluster_of_sagemaker
 from super_wire.errors import ConfigError
@@ -134,6 +138,27 @@ def test_a_file_that_is_no_json_is_refused_by_name(tmp_path):
     (tmp_path / "resourceconfig.json").write_text("{")
     with pytest.raises(ConfigError, match="resourceconfig.json is no JSON"):
         of_sagemaker(directory=tmp_path)
+
+
+_names = st.sampled_from(["algo-1", "algo-2", "data_group", "dnn_group", ""]) | st.text(max_size=4)
+_groups = st.fixed_dictionaries({"instance_group_name": _names, "hosts": st.lists(_names, max_size=3)})
+_configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "hosts": st.lists(_names, max_size=4) | _names,
+        "current_host": _names | st.none(),
+        "current_group_name": _names | st.integers(),
+        "instance_groups": st.lists(_groups | _names, max_size=3) | st.none(),
+        "network_interface_name": _names | st.none(),
+    },
+)
+
+
+@given(_configs | st.lists(_names), st.sampled_from(["SM_RESOURCE_CONFIG", "SM_HOSTS"]))
+def test_whatever_is_told_is_a_cluster_or_an_error_of_ours(config, variable):
+    with contextlib.suppress(ConfigError):
+        found = cluster_of_sagemaker({variable: json.dumps(config)}, Path("/nonexistent"))
+        assert found is None or found.current in found.hosts
 
 
 def test_flags_keep_their_order():

@@ -61,6 +61,15 @@ def test_a_certificate_given_as_text_is_written_for_this_user_alone(certificates
     assert ALL["SUPER_TOKEN"] not in repr(trust)
 
 
+def test_a_certificate_that_no_client_would_ask_for_is_refused(certificates, tmp_path):
+    environment = {
+        "SUPER_TLS_CERT": certificates.server.cert_file,
+        "SUPER_TLS_KEY": certificates.server.key_file,
+    }
+    with pytest.raises(ConfigError, match="SUPER_TLS_CERT is set and SUPER_COORDINATOR_CA_FILE is not"):
+        trust_of(HERE, environment, tmp_path)
+
+
 def test_a_certificate_that_is_none_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="SUPER_TLS_CERT and SUPER_TLS_KEY cannot be used"):
         trust_of(HERE, {"SUPER_TLS_CERT": "/nonexistent", "SUPER_TLS_KEY": "/nonexistent"}, tmp_path)
