@@ -20,6 +20,8 @@ _BATCHES_LEAST = 16
 _BEYOND = 2
 """Batches beyond those given out that are looked at in any case."""
 
+_SCARCE_VIEWS = 4
+
 _TAIL = 4
 """Batches that may stay out although they would just fit: the last in view are not known to be there."""
 
@@ -82,6 +84,11 @@ class Allowance:
     seen: int = 0
     accounted: int = 0
     released: int = 0
+
+    @property
+    def scarce(self) -> float:
+        """With room for fewer samples, every batch counts."""
+        return _SCARCE_VIEWS * self.lookahead * self.batch_size
 
     @property
     def view(self) -> int:

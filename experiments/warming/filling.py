@@ -254,8 +254,10 @@ class _Filling:
         """Report batches as read, as far as what comes into view then has room and can be paid for."""
         if self._link is None or not self._held:
             return
-        # What a sample costs was guessed until some are paid for, and the guess may be far too low.
-        if fresh or self._limits.max_usd < math.inf or self._counted.age_s() > _STATS_EVERY_S:
+        # What a sample costs was guessed until some are paid for, and the guess may be far too low. Where
+        # room gets scarce, others may be filling it too.
+        near = self._limits.max_usd < math.inf or self._means().by_room < self._allowance.scarce
+        if fresh or near or self._counted.age_s() > _STATS_EVERY_S:
             self._look()
         count = self._allowance.releasable(self._means())
         for ref, report in self._held[:count]:

@@ -1,0 +1,212 @@
+"""``superdl warm`` where something bounds, breaks or interrupts it: money, time, killed parts, rights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from experiments.warming import filling
+from experiments.warming.show import WarmProgress
+from tests.fixtures.images import write_images
+from tests.fixtures.stack import Stack
+from tests.integration.test_networks import COORDINATOR, FUNCTION, let_in
+from tests.integration.warming import LARGE, records, told, warm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Hook:
+    """Does something once, when the first samples are warm."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+        self.act, self.done = act, False
+        tell = WarmProgress.tell
+        monkeypatch.setattr(filling, "_STATS_EVERY_S", 0.0)
+
+        def telling(progress: WarmProgress, report: Any) -> None:
+            tell(progress, report)
+            if report.warm and not self.done:
+                self.done = True
+                self.act()
+
+        monkeypatch.setattr(WarmProgress, "tell", telling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lookahead", "least"), [(1, 0.9), (300, 0.8), (10_000, 0.0)])
+def test_however_far_a_coordinator_looks_ahead_it_drops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lookahead: int, least: float
+) -> None:
+    ahead = ("--lookahead-batches", str(lookahead))
+    stack = Stack(maxmemory="24mb", arguments=("--workers", "2", *ahead))
+    stack.start()
+    try:
+        source = write_images(tmp_path, 600, side=LARGE)
+        code = warm(stack, source, "--yes", "--json", side=LARGE)
+        report = told(capsys)
+        assert (report["ended"], report["dropped"]) == ("full", 0)
+        fits = report["estimate"]["fits"]
+        assert least * fits <= report["warm"] <= fits
+        assert code == (0 if report["warm"] else 1)
+    finally:
+        stack.close()
+
+
+def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[local]\ninvocation = 0.001\n")
+    stack = Stack(arguments=("--workers", "2", "--prices", str(prices), "--request-samples", "2"))
+    stack.start()
+    try:
+        source = write_images(tmp_path / "images", 800)
+        assert warm(stack, source, "--yes", "--json", "--max-usd", "0.2") == 1
+        report = told(capsys)
+        assert report["ended"] == "max_usd"
+        assert 0.1 < report["usd"] <= 0.25  # the last requests are smaller, and so dearer, than the mean
+        assert 0 < report["warm"] <= 500
+        assert report["invocations"] * 0.001 == pytest.approx(report["usd"])
+        assert warm(stack, source, "--yes", "--json", "--max-usd", "0.00001") == 1
+        assert told(capsys)["invocations"] == 0
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
+def test_the_coordinators_own_cap_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[local]\ninvocation = 0.01\n")
+    stack = Stack(arguments=("--workers", "2", "--prices", str(prices), "--max-usd", "0.05"))
+    stack.start()
+    try:
+        source = write_images(tmp_path / "images", 600)
+        assert warm(stack, source, "--yes", "--json") == 1
+        report = told(capsys)
+        assert report["ended"] == "spending_cap"
+        assert "--max-usd" in report["why"]
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
+def test_functions_and_a_coordinator_that_are_killed_are_got_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(arguments=("--workers", "2"))
+    stack.start()
+    try:
+        for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
+            hook = Hook(monkeypatch, act)
+            source = write_images(tmp_path / str(number), 700, seed=number)
+            assert warm(stack, source, "--yes", "--json") == 0
+            assert hook.done
+            assert told(capsys)["warm"] == 700
+            monkeypatch.undo()
+        assert records(stack) == 1400
+    finally:
+        stack.close()
+
+
+def kill_functions(stack: Stack) -> None:
+    for process in stack.functions():
+        process.kill()
+
+
+def restart(stack: Stack) -> None:
+    stack.kill_coordinator()
+    stack.start_coordinator()
+
+
+def test_an_interrupt_ends_it_with_a_report(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    hook = Hook(monkeypatch, interrupt)
+    source = write_images(tmp_path, 400, seed=4)
+    assert warm(stack, source, "--yes", "--json") == 130
+    report = told(capsys)
+    assert hook.done
+    assert report["ended"] == "interrupted"
+    assert 0 < report["warm"] < 400
+    monkeypatch.undo()
+    assert warm(stack, source, "--yes", "--json") == 0
+    assert told(capsys)["hits"] >= report["warm"]
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_at_a_terminal_ends_it(tmp_path: Path) -> None:
+    stack = Stack(maxmemory="2gb", arguments=("--workers", "1"))
+    stack.start()
+    ours, theirs = os.openpty()
+    try:
+        source = write_images(tmp_path, 6000, side=LARGE)
+        words = ("--coordinator", stack.address, "--resize", "128", "--crop", "128")
+        command = [sys.executable, "-P", "-m", "superdl.main", "warm", str(source), *words]
+        os.write(ours, b"y\n")
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            shown = b""
+            while b" made " not in shown:  # the bar is up; ends with the process at the latest
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        shown += os.read(ours, 65536)
+        assert b"interrupted" in shown
+        assert b"of 6,000 samples are in the cache" in shown
+        assert b"Traceback" not in shown
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        stack.close()
+
+
+@pytest.mark.slow
+def test_functions_that_hang_end_its_patience(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(arguments=("--workers", "1"))
+    stack.start()
+    try:
+        stopped = stack.functions()
+        for process in stopped:
+            process.suspend()
+        source = write_images(tmp_path, 10)
+        assert warm(stack, source, "--yes", "--json", "--patience", "0.5") == 1
+        report = told(capsys)
+        assert report["ended"] == "stalled"
+        assert "samples have not come for 0.5 s, the first of them ant/00000.jpg" in report["why"]
+        assert warm(stack, source, "--yes", "--json", "--timeout", "0.2") == 1
+        assert told(capsys)["ended"] == "timeout"
+        for process in stopped:
+            process.resume()
+    finally:
+        stack.close()
+
+
+def test_a_readers_user_may_do_it_and_one_without_getrange_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = {"SUPER_CACHE_USERNAME": "coordinator", "SUPER_CACHE_PASSWORD": "word"}
+    stack = Stack(arguments=("--workers", "1"), environment=users)
+    stack.valkey.start()
+    try:
+        let_in(stack.valkey, "coordinator", f"{COORDINATOR} {FUNCTION}", "super:*")
+        let_in(stack.valkey, "reader", "get getrange xadd cluster|slots asking", "super:r1:*", "super:n1:*")
+        let_in(stack.valkey, "blind", "get xadd cluster|slots asking", "super:r1:*", "super:n1:*")
+        stack.start_coordinator()
+        source = write_images(tmp_path, 10)
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "blind")
+        assert warm(stack, source, "--yes") == 1
+        assert "superdl warm needs GETRANGE on super:r1:*" in capsys.readouterr().err
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+        assert warm(stack, source, "--yes", "--json") == 0
+        assert told(capsys)["warm"] == 10
+    finally:
+        stack.close()
