@@ -23,7 +23,7 @@ def no_coordinator(monkeypatch):
     [
         (SIZES, "needs a coordinator that stays"),
         (NOWHERE, "--resize 256 --crop 224, or --recipe FILE.json"),
-        ([*NOWHERE, *SIZES, "--recipe", "r.json"], "leave --resize and --crop out"),
+        ([*NOWHERE, *SIZES, "--recipe", "r.json"], "or --recipe FILE.json"),
         ([*NOWHERE, "--recipe", "/nowhere/r.json"], "--recipe /nowhere/r.json cannot be read"),
         ([*NOWHERE, *SIZES, "--max-usd", "0"], "--max-usd is above 0"),
         ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience is above 0"),
