@@ -40,6 +40,9 @@ _FAILURES_LISTED = 20
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take between two looks."""
 
+_QUIET_S = 2.0
+_SETTLE_S = 0.02
+
 _MONEY_KEPT = 0.05
 """Of the money: hedges and retries of what is under way."""
 
@@ -216,11 +219,19 @@ class _Filling:
         except KeyboardInterrupt:
             self._report.ended = Ended.INTERRUPTED
         finally:
-            self._counted.look(self._report)
             self._report.seconds = time.monotonic() - self._begin_s
+            self._settle()
             if self._link is not None:
                 self._link.close()
         self._tell(self._report)
+
+    def _settle(self) -> None:
+        """Have all that functions did counted: records are there before the coordinator hears of it."""
+        end_s = time.monotonic() + _QUIET_S
+        self._counted.look(self._report)
+        while self._counted.known and self._counted.working and time.monotonic() < end_s:
+            time.sleep(_SETTLE_S)
+            self._counted.look(self._report)
 
     def _go_through(self, batches: PlanIterator) -> None:
         self._look()
@@ -240,15 +251,22 @@ class _Filling:
         Raises:
             _StopError: it may not.
         """
-        if self._allowance.may_take():
-            return
-        self._release(fresh=True)
-        if self._allowance.may_take():
-            return
-        means = self._means()
-        if means.by_room <= means.by_money:
-            raise _StopError(Ended.FULL)
-        raise _StopError(Ended.MAX_USD)
+        self._check_time()
+        began_s, attempt = time.monotonic(), 0
+        while not self._allowance.may_take():
+            attempt += 1
+            self._release(fresh=True)
+            if self._allowance.may_take():
+                return
+            silent_s = time.monotonic() - began_s
+            if not self._counted.known:
+                if silent_s > self._limits.patience_s:
+                    why = f"the coordinator has not answered for {self._limits.patience_s:g} s"
+                    raise _StopError(Ended.STALLED, why)
+            elif not self._counted.in_flight or silent_s > _QUIET_S:
+                means = self._means()  # what is in flight has room reserved that was counted as needed, too
+                raise _StopError(Ended.FULL if means.by_room <= means.by_money else Ended.MAX_USD)
+            time.sleep(self._backoff.delay_s(attempt, self._random.random()))
 
     def _release(self, *, fresh: bool) -> None:
         """Report batches as read, as far as what comes into view then has room and can be paid for."""
@@ -267,7 +285,9 @@ class _Filling:
 
     def _look(self) -> None:
         seen = self._allowance.seen
-        self._counted.look(self._report)
+        if self._counted.look(self._report):  # the job was opened again, where its next batch is
+            self._allowance.released = seen
+            self._held.clear()
         self._allowance.accounted = seen
         self._tell(self._report)
 
@@ -323,10 +343,8 @@ class _Filling:
             self._wait(ref, missing, attempt, moved_s, seen.trouble)
 
     def _wait(self, ref: BatchRef, missing: list[int], attempt: int, moved_s: float, trouble: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._begin_s > self._limits.timeout_s:
-            raise _StopError(Ended.TIMEOUT, f"{self._limits.timeout_s:g} s are over")
-        if now_s - moved_s > self._limits.patience_s:
+        self._check_time()
+        if time.monotonic() - moved_s > self._limits.patience_s:
             because = (
                 f"the cache does not answer: {trouble}"
                 if trouble
@@ -341,18 +359,20 @@ class _Filling:
             self._look()
         time.sleep(self._backoff.delay_s(attempt, self._random.random()))
 
+    def _check_time(self) -> None:
+        if time.monotonic() - self._begin_s > self._limits.timeout_s:
+            raise _StopError(Ended.TIMEOUT, f"{self._limits.timeout_s:g} s are over")
+
     def _failed(self, ref: BatchRef, offset: int, link: HeaderLink) -> None:
         """Count a tombstone, and list the first of them.
 
         Raises:
             _StopError: it says that no more money may be spent.
         """
-        if len(self._report.failures) >= _FAILURES_LISTED:
-            self._report.failed += 1
-            return
         stone = link.tombstone(ref.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES])
         if stone is not None and stone.reason == SPENDING_CAP:
             raise _StopError(Ended.SPENDING_CAP, stone.message)
         self._report.failed += 1
-        reason = f"{stone.reason}: {stone.message}" if stone is not None else "its tombstone has gone"
-        self._report.failures.append((ref.name_of(offset), reason))
+        if len(self._report.failures) < _FAILURES_LISTED:
+            reason = f"{stone.reason}: {stone.message}" if stone is not None else "its tombstone has gone"
+            self._report.failures.append((ref.name_of(offset), reason))

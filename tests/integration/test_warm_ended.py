@@ -39,6 +39,25 @@ class Hook:
 
 
 @pytest.mark.slow
+def test_a_coordinator_that_is_restarted_before_the_cache_is_full_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(maxmemory="48mb", arguments=("--workers", "2"))
+    stack.start()
+    try:
+        hook = Hook(monkeypatch, lambda: restart(stack))
+        source = write_images(tmp_path, 1000, side=LARGE)
+        assert warm(stack, source, "--yes", "--json", side=LARGE) == 0
+        report = told(capsys)
+        assert hook.done
+        assert report["ended"] == "full"
+        assert 0.8 * report["estimate"]["fits"] < report["warm"] <= report["estimate"]["fits"]
+        assert records(stack) >= report["warm"] - report["dropped"]
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("lookahead", "least"), [(1, 0.9), (300, 0.8), (10_000, 0.0)])
 def test_however_far_a_coordinator_looks_ahead_it_drops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lookahead: int, least: float
