@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from super_wire.errors import SuperError
+from super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 from superdl.doctor.finding import Finding, Found, Verdict, bad, doubtful, skipped
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 20.0
+_UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
+_UNREACHED = (
+    "see that it runs, that host and port are right, and that firewall and security group let this machine in"
+)
 _SILENCE = (
     "what drops packets without a word looks like this: a firewall, a security group, a route that leads "
     "nowhere, a name server that does not answer"
@@ -87,7 +91,8 @@ def _looked(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
         worst = doubtful if check.by_role and case.elsewhere else bad
         return worst(f"it came to no end within {limit_s:g} s", _SILENCE)
     if isinstance(found, SuperError):
-        return bad(f"{type(found).__name__}: {found}", "")
+        remedy = _UNREACHED if isinstance(found, _UNREACHABLE) else ""  # the others' words have one
+        return bad(f"{type(found).__name__}: {found}", remedy)
     if isinstance(found, BaseException):
         return bad(
             f"the check itself failed: {type(found).__name__}: {found}",

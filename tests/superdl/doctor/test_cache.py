@@ -78,6 +78,7 @@ def test_nobody_there(capsys):
     code, found = asked(capsys, "--cache", address)
     assert code == 1
     assert address in found["cache"]["reason"]
+    assert "security group" in found["cache"]["remedy"]
 
 
 @pytest.mark.slow
