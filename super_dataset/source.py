@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from super_wire.discretion import without_credentials
 from super_wire.errors import ConfigError
 
 __all__ = ["normalise_url"]
@@ -45,7 +46,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
             msg = f"{name} {text!r} names no absolute path: write file:///directory (three slashes)"
             raise ConfigError(msg)
         return _file_url(rest)
-    msg = f"{name} {text!r}: SUPER reads s3:// and file://, not {scheme}://"
+    msg = f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://"
     raise ConfigError(msg)
 
 
@@ -62,7 +63,7 @@ def _file_url(path: str) -> str:
 def _s3_url(rest: str, text: str, name: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        msg = f"{name} {text!r} names no bucket: write s3://bucket/prefix"
+        msg = f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix"
         raise ConfigError(msg)
     prefix = prefix.rstrip("/")
     return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"

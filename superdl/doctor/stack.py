@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from super_wire.discretion import without_credentials
 from super_wire.errors import ConfigError
 from superdl.doctor.aws import aws_client
 from superdl.doctor.running import within
@@ -59,7 +60,8 @@ def _read_file(file: str) -> Stack:
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        msg = f"the stack's outputs in {file} cannot be read: {error}"
+        why = error.strerror if isinstance(error, OSError) else error
+        msg = f"the stack's outputs in {without_credentials(file)} cannot be read: {why}"
         raise ConfigError(msg) from error
     return _stack_of(content, file)
 

@@ -11,7 +11,7 @@ from superdl.doctor import Verdict
 from superdl.doctor.limits import check_open_files
 from superdl.doctor.machine import judge_shared_memory
 from superdl.main import main
-from tests.superdl.doctor.asking import asked
+from tests.superdl.doctor.asking import asked, only
 
 MIB = 2**20
 
@@ -80,6 +80,23 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
 def test_wrong_use(capsys, words, reason):
     assert main(["doctor", *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["s3://AKIA:geheim@bucket/x"],
+        ["https://u:geheim@h/x"],
+        [".", "--key-list", "https://h/a.csv?sig=geheim"],
+        ["--stack", "https://u:geheim@x/stack.json"],
+        ["--coordinator", "user:geheim@host:1"],
+        ["--cache", "redis://:geheim@h:1"],
+    ],
+)
+def test_credentials_in_addresses_are_not_repeated(capfd, monkeypatch, words):
+    only(monkeypatch, "coordinator", "cache")
+    assert main(["doctor", *words]) in {1, 2}
+    assert "geheim" not in "".join(capfd.readouterr())
 
 
 def test_a_batch_of_none(capsys):
