@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import sys
 import time
@@ -34,11 +35,12 @@ from coordinator.executors.framing import (
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["NodeFailedError", "RayChild"]
 
 _EXIT_TIMEOUT_S = 5.0
+_OURS = ("SUPER_", "AWS_")
 _FAILURES: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "not loaded": FunctionRaisedError,
@@ -110,7 +112,12 @@ class RayChild:
             # A process group of its own: Ctrl-C at the terminal is the coordinator's to answer. Ray makes its
             # working directory a place where workers look for modules, so it is one that has none.
             process = await asyncio.create_subprocess_exec(
-                *command, address, function, str(cpus), stdin=PIPE, stdout=PIPE, process_group=0, cwd="/"
+                *(*command, address, function, str(cpus)),
+                stdin=PIPE,
+                stdout=PIPE,
+                env=_without_secrets(os.environ),
+                process_group=0,
+                cwd="/",
             )
         except OSError as error:
             raise ExecutorError(f"no process for Ray's driver could be started: {error}") from error
@@ -293,3 +300,8 @@ class RayChild:
             self._ready.exception()  # it need not be waited for
         for call in self._calls.values():
             call.fail(ConnectionLostError(f"Ray's driver ended: {reason}"))
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver needs of an environment: Ray's variables, and no credentials of ours."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OURS)}

@@ -38,6 +38,12 @@ class util:
     @staticmethod
     def get_node_ip_address(): return "127.0.0.1"
 """
+TELLING = """
+def init(**options):
+    import os
+    known = ("SUPER_", "AWS_", "RAY_AUTH_TOKEN_")
+    raise OSError("it has " + ",".join(name for name in os.environ if name.startswith(known)) + ";")
+"""
 SILENT = """
 def init(**options):
     import threading
@@ -80,6 +86,13 @@ def test_why_there_is_no_driver_is_told(in_rays_place, code, wrong_settings, wor
     error = asyncio.run(refusal())
     assert error.wrong_settings is wrong_settings
     assert re.search(words, str(error)), error
+
+
+def test_it_gets_rays_variables_and_no_credentials_of_ours(in_rays_place, monkeypatch):
+    in_rays_place(TELLING)
+    for name in ("SUPER_CACHE_PASSWORD", "SUPER_TOKEN", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "x")
+    assert "it has RAY_AUTH_TOKEN_PATH;" in str(asyncio.run(refusal()))
 
 
 def test_an_address_where_nobody_listens_is_told_at_once(in_rays_place):
