@@ -81,3 +81,26 @@ def test_a_cluster_that_wants_a_token_lets_in_who_has_it(monkeypatch, tmp_path):
         assert "RAY_AUTH_TOKEN" in asyncio.run(refused())
     finally:
         cluster.close()
+
+
+def test_a_cluster_that_wants_tls_lets_in_who_has_a_certificate(monkeypatch, certificates):
+    pytest.importorskip("ray", reason="Ray is not installed: make test-full installs it")
+    variables = {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": certificates.node.cert_file,
+        "RAY_TLS_SERVER_KEY": certificates.node.key_file,
+        "RAY_TLS_CA_CERT": certificates.ca_file,
+    }
+    cluster = RayCluster(variables)
+    try:
+        cluster.add(cpus=1)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+        async def main():
+            async with connected(cluster) as executor:
+                assert await answers(executor)
+
+        asyncio.run(main())
+    finally:
+        cluster.close()
