@@ -282,8 +282,8 @@ class RayChild:
         return (
             f"no connection to the Ray cluster at ray_address={self._address} ({reason}): start one, or join "
             "this machine to it with `ray start --address=HEAD:6379 --num-cpus=0`; auto finds the one that "
-            "this machine is a node of. One with tokens or TLS wants RAY_AUTH_MODE and RAY_AUTH_TOKEN, or "
-            "RAY_USE_TLS and its files, in the coordinator's environment too"
+            "this machine is a node of. Ray and Python are to be the cluster's; one with tokens or TLS wants "
+            "RAY_AUTH_MODE and RAY_AUTH_TOKEN, or RAY_USE_TLS and its files, in this environment too"
         )
 
     def _how_it_ended(self) -> str:

@@ -37,6 +37,7 @@ _REACH_S = 5.0
 _LOOK_S = 1.0
 _GOODBYE_S = 3.0
 _FEW_LINES = 4
+_MAX_WORDS = 1000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ACCELERATORS = frozenset({"GPU", "TPU", "HPU", "NPU", "neuron_cores"})
 _ACCELERATOR_TYPE = "accelerator_type:"
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> int:
         tell({"refused": words, "wrong_settings": True})
         return 1
     try:
-        _check_reachable(address)
+        _check_reachable(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         # What functions print is in the logs that Ray keeps on each node.
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except Exception as error:  # noqa: BLE001  # Ray says so by a dozen of types, its own and Python's
@@ -202,7 +203,7 @@ def _words_of(error: Exception) -> str:
     """Type and words of an error in one line: of the trace that Ray makes of a task's, the last one."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()] or [""]
     words = lines[-1] if len(lines) > _FEW_LINES else " ".join(lines)
-    return f"{type(error).__name__}: {words}".removesuffix(": ")
+    return f"{type(error).__name__}: {words}".removesuffix(": ")[:_MAX_WORDS]
 
 
 def _described(entry: dict[str, Any], here: str) -> dict[str, Any]:
