@@ -1,4 +1,4 @@
-"""Host names as addresses: resolved when they can be, and written with a port.
+"""Host names as addresses: resolved when they can be, found among this host's own, and written with a port.
 
 On SageMaker a container's name may not be known to the others' resolvers for a while after the start.
 """
@@ -9,9 +9,12 @@ import asyncio
 import socket
 import time
 
-from infra.launcher.verdicts import EXIT_NOT_READY, RunFailedError
+import psutil
 
-__all__ = ["address_of", "with_port"]
+from infra.launcher.verdicts import EXIT_NOT_READY, RunFailedError
+from super_wire.loopback import is_loopback
+
+__all__ = ["address_of", "interface_of", "with_port"]
 
 _RETRY_S = 0.5
 
@@ -35,6 +38,16 @@ async def address_of(host: str, wait_s: float) -> str:
         else:
             addresses = sorted(found, key=lambda item: item[0] != socket.AF_INET)
             return str(addresses[0][4][0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty if none has."""
+    if is_loopback(address):
+        address = "127.0.0.1"  # the whole of 127.0.0.0/8 is there on Linux, and listed as this
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == address for found in addresses):
+            return name
+    return ""
 
 
 def with_port(host: str, port: int) -> str:

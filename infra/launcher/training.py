@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.launcher.addresses import interface_of
 from infra.launcher.processes import Child
 from super_wire.errors import ConfigError
 
@@ -75,7 +76,7 @@ def training(
     first = cluster.training_hosts[0]
     own = {**environment, "SUPER_COORDINATOR": coordinator}
     own.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{max(1, int(settings.stop_wait_s) - 5)}")
-    interface = "lo" if cluster.on_loopback and sys.platform == "linux" else cluster.interface
+    interface = cluster.interface or interface_of(address)  # torch's guess is what the host's name leads to
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if interface else ():
         own.setdefault(name, interface)
     ranks = ranks_here(settings, environment)

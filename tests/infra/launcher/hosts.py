@@ -44,6 +44,7 @@ class Hosts:
         self.data_hosts: tuple[str, ...] = (LEADER,)
         self.training_hosts: tuple[str, ...] = (TRAINER_0, TRAINER_1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.inside: Callable[[str], tuple[str, ...]] = lambda host: ()  # what its commands begin with
 
     def start(
         self,
@@ -66,7 +67,13 @@ class Hosts:
             path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
             with self.log(host).open("wb") as log:
                 self.processes[host] = subprocess.Popen(
-                    [sys.executable, "-m", "infra.launcher", *told, *own, *options, "--", *command],
+                    [
+                        *self.inside(host),
+                        sys.executable,
+                        *("-m", "infra.launcher", *told, *own, *options),
+                        "--",
+                        *command,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

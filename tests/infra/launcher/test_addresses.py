@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from infra.launcher.addresses import address_of, with_port
+from infra.launcher.addresses import address_of, interface_of, with_port
 from infra.launcher.cluster import Cluster
 from infra.launcher.host import run_host
 from infra.launcher.settings import LaunchSettings
@@ -52,6 +52,13 @@ def test_a_host_that_only_itself_can_reach_is_refused(monkeypatch):
     verdict = asyncio.run(run_host(cluster, settings, {}, ["true"]))
     assert verdict.code == EXIT_WRONG_SETTINGS
     assert "node-1 is 127.0.1.1 on node-1 itself" in verdict.reason
+
+
+def test_the_interface_that_has_an_address():
+    loopback = interface_of("127.0.0.1")
+    assert loopback in {"lo", "lo0"}
+    assert interface_of("127.0.0.7") == loopback
+    assert interface_of("192.0.2.1") == ""
 
 
 def test_a_port_goes_with_any_address():
