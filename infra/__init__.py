@@ -1,5 +1,6 @@
 """SUPER on AWS: the template, and the commands that it needs before (:mod:`infra.make_secrets`) and after
-(:mod:`infra.teardown`). Not in the wheel; docs/deploy.md walks through it.
+(:mod:`infra.teardown`), which docs/deploy.md walks through; and on clusters: :mod:`infra.launcher`, of which
+docs/clusters.md tells. Not in the wheel.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ import uuid
 import pytest
 
 from infra.launcher.verdicts import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_WRONG_SETTINGS
+from tests.fixtures.certificates import _Authority
 from tests.infra.launcher.test_training_run import LOCAL, begin, check_every_image_once
 
 IP = shutil.which("ip") or ""
+SERVER_WITH_TLS = shutil.which("valkey-server") or shutil.which("redis-server")
 ADDRESSES = LEADER, TRAINER_0, TRAINER_1 = "10.83.0.1", "10.83.0.2", "10.83.0.3"
 
 
@@ -100,6 +102,41 @@ def test_functions_run_on_rays_nodes_of_all_hosts(hosts, switch, images):
     assert set(hosts.codes().values()) == {0}, hosts.all_said()
     check_every_image_once(hosts, images)
     assert "3 functions at once on 3 nodes" in hosts.said(LEADER)
+    hosts.until_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'superdl[ray]'")
+@pytest.mark.skipif(
+    not SERVER_WITH_TLS, reason="no server with TLS is here: pip's have none, and none is on PATH"
+)
+def test_with_tls_token_and_password_everywhere_nothing_is_insecure(hosts, switch, images, tmp_path):
+    authority = _Authority(tmp_path, "authority")
+    pair = authority.sign("hosts", *ADDRESSES, "127.0.0.1")
+    begin(
+        hosts,
+        images,
+        *("--epochs", "2"),
+        options=("--cache-bytes=128mb", "--data-cpus=1", "--trainer-cpus=1"),
+        environment={
+            "SUPER_FILE_ROOTS": str(images),
+            "SUPER_RAY_SHARED_FILES": "1",
+            "SUPER_TOKEN": "a-token-of-one-test",
+            "SUPER_CACHE_PASSWORD": "a-password-of-one-test",
+            "SUPER_TLS_CERT": pair.cert_file,
+            "SUPER_TLS_KEY": pair.key_file,
+            "SUPER_COORDINATOR_CA_FILE": authority.file,
+            "SUPER_CACHE_CA_FILE": authority.file,
+            "RAY_USE_TLS": "1",
+            "RAY_TLS_SERVER_CERT": pair.cert_file,
+            "RAY_TLS_SERVER_KEY": pair.key_file,
+            "RAY_TLS_CA_CERT": authority.file,
+        },
+    )
+    assert set(hosts.codes().values()) == {0}, hosts.all_said()
+    check_every_image_once(hosts, images)
+    assert "INSECURE" not in hosts.all_said()
+    assert "of-one-test" not in hosts.all_said()
     hosts.until_nothing_is_left()
 
 
