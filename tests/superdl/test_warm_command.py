@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_a_broken_recipe_is_named(tmp_path, capsys):
         file.write_text(text)
         assert main(["warm", "/data", *NOWHERE, "--recipe", str(file)]) == 2
         assert reason in capsys.readouterr().err
+
+
+def test_every_option_of_the_page_is_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["warm", "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    page = (Path(__file__).parents[2] / "docs" / "warming.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
+    assert named
+    assert named <= known
