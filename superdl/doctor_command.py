@@ -112,7 +112,6 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         ConfigError: something of it cannot be meant.
     """
     from coordinator.settings import load_settings
-    from super_dataset.source import normalise_url
     from super_wire.discretion import keep_secrets_out_of_logs
     from super_wire.recipe import Recipe
     from superdl.doctor.case import Case
@@ -127,8 +126,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     return Case(
         settings=load_settings(named, {}),
         recipe=recipe_of(arguments) or Recipe.image(resize=_USUAL[0], crop=_USUAL[1]),
-        source=normalise_url(arguments.source, name="source") if arguments.source else "",
-        key_list=normalise_url(arguments.key_list, name="--key-list") if arguments.key_list else "",
+        source=_source(arguments.source),
+        key_list=_key_list(arguments.key_list),
         coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,
         cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache,
         given=frozenset(name for name in _SETTINGS if named[name]),
@@ -138,6 +137,27 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         readable=stack.readable,
         patience_s=_amount("--patience", arguments.patience, above=True),
     )
+
+
+def _source(named: str) -> str:
+    """The source's URL; empty where none is named. It is read without torch, which not every machine has."""
+    from coordinator.catalog.source import parse_source
+    from super_wire.errors import ConfigError, SourceError
+
+    try:
+        return parse_source(named).url if named else ""
+    except SourceError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _key_list(named: str) -> str:
+    from coordinator.catalog.source import scheme_of
+    from super_wire.errors import ConfigError, SourceError
+
+    try:
+        return named if not named or scheme_of(named, "key list") else ""
+    except SourceError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _positive(text: str) -> int:

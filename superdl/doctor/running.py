@@ -28,6 +28,7 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 20.0
+_NOT_EVERYWHERE = ("torch", "PIL")
 _UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
 _UNREACHED = (
     "see that it runs, that host and port are right, and that firewall and security group let this machine in"
@@ -93,6 +94,10 @@ def _looked(limit_s: float, check: Check, case: Case, seen: Seen) -> Found:
     if isinstance(found, SuperError):
         remedy = _UNREACHED if isinstance(found, _UNREACHABLE) else ""  # the others' words have one
         return bad(f"{type(found).__name__}: {found}", remedy)
+    lacking = (found.name or "").partition(".")[0] if isinstance(found, ModuleNotFoundError) else ""
+    if lacking in _NOT_EVERYWHERE:
+        why = f"it needs {lacking}, which is not installed here, as on a coordinator's machine"
+        return skipped(why, "run superdl doctor where trainers run, too")
     if isinstance(found, BaseException):
         return bad(
             f"the check itself failed: {type(found).__name__}: {found}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -74,7 +77,8 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor is one of"),
         (["--stack", "no/such.json"], "cannot be read"),
-        (["gs://bucket"], "s3:// and file://"),
+        (["gs://bucket"], "unknown scheme gs://"),
+        ([".", "--key-list", "gs://bucket/k.csv"], "key list 'gs://bucket/k.csv' has the unknown scheme"),
     ],
 )
 def test_wrong_use(capsys, words, reason):
@@ -97,6 +101,26 @@ def test_credentials_in_addresses_are_not_repeated(capfd, monkeypatch, words):
     only(monkeypatch, "coordinator", "cache")
     assert main(["doctor", *words]) in {1, 2}
     assert "geheim" not in "".join(capfd.readouterr())
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from superdl.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_without_torch_as_beside_a_coordinator(images, valkey):
+    command = [sys.executable, "-c", WITHOUT_TORCH, "doctor", str(images), "--cache", valkey.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = {one["check"]: one for one in json.loads(done.stdout)}
+    assert done.returncode == 0, done.stderr
+    assert found["listing"]["verdict"] == found["object"]["verdict"] == found["function"]["verdict"] == "ok"
+    for check in ("cache", "sample"):
+        assert found[check]["verdict"] == "skip"
+        assert "needs torch" in found[check]["reason"]
 
 
 def test_a_batch_of_none(capsys):
