@@ -5,6 +5,7 @@ that local functions give, whatever happens to the nodes.
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import psutil
@@ -15,7 +16,7 @@ from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from super_wire.errors import ConfigError
 from super_wire.record import unpack
-from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.node_function import FUNCTION, HOLD
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
@@ -81,6 +82,26 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_only_its_requests(
         assert records(by_local.valkey) == records(valkey)
     finally:
         by_local.close()
+
+
+def test_nodes_that_come_and_go_while_they_work(
+    ray_cluster: RayCluster, stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    """The look-ahead is short, so that functions are at work all the while."""
+    images = write_images(tmp_path, 600)
+    first = ray_cluster.add(cpus=1)
+    running = stack("--lookahead-batches", "4")
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=running.address) as sampler:
+        loader = iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
+        delivered = collect(islice(loader, 5))
+        ray_cluster.add(cpus=2)
+        until(lambda: sampler.job_stats().capacity == 3)
+        delivered += collect(islice(loader, 5))
+        ray_cluster.kill(first)
+        delivered += collect(loader)
+        until(lambda: sampler.job_stats().capacity == 2)
+    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
 def test_a_coordinator_that_is_killed_takes_its_driver_along(
