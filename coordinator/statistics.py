@@ -97,7 +97,7 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
         pb.ExecutorStats(
             name=member.name,
             capacity=member.concurrency.capacity,
-            concurrency=core.fleet.limit_of(member, core.now_s),
+            concurrency=member.concurrency.limit(core.now_s),
             in_flight=member.in_flight,
             requests=member.requests,
             samples=member.samples,

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.core.ledger import Spending
 from coordinator.core.samples import SampleState
+from coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from coordinator.core.state import RequestInFlight, State
 
-__all__ = ["problems"]
+__all__ = ["idlers", "problems"]
 
 
 def problems(state: State) -> Iterator[str]:
@@ -59,9 +61,33 @@ def _unpaired(requests: dict[int, RequestInFlight]) -> Iterator[RequestInFlight]
 
 def _executors(state: State) -> Iterator[str]:
     for member in state.fleet.members:
-        count = sum(request.executor == member.number for request in state.requests.values())
-        if count != member.in_flight:
-            yield f"{count} requests are in flight at {member.name}, {member.in_flight} are counted"
+        theirs = [request for request in state.requests.values() if request.executor == member.number]
+        samples = sum(request.indices.size for request in theirs)
+        if (len(theirs), samples) != (member.in_flight, member.samples_in_flight):
+            yield (
+                f"{len(theirs)} requests and {samples} samples are in flight at {member.name}, "
+                f"{member.in_flight} and {member.samples_in_flight} are counted"
+            )
+
+
+def idlers(state: State, now: float) -> Iterator[str]:
+    """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
+    for job in state.jobs.values():
+        roster = state.roster_of(job.dataset)
+        for lane in job.lanes.values():
+            key = (job.name, lane.rank)
+            queued = key in roster.hungry or key in roster.patient or key in state.crowding.lanes
+            if lane.pending and not lane.lapsed and not queued:
+                yield f"{key} has found something to look ahead to, and nobody will look at it again"
+    for roster in state.fleet.rosters:
+        free = [member for member in roster.members if roster.places_of(member, now) > 0]
+        blocked = state.demands.waiting or state.spending is not Spending.FREELY
+        if len(roster.hungry) and free and not blocked:
+            yield f"{len(roster.hungry)} lanes may look ahead, and {free[0].name} has a place"
+        if roster.patient and roster.hasty_s < min(wake_times_s(state, now), default=math.inf):
+            yield f"{len(roster.patient)} lanes wait for a cheaper executor, and nothing ends that in time"
+        if roster.patient and free and not blocked and not roster.is_worth_waiting(free[0]):
+            yield f"{len(roster.patient)} lanes wait for an executor that is not cheaper than {free[0].name}"
 
 
 def _lanes(state: State) -> Iterator[str]:

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import auditing, equipping, events, forgetting, reading, results
-from coordinator.core.consistency import problems
+from coordinator.core.consistency import idlers, problems
 from coordinator.core.dispatching import dispatch, expire_tombstones
 from coordinator.core.journal import history
 from coordinator.core.leases import lapse
@@ -232,4 +232,5 @@ class Core:
 
     def problems(self) -> Iterator[str]:
         """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""
-        return problems(self._state)
+        yield from problems(self._state)
+        yield from idlers(self._state, self._now_s)

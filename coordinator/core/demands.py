@@ -36,7 +36,8 @@ class Demand:
     """Samples wanted from ``due_s`` on.
 
     ``place``: the batch whose reader waits for them, which makes the demand urgent; ``None`` for the others.
-    ``alone``: each is to have an invocation of its own, since one of them may crash it.
+    ``alone``: each is to have an invocation of its own, since one of them may crash it. ``failed_by``: the
+    executor where they came to nothing, which another one is to be tried before.
     """
 
     due_s: float
@@ -46,6 +47,7 @@ class Demand:
     job: str = field(compare=False)
     place: BatchPlace | None = field(compare=False)
     alone: bool = field(compare=False)
+    failed_by: int | None = field(default=None, compare=False)
 
     @property
     def urgent(self) -> bool:
@@ -71,11 +73,18 @@ class DemandQueue:
         return len(self._urgent) + len(self._due) + len(self._later)
 
     def add(
-        self, due_s: float, samples: SetKey, indices: NDArray[np.int64], job: str, *, alone: bool = False
+        self,
+        due_s: float,
+        samples: SetKey,
+        indices: NDArray[np.int64],
+        job: str,
+        *,
+        alone: bool = False,
+        failed_by: int | None = None,
     ) -> None:
         """Queue samples to be asked for from ``due_s`` on; nothing, if there are none."""
         if indices.size:
-            demand = Demand(due_s, next(self._numbers), samples, indices, job, None, alone)
+            demand = Demand(due_s, next(self._numbers), samples, indices, job, None, alone, failed_by)
             heapq.heappush(self._later, demand)
 
     def add_urgent(self, now: float, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace) -> None:

@@ -63,35 +63,40 @@ def dispatch(state: State, now: float) -> None:
     if not _meet_demands(state, now):
         return
     _wake_crowded(state, now)
-    state.hasty_s = math.inf
-    put_off: list[tuple[Job, Lane]] = []
-    while (
-        watch_spending(state, now) is Spending.FREELY
-        and state.fleet.places(now) > 0
-        and (lane_key := state.hungry.pop()) is not None
-    ):
+    _wake_patient(state, now)
+    while watch_spending(state, now) is Spending.FREELY and (soonest := state.fleet.soonest(now)) is not None:
+        lane_key = soonest[0].hungry.pop()
+        if lane_key is None:  # never: it has a deadline
+            break
         job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
         ahead = find_absent(state, job, lane, now)
-        if ahead is not None and not _look_ahead(state, job, lane, ahead, now):
-            put_off.append((job, lane))
-            if not state.unfit:  # whoever is wanted later can wait, too
-                break
-    for job, lane in put_off:
-        state.wake(job, lane)
+        if ahead is not None:
+            _look_ahead(state, job, lane, ahead, now)
 
 
-def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> bool:
-    """Request what a lane has found, as much of it as one request takes, unless another lane goes first;
-    ``False`` if no executor is to have it now.
+def _wake_patient(state: State, now: float) -> None:
+    """Let the lanes that wait for a cheaper executor look again, once that may come to something else."""
+    for roster in state.fleet.rosters:
+        if roster.patient and (now >= roster.hasty_s or roster.stands_otherwise(now)):
+            lanes, roster.patient, roster.hasty_s = roster.patient, {}, math.inf
+            for name, rank in lanes:
+                found = state.lane(name, rank)
+                if found is not None:
+                    state.wake(*found)
+
+
+def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> None:
+    """Request what a lane has found, as much of it as one request takes, unless another lane goes first, or
+    it waits for a cheaper executor.
     """
-    soonest_s = state.hungry.soonest_s()
+    soonest = state.fleet.soonest(now)
     lane.pending.appendleft(ahead)
-    if soonest_s is not None and lane.deadline_s() > soonest_s:
+    if soonest is not None and lane.deadline_s() > soonest[1]:
         state.wake(job, lane)
-        return True
+        return
     member = _executor_for(state, job, lane, now)
     if member is None:
-        return False
+        return
     count = min(ahead.indices.size, _request_samples(state, member, job, lane, now))
     room = count
     if not fits(state, ahead.samples, count):
@@ -104,19 +109,20 @@ def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) ->
         state.wake(job, lane)
     else:
         state.crowding.lanes[job.name, lane.rank] = None
-    return True
 
 
 def _executor_for(state: State, job: Job, lane: Lane, now: float) -> Member | None:
     """Who is to have what a lane has found; ``None`` if that waits, and then it is noted until when."""
-    unfit, soon = state.unfit_for(lane.pending[0].samples), lane.next_ahead < lane.low + _FIRST_BATCHES
+    roster, soon = state.roster_of(job.dataset), lane.next_ahead < lane.low + _FIRST_BATCHES
     slack_s = _slack_s(lane, now) if lane.pace.known or soon else math.inf
     samples = min(lane.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
-    member = state.fleet.choose(now, slack_s=slack_s, soon=soon, samples=samples, unfit=unfit)
+    member = roster.choose(now, slack_s=slack_s, soon=soon, samples=samples)
     if member is None:
-        in_s = state.fleet.hasty_in_s(now, slack_s=slack_s, samples=samples, unfit=unfit)
-        if in_s is not None:
-            state.hasty_s = min(state.hasty_s, now + in_s + _MOMENT_S)
+        if not roster.patient:
+            roster.stands_otherwise(now)  # than from now on
+        roster.patient[job.name, lane.rank] = None
+        hasty_s = now + roster.hasty_in_s(now, slack_s=slack_s, samples=samples) + _MOMENT_S
+        roster.hasty_s = min(roster.hasty_s, hasty_s)
     return member
 
 
@@ -142,7 +148,7 @@ def _request_samples(state: State, member: Member, job: Job, lane: Lane, now: fl
     return request_size(
         member.latency,
         wanted=min(lane.pending[0].indices.size, job.plan.batch_size),
-        idle=state.fleet.idle(now),
+        idle=member.idle(now),
         slack_s=math.inf if lane.caution > _HOPELESS else _slack_s(lane, now),
         most=state.settings.request_samples,
     )
@@ -162,16 +168,18 @@ def _meet_demands(state: State, now: float) -> bool:
     while (
         not lacks_room
         and watch_spending(state, now) is not Spending.STOPPED
-        and (places := state.fleet.places(now)) > 0
+        and state.fleet.places(now) > 0
         and (demand := state.demands.take_due()) is not None
     ):
         wanted = _wanted(state, demand)
         if not wanted.size:
             continue
-        member = state.fleet.choose(now, unfit=state.unfit_for(demand.samples))
+        roster = state.roster_of(demand.samples.dataset)
+        member = roster.choose(now, failed_by=demand.failed_by)
         if member is None:  # those that have places are of no use for it
             put_off.append((demand, wanted))
             continue
+        places = roster.places(now)
         share = 1 if demand.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
         if demand.urgent:
             wanted, share = _suspects_alone(state, demand, wanted, share)

@@ -26,7 +26,16 @@ def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
 
 def executors_unfit(state: State, event: ExecutorsUnfit, now: float) -> None:
     """Some executors are not to be asked for a dataset, and all others are."""
+    if event.executors == state.unfit.get(event.dataset, frozenset()):
+        return
+    reading = [job for job in state.jobs.values() if job.dataset == event.dataset]
+    for job in reading:
+        for rank in job.lanes:
+            state.rest(job, rank)
     if event.executors:
         state.unfit[event.dataset] = event.executors
     else:
         state.unfit.pop(event.dataset, None)
+    for job in reading:
+        for lane in job.lanes.values():
+            state.wake(job, lane)

@@ -3,8 +3,9 @@
 The cheapest that has a place gets it. Where it has none, a request goes to the next one, unless it can wait:
 what is wanted later than the slow requests of both take is kept for the cheaper, so that the dearer gets what
 the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a while, and the
-next one takes their place; that is :mod:`coordinator.core.health`'s. With one executor there is no choice,
-and nothing is set aside.
+next one takes their place; that is :mod:`coordinator.core.health`'s. Not every executor can produce every
+dataset: all this is asked of a *roster*, those that can. Where that is one alone, there is no choice, and
+nothing is set aside.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordinator.core.concurrency import Concurrency
+from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.health import LONGEST_S, Health
 from coordinator.core.latency import LatencyModel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Fleet", "Member"]
+    from coordinator.core.deadlines import LaneKey
+
+__all__ = ["Fleet", "Member", "Roster"]
 
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
-_NOWHERE: Collection[int] = frozenset()
+_UNKNOWN_LATE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -37,6 +41,10 @@ class Member:
     latency: LatencyModel = field(default_factory=LatencyModel)
     health: Health = field(default_factory=Health)
     in_flight: int = 0
+    samples_in_flight: int = 0
+    """Of all its requests, those that race another included."""
+    most_in_flight: float = math.inf
+    """Until it is known what a request costs, where money is capped."""
     requests: int = 0
     """Made so far, hedges included."""
     samples: int = 0
@@ -48,42 +56,42 @@ class Member:
         """How many of its functions have nothing to do."""
         return self.concurrency.idle(self.in_flight, now)
 
+    def places(self, now: float) -> int:
+        """How many more requests it takes, whether or not it should be asked."""
+        places = self.concurrency.places(self.in_flight, now)
+        if self.most_in_flight < math.inf:
+            places = min(places, int(self.most_in_flight) - self.in_flight)
+        return places
 
-class Fleet:
-    """All executors, in order of preference.
 
-    Args:
-        names: what people call them, the cheapest first; at least one.
+class Roster:
+    """The executors that can produce a dataset, in order of preference, and the lanes that read such ones.
+
+    Attributes:
+        hungry: lanes that may have something to look ahead to.
+        patient: lanes that wait for a place at a cheaper executor.
+        hasty_s: when the first of those can wait no more.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.members = tuple(Member(number, name) for number, name in enumerate(names))
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.hungry = DeadlineQueue()
+        self.patient: dict[LaneKey, None] = {}
+        self.hasty_s = math.inf
         self._alone = len(self.members) == 1
-
-    @property
-    def capacity(self) -> int:
-        """Requests that they take at once at most."""
-        return sum(member.concurrency.capacity for member in self.members)
-
-    def limit(self, now: float) -> int:
-        """Requests that they take at once now."""
-        return sum(self.limit_of(member, now) for member in self.members)
-
-    def limit_of(self, member: Member, now: float) -> int:
-        """Requests that an executor takes at once now."""
-        return 0 if now < self._aside_until_s(member) else member.concurrency.limit(now)
+        self._seen: tuple[object, ...] = ()
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
         if self._alone:
-            return self.members[0].concurrency.places(self.members[0].in_flight, now)
+            return self.members[0].places(now)
         return sum(max(0, self.places_of(member, now)) for member in self.members)
 
     def places_of(self, member: Member, now: float) -> int:
         """How many more requests an executor may be given. One that was set aside is tried with a single
         one.
         """
-        places = member.concurrency.places(member.in_flight, now)
+        places = member.places(now)
         if self._alone or not member.health.doubtful:
             return places
         return 0 if now < self._aside_until_s(member) else min(places, 1 - member.in_flight)
@@ -92,16 +100,6 @@ class Fleet:
         """How many functions have nothing to do, of executors that may be asked."""
         return sum(member.idle(now) for member in self.members if self.places_of(member, now) > 0)
 
-    def _aside_until_s(self, member: Member) -> float:
-        """Until when an executor is left alone; not for long, where there is no better one."""
-        if self._alone or not member.health.doubtful:
-            return -math.inf
-        better = any(self._is_sound(other) for other in self.members)
-        return member.health.aside_until_s(LONGEST_S if better else _NO_OTHER_S)
-
-    def _is_sound(self, member: Member) -> bool:
-        return member.concurrency.capacity > 0 and (self._alone or not member.health.doubtful)
-
     def choose(
         self,
         now: float,
@@ -109,52 +107,52 @@ class Fleet:
         slack_s: float = 0.0,
         soon: bool = True,
         samples: int = 1,
-        unfit: Collection[int] = _NOWHERE,
         other_than: int | None = None,
+        failed_by: int | None = None,
     ) -> Member | None:
         """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one.
 
         Args:
             now: the time in seconds.
-            slack_s: time until the first of its samples is wanted.
+            slack_s: time until the first of its samples is wanted; not above 0 for what is waited for.
             soon: whether it is among the first to be wanted; only those do not wait while nobody knows how
                 long requests take.
             samples: how many it is going to have.
-            unfit: executors that cannot do it.
             other_than: one that gets it only if no other has a place.
+            failed_by: one that gets it only if no other is in good health.
         """
-        if self._alone:  # as often as not; all that follows would come to the same
+        if self._alone:
             return self.members[0] if self.places(now) > 0 else None
-        fit = [member for member in self.members if member.number not in unfit]
-        free = [member for member in fit if self.places_of(member, now) > 0]
+        free = [member for member in self.members if self.places_of(member, now) > 0]
+        if any(self._is_sound(member) for member in self.members if member.number != failed_by):
+            free = [member for member in free if member.number != failed_by]
         if not free:
             return None
-        cheaper = [member for member in fit[: fit.index(free[0])] if self._is_sound(member)]
-        if cheaper:
+        if slack_s <= 0:  # a reader waits: nothing is to be tried with that
+            free = [member for member in free if self._is_sound(member)] or free
+        elif cheaper := self._cheaper(free[0]):
             haste_s = self._haste_s(cheaper, free[0], samples)
             if not soon if haste_s is None else slack_s > haste_s:
                 return None
         return next((member for member in free if member.number != other_than), free[0])
 
-    def _haste_s(self, cheaper: Sequence[Member], dearer: Member, samples: int) -> float | None:
-        """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
-        there and, since it may come to nothing, here; ``None`` before enough is known.
-        """
-        times_s = [member.latency.quantile_s(samples, _SLOW) for member in (*cheaper, dearer)]
-        known_s = [time_s for time_s in times_s if time_s is not None]
-        return sum(known_s) if len(known_s) == len(times_s) else None
-
-    def hasty_in_s(self, now: float, *, slack_s: float, samples: int, unfit: Collection[int]) -> float | None:
-        """In what time a request that :meth:`choose` lets wait does so no more; ``None`` if it waits for
+    def hasty_in_s(self, now: float, *, slack_s: float, samples: int) -> float:
+        """In what time a request that :meth:`choose` lets wait does so no more; infinite if it waits for
         a place, whoever has one, or for answers.
         """
-        fit = [member for member in self.members if member.number not in unfit]
-        free = [member for member in fit if self.places_of(member, now) > 0]
-        if not free:
-            return None
-        cheaper = [member for member in fit[: fit.index(free[0])] if self._is_sound(member)]
-        haste_s = self._haste_s(cheaper, free[0], samples)
-        return None if haste_s is None else slack_s - haste_s
+        free = next((member for member in self.members if self.places_of(member, now) > 0), None)
+        haste_s = None if free is None else self._haste_s(self._cheaper(free), free, samples)
+        return math.inf if haste_s is None else slack_s - haste_s
+
+    def stands_otherwise(self, now: float) -> bool:
+        """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
+        seen = tuple(
+            (self.places_of(member, now) > 0, self._is_sound(member), member.latency.known)
+            for member in self.members
+        )
+        changed = seen != self._seen
+        self._seen = seen
+        return changed
 
     def slow_s(self, samples: int) -> float | None:
         """How long slow requests take: waiting for one executor, and then another, where there are several;
@@ -164,13 +162,19 @@ class Fleet:
         known_s = [time_s for time_s in times_s if time_s is not None]
         return sum(known_s) if known_s else None
 
-    def can_turn_elsewhere(self, member: Member, unfit: Collection[int] = _NOWHERE) -> bool:
+    def late_s(self, member: Member, samples: int, quantile: float) -> float | None:
+        """When a request to an executor becomes a straggler; of one that has never answered, when it would be
+        one at the slowest other, or after a while. ``None``: that cannot be said.
+        """
+        late_s = member.latency.quantile_s(samples, quantile)
+        if late_s is not None or self._alone:
+            return late_s
+        others_s = [other.latency.quantile_s(samples, _SLOW) for other in self.members]
+        return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
+
+    def can_turn_elsewhere(self, member: Member) -> bool:
         """Whether another executor, in good health, could do the same."""
-        return any(
-            self._is_sound(other)
-            for other in self.members
-            if other is not member and other.number not in unfit
-        )
+        return any(self._is_sound(other) for other in self.members if other is not member)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
         """When executors that take no more now may do so by the passing of time alone."""
@@ -181,3 +185,81 @@ class Fleet:
             more_at_s = member.concurrency.more_at_s(now) if aside_until_s <= now else aside_until_s
             if more_at_s is not None:
                 yield more_at_s
+
+    def is_worth_waiting(self, free: Member) -> bool:
+        """Whether there is a cheaper executor than one that has a place, in good health."""
+        return bool(self._cheaper(free))
+
+    def _cheaper(self, than: Member) -> list[Member]:
+        """Executors before that one that are worth waiting for."""
+        return [member for member in self.members[: self.members.index(than)] if self._is_sound(member)]
+
+    @staticmethod
+    def _haste_s(cheaper: Sequence[Member], dearer: Member, samples: int) -> float | None:
+        """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
+        there and, since it may come to nothing, here; ``None`` before enough is known.
+        """
+        times_s = [member.latency.quantile_s(samples, _SLOW) for member in (*cheaper, dearer)]
+        known_s = [time_s for time_s in times_s if time_s is not None]
+        return sum(known_s) if len(known_s) == len(times_s) else None
+
+    def _aside_until_s(self, member: Member) -> float:
+        """Until when an executor is left alone; not for long, where there is no better one."""
+        if self._alone or not member.health.doubtful:
+            return -math.inf
+        return member.health.aside_until_s(LONGEST_S if self.can_turn_elsewhere(member) else _NO_OTHER_S)
+
+    def _is_sound(self, member: Member) -> bool:
+        return member.concurrency.capacity > 0 and (self._alone or not member.health.doubtful)
+
+
+class Fleet:
+    """All executors, in order of preference.
+
+    Args:
+        names: what people call them, the cheapest first; at least one.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.members = tuple(Member(number, name) for number, name in enumerate(names))
+        self._rosters: dict[frozenset[int], Roster] = {frozenset(): Roster(self.members)}
+
+    def roster(self, unfit: frozenset[int]) -> Roster:
+        """The executors but those of some numbers."""
+        found = self._rosters.get(unfit)
+        if found is None:
+            members = [member for member in self.members if member.number not in unfit]
+            found = self._rosters[unfit] = Roster(members)
+        return found
+
+    @property
+    def rosters(self) -> Sequence[Roster]:
+        """All that were asked for so far; that of all executors first."""
+        return tuple(self._rosters.values())
+
+    @property
+    def capacity(self) -> int:
+        """Requests that executors take at once at most."""
+        return sum(member.concurrency.capacity for member in self.members)
+
+    def limit(self, now: float) -> int:
+        """Requests that they take at once now."""
+        return sum(member.concurrency.limit(now) for member in self.members)
+
+    def places(self, now: float) -> int:
+        """How many more requests may be made, for what most can be made for."""
+        return max(roster.places(now) for roster in self._rosters.values())
+
+    def idle(self, now: float) -> int:
+        """How many functions have nothing to do, of those that may be asked."""
+        return max(roster.idle(now) for roster in self._rosters.values())
+
+    def soonest(self, now: float) -> tuple[Roster, float] | None:
+        """The roster with a place whose hungry lane has the earliest deadline, and that deadline."""
+        found = None
+        for roster in self._rosters.values():
+            deadline_s = roster.hungry.soonest_s()
+            if deadline_s is None or (found and deadline_s >= found[1]) or roster.places(now) <= 0:
+                continue
+            found = roster, deadline_s
+        return found

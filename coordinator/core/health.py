@@ -26,15 +26,15 @@ class Health:
         self.reason = ""
         """Why it was set aside last; empty once it has worked again."""
 
-    def refused(self, reason: str, now: float) -> None:
-        """It took no request: it is throttled, or gone."""
-        self._set_aside(reason, now)
+    def refused(self, reason: str, made_s: float, now: float) -> None:
+        """It took no request, which was made then: it is throttled, or gone."""
+        self._set_aside(reason, made_s, now)
 
-    def failed(self, reason: str, now: float) -> None:
+    def failed(self, reason: str, made_s: float, now: float) -> None:
         """A request came to nothing there, which may be the executor's fault or a sample's."""
         self._failures += 1
         if self._failures >= _FAILURES:
-            self._set_aside(reason, now)
+            self._set_aside(reason, made_s, now)
 
     def worked(self) -> None:
         """It produced something, or said why one sample cannot be."""
@@ -51,9 +51,9 @@ class Health:
         """Until when it is left alone; no longer than ``longest_s`` since it was set aside."""
         return self._aside_since_s + min(self._pause_s, longest_s)
 
-    def _set_aside(self, reason: str, now: float) -> None:
+    def _set_aside(self, reason: str, made_s: float, now: float) -> None:
         self.reason = reason
-        if now < self.aside_until_s():  # many that were in flight together fail together
+        if self.doubtful and made_s <= self._aside_since_s:  # many that were in flight together fail together
             return
         self._pause_s = min(LONGEST_S, 2 * self._pause_s or _FIRST_S)
         self._aside_since_s = now

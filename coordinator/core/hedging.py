@@ -82,18 +82,32 @@ class Stragglers:
 def stragglers_to_race(state: State, now: float) -> list[int]:
     """The stragglers that deserve a rival now."""
     watched = state.stragglers
-    allowed = watched.affordable(state.settings.hedge_share) if len(watched) else 0
-    allowed = min(allowed, state.fleet.places(now))
-    if allowed <= 0:
+    places = state.fleet.places(now) if len(watched) else 0
+    if places <= 0 or not state.settings.hedge_share:
         return []
-    idle = min(allowed, state.fleet.idle(now))
     wanted = [number for number in watched.late if state.wants(state.requests[number].samples.dataset)]
+    unproven = [number for number in wanted if _is_unproven(state, state.requests[number])][:places]
+    allowed = min(watched.affordable(state.settings.hedge_share), places - len(unproven))
+    if allowed <= 0:
+        return unproven
+    wanted = [number for number in wanted if number not in unproven]
+    idle = min(allowed, state.fleet.idle(now))
     chosen = wanted[:idle]
     if len(chosen) < allowed and len(state.awaited) and now >= watched.look_again_s:
         watched.look_again_s = now + _LOOK_EVERY_S
         awaited = state.awaited.by_set(now)
         chosen += [number for number in wanted[idle:] if _is_awaited(state, state.requests[number], awaited)]
-    return chosen[:allowed]
+    return unproven + chosen[:allowed]
+
+
+def _is_unproven(state: State, request: RequestInFlight) -> bool:
+    """Whether the executor of a straggler has never answered, though there is another: no share of all
+    requests bounds its rivals, but that it is soon set aside.
+    """
+    return (
+        not state.fleet.members[request.executor].latency.answers
+        and len(state.roster_of(request.samples.dataset).members) > 1
+    )
 
 
 def _is_awaited(state: State, request: RequestInFlight, awaited: Mapping[SetKey, NDArray[np.int64]]) -> bool:

@@ -66,13 +66,18 @@ class LatencyModel:
         self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
         self.invocation_s = self._fixed_s + min(self._arounds)
 
+    @property
+    def known(self) -> bool:
+        """Whether enough was observed for :meth:`quantile_s`."""
+        return len(self._ratios) >= _RATIOS_LEAST
+
     def expected_s(self, samples: int) -> float:
         """Time from a request of so many samples to its answer, on average."""
         return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
         """The time in which such a share of requests is answered; ``None`` before enough are known."""
-        if len(self._ratios) < _RATIOS_LEAST:
+        if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
             self._sorted, self._since_sorted = sorted(self._ratios), 0

@@ -67,6 +67,5 @@ def lapse(state: State, now: float) -> None:
             continue
         lane.lapsed = True
         job.lapsed_changed()
-        state.hungry.discard((name, rank))
-        state.crowding.lanes.pop((name, rank), None)
+        state.rest(job, rank)
         state.want(lane, 0)

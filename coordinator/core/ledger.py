@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coordinator.core.prices import Prices
 
-__all__ = ["NOBODY", "Ledger", "Spending"]
+__all__ = ["NOBODY", "UNPRICED_REQUESTS", "Ledger", "Spending"]
 
 NOBODY = ""
 """Bears what was spent while no job was there, or for jobs beyond number."""
@@ -33,7 +33,8 @@ _SOFT_SHARE = 0.9
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
-_UNPRICED_REQUESTS = 4
+UNPRICED_REQUESTS = 4
+"""So many requests at most are in flight at an executor before the first bill, where money is capped."""
 
 
 class Spending(enum.StrEnum):
@@ -68,8 +69,8 @@ class Ledger:
     """What was spent, by whom, and how fast.
 
     Args:
-        prices: of each unit, by the executor's number; what costs by the hour is shared by all executors,
-            so the highest price holds.
+        prices: of each unit, by the executor's number. Each says what its own use costs by the hour; reading
+            is no single executor's, so the highest price holds.
         max_usd: the hard cap.
         max_usd_per_hour: beyond it nothing is spent on what nobody waits for.
     """
@@ -77,8 +78,7 @@ class Ledger:
     def __init__(self, prices: Sequence[Prices], *, max_usd: float, max_usd_per_hour: float) -> None:
         self._prices = tuple(prices)
         self._billed = any(each.billed for each in prices)
-        self._hour_usd = max(each.hour for each in prices)
-        self._invocation_usd = max(each.invocation for each in prices)
+        self._hour_usd = sum(each.hour for each in prices)
         self._record_gb_usd = max(each.record_gb for each in prices)
         self._max_usd = max_usd
         self._per_s = max_usd_per_hour / _HOUR_S
@@ -90,8 +90,8 @@ class Ledger:
         self._hours_usd = 0.0
         """What one job that was always there would have paid for hours."""
         self._settled_s: float | None = None
-        self._sample_usd = self._request_usd = 0.0
-        self._bills = 0
+        self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
+        self._bills = [0] * len(prices)
         self._lately: deque[tuple[float, float]] = deque()
         self._lately_usd = 0.0
         self.total_usd = 0.0
@@ -148,12 +148,13 @@ class Ledger:
         if usd:
             self._pools.setdefault(dataset, _Pool()).usd += usd
             self._count(usd, now)
-        self._request_usd += (usd - self._request_usd) * (_SMOOTHING if self._bills else 1.0)
-        self._bills += 1
+        known_usd = self._request_usd[executor]
+        self._request_usd[executor] += (usd - known_usd) * (_SMOOTHING if self._bills[executor] else 1.0)
+        self._bills[executor] += 1
         return usd
 
-    def produced(self, dataset: bytes, job: str, samples: int, usd: float) -> None:
-        """Samples were produced for a job, at that cost."""
+    def produced(self, dataset: bytes, job: str, samples: int, usd: float, executor: int = 0) -> None:
+        """Samples were produced for a job, by an executor, at that cost."""
         if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
@@ -161,7 +162,8 @@ class Ledger:
         pool.produced[name] = pool.produced.get(name, 0) + samples
         pool.produced_total += samples
         each = usd / samples
-        self._sample_usd += (each - self._sample_usd) * (_SMOOTHING if self._sample_usd else 1.0)
+        known_usd = self._sample_usd[executor]
+        self._sample_usd[executor] += (each - known_usd) * (_SMOOTHING if known_usd else 1.0)
 
     def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
         """A job has read samples."""
@@ -195,29 +197,34 @@ class Ledger:
         self._expire(now)
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
-    def spending(self, *, requests: int, samples: int) -> Spending:
-        """How freely money may be spent, while so many are in flight, which count as paid for."""
-        committed_usd = self._committed_usd(requests, samples)
+    def spending(self, in_flight: Sequence[tuple[int, int]]) -> Spending:
+        """How freely money may be spent, while so many requests and samples are in flight, by executor, which
+        count as paid for.
+        """
+        committed_usd = self._committed_usd(in_flight)
         expected_usd = self.total_usd + committed_usd
-        next_usd = max(self._invocation_usd, self._request_usd)
+        next_usd = max(map(self._each_usd, range(len(self._prices))))
         if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
             return Spending.STOPPED
-        if not self._bills and requests >= _UNPRICED_REQUESTS and self._billed:
-            return Spending.STOPPED  # until it is known what they cost
         if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
             return Spending.SLOWED
         return Spending.FREELY
 
-    def freely_at_s(self, now: float, *, requests: int, samples: int) -> float | None:
+    def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
         """When the cap by the hour alone will let money be spent freely again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
-        missing_usd = self._committed_usd(requests, samples) - self._saved_usd
+        missing_usd = self._committed_usd(in_flight) - self._saved_usd
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
-    def _committed_usd(self, requests: int, samples: int) -> float:
-        each_usd = max(self._invocation_usd, self._request_usd)
-        return max(requests * each_usd, samples * self._sample_usd)
+    def _committed_usd(self, in_flight: Sequence[tuple[int, int]]) -> float:
+        return sum(
+            max(requests * self._each_usd(executor), samples * self._sample_usd[executor])
+            for executor, (requests, samples) in enumerate(in_flight)
+        )
+
+    def _each_usd(self, executor: int) -> float:
+        return max(self._prices[executor].invocation, self._request_usd[executor])
 
     def _count(self, usd: float, now: float) -> None:
         self.total_usd += usd

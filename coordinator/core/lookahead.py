@@ -52,7 +52,7 @@ def _batches_needed(state: State, job: Job, lane: Lane) -> int:
     as many as allowed.
     """
     samples = min(state.settings.request_samples, job.plan.batch_size)
-    slow_s = state.fleet.slow_s(samples)
+    slow_s = state.roster_of(job.dataset).slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
     return _SPARE_BATCHES + math.ceil(lane.caution * _SAFETY * slow_s / lane.interval_s)

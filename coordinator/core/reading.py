@@ -74,8 +74,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     state.want(lane, 0)
     state.lanes -= 1
     state.lanes_of[job.dataset] -= 1
-    state.hungry.discard((job.name, lane.rank))
-    state.crowding.lanes.pop((job.name, lane.rank), None)
+    state.rest(job, lane.rank)
     state.crowding.forget()
     if job.lanes:
         job.lapsed_changed()

@@ -54,7 +54,7 @@ def race_stragglers(state: State, now: float) -> None:
     """Make the rivals of stragglers."""
     for number in stragglers_to_race(state, now):
         late = state.requests[number]
-        member = state.fleet.choose(now, unfit=state.unfit_for(late.samples), other_than=late.executor)
+        member = state.roster_of(late.samples.dataset).choose(now, other_than=late.executor)
         if member is None:
             continue
         state.stragglers.raced(number)
@@ -80,9 +80,11 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
     state.requests[number] = made
     member = state.fleet.members[made.executor]
     member.in_flight += 1
+    member.samples_in_flight += made.indices.size
     member.requests += 1
     member.concurrency.used(member.in_flight, now)
-    late_s = member.latency.quantile_s(made.indices.size, state.settings.hedge_quantile)
+    roster = state.roster_of(made.samples.dataset)
+    late_s = roster.late_s(member, made.indices.size, state.settings.hedge_quantile)
     if made.rival is None:
         state.stragglers.watch(number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.notes.made(RequestNote(number, made.samples, made.indices, made.job, now, made.rival))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +63,8 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         member.concurrency.succeeded()
     if not event.cold_start:
         member.concurrency.begun(now - request.made_s - event.duration_us / 1e6, member.in_flight, now)
-    _judge(member, event, now)
+    _judge(member, event, request.made_s, now)
+    _judge_loser(state, request, now)
     usd = _charge(state, request, event.gb_s, now, answer=event)
     member.samples += int(np.count_nonzero(event.outcomes == _CACHED))
     if request.rival is None and (event.outcomes == _CACHED).all():
@@ -78,7 +80,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     produced = int(np.count_nonzero(cached))
     counters.samples_produced += produced
     counters.samples_failed += int(np.count_nonzero(buried))
-    state.ledger.produced(request.samples.dataset, request.job, produced, usd)
+    state.ledger.produced(request.samples.dataset, request.job, produced, usd, request.executor)
     if produced:
         state.setbacks = 0
     expired_early = _expired_early(state, request, event, now)
@@ -104,12 +106,21 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     _try_again(state, request, np.flatnonzero(guilty), messages, now, counts=True, alone=False)
 
 
-def _judge(member: Member, event: RequestDone, now: float) -> None:
+def _judge(member: Member, event: RequestDone, made_s: float, now: float) -> None:
     """What an answer says of the executor: nothing, where it may be the samples' or the clock's fault."""
     if _WORKED[event.outcomes].any():
         member.health.worked()
     elif event.outcomes.size and _SUSPICIOUS[event.outcomes].all():
-        member.health.failed(next(iter(event.messages.values()), "no sample could be produced"), now)
+        why = next(iter(event.messages.values()), "no sample could be produced")
+        member.health.failed(why, made_s, now)
+
+
+def _judge_loser(state: State, winner: RequestInFlight, now: float) -> None:
+    """An executor whose request was overtaken by a later one elsewhere may answer none at all."""
+    loser = state.requests.get(winner.rival) if winner.rival is not None else None
+    if loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
+        reason = f"no answer within {now - loser.made_s:.1f} s, when another executor had answered"
+        state.fleet.members[loser.executor].health.failed(reason, loser.made_s, now)
 
 
 def _expired_early(state: State, request: RequestInFlight, event: RequestDone, now: float) -> bool:
@@ -123,7 +134,7 @@ def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd:
     count = request.indices.size
     state.set_of(request.samples).store(request.indices, event.record_bytes)
     request.counters.samples_produced += count
-    state.ledger.produced(request.samples.dataset, request.job, count, usd)
+    state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
     state.setbacks = 0
     state.samples_in_flight -= count
     state.reserved_bytes -= request.reserved_bytes
@@ -146,9 +157,9 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     elif event.kind is FailureKind.LOST:
         member.concurrency.lost(member.in_flight, now)
     if event.kind in _INNOCENT_FAILURES:
-        member.health.refused(message, now)
+        member.health.refused(message, request.made_s, now)
     else:
-        member.health.failed(message, now)
+        member.health.failed(message, request.made_s, now)
     state.notes.ended(event.request_id, now, message)
     if request.rival in state.requests:
         _settle(state, request, np.zeros_like(request.unsettled))
@@ -212,7 +223,9 @@ def _charge(
         record_bytes=record_bytes,
         now=now,
     )
-    state.fleet.members[request.executor].usd += usd
+    member = state.fleet.members[request.executor]
+    member.usd += usd
+    member.most_in_flight = math.inf
     return usd
 
 
@@ -236,7 +249,9 @@ def _landed(state: State, request_id: int) -> RequestInFlight | None:
     request = state.requests.pop(request_id, None)
     if request is not None:
         request.counters.requests_in_flight -= 1
-        state.fleet.members[request.executor].in_flight -= 1
+        member = state.fleet.members[request.executor]
+        member.in_flight -= 1
+        member.samples_in_flight -= request.indices.size
         state.stragglers.landed(request_id)
     return request
 
@@ -279,7 +294,15 @@ def _try_again(
     setback_s = 0.0 if counts else _setback_s(state, messages.get(int(offsets[0]), ""), now)
     for attempts in np.unique(tried).tolist():
         due_s = now + max(state.settings.backoff_after_s(attempts), setback_s)
-        state.demands.add(due_s, request.samples, again[tried == attempts], request.job, alone=alone)
+        left = again[tried == attempts]
+        state.demands.add(
+            due_s,
+            request.samples,
+            left,
+            request.job,
+            alone=alone,
+            failed_by=request.executor if counts else None,
+        )
 
 
 def _turn_elsewhere(
@@ -290,8 +313,7 @@ def _turn_elsewhere(
     The executor is more likely to blame than the samples; but each is excused by it a few times only.
     """
     member = state.fleet.members[request.executor]
-    unfit = state.unfit_for(request.samples)
-    if not (member.health.doubtful and state.fleet.can_turn_elsewhere(member, unfit)):
+    if not (member.health.doubtful and state.roster_of(request.samples.dataset).can_turn_elsewhere(member)):
         return offsets
     samples, indices = state.set_of(request.samples), request.indices[offsets]
     turns = np.ones(offsets.size, dtype=np.bool_)
@@ -302,7 +324,7 @@ def _turn_elsewhere(
     turning = indices[turns]
     samples.move(turning, SampleState.WAITING)
     request.counters.retries += turning.size
-    state.demands.add(now, request.samples, turning, request.job)
+    state.demands.add(now, request.samples, turning, request.job, failed_by=request.executor)
     return offsets[~turns]
 
 

@@ -16,13 +16,12 @@ import numpy as np
 
 from coordinator.core.awaited import AwaitedSamples
 from coordinator.core.crowding import Crowding
-from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import BatchPlace, DemandQueue
 from coordinator.core.fleet import Fleet
 from coordinator.core.hedging import Stragglers
 from coordinator.core.journal import RequestNotes
 from coordinator.core.leases import LeaseQueue
-from coordinator.core.ledger import Ledger, Spending
+from coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
 from coordinator.core.samples import Account, SampleSet, SetKey
 from coordinator.core.thrash import Thrash
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from coordinator.core.actions import Action
     from coordinator.core.deadlines import LaneKey
     from coordinator.core.events import DatasetAdded
+    from coordinator.core.fleet import Roster
     from coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
     from coordinator.core.settings import CoreSettings
 
@@ -93,8 +93,6 @@ class State:
     """Why samples are in state FAILED."""
     expiries: deque[tuple[float, SetKey, NDArray[np.int64]]] = field(default_factory=deque)
     """When tombstones that expire do so; in order, since all live equally long."""
-    hungry: DeadlineQueue = field(default_factory=DeadlineQueue)
-    """Lanes that may have something to look ahead to."""
     crowding: Crowding = field(default_factory=Crowding)
     leases: LeaseQueue = field(default_factory=LeaseQueue)
     stragglers: Stragglers = field(default_factory=Stragglers)
@@ -125,8 +123,6 @@ class State:
     fleet: Fleet = field(init=False)
     unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)
     """Executors, by number, that cannot produce the samples of a dataset."""
-    hasty_s: float = math.inf
-    """When the first lane that waits for a place at a cheaper executor can do so no more."""
     ledger: Ledger = field(init=False)
     spending: Spending = Spending.FREELY
     """As of the last event."""
@@ -136,11 +132,20 @@ class State:
     def __post_init__(self) -> None:
         settings = self.settings
         self.fleet = Fleet([facts.name for facts in settings.executors])
+        if min(settings.max_usd, settings.max_usd_per_hour) < math.inf:
+            for member, facts in zip(self.fleet.members, settings.executors, strict=True):
+                if facts.prices.billed:  # until it is known what they cost
+                    member.most_in_flight = UNPRICED_REQUESTS
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
             max_usd_per_hour=settings.max_usd_per_hour,
         )
+
+    @property
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Requests and samples in flight, by executor."""
+        return [(member.in_flight, member.samples_in_flight) for member in self.fleet.members]
 
     @property
     def resident_bytes(self) -> int:
@@ -166,9 +171,9 @@ class State:
             )
         return samples
 
-    def unfit_for(self, key: SetKey) -> frozenset[int]:
-        """Executors, by number, that cannot produce these samples."""
-        return self.unfit.get(key.dataset, _NONE)
+    def roster_of(self, dataset: bytes) -> Roster:
+        """The executors that can produce a dataset."""
+        return self.fleet.roster(self.unfit.get(dataset, _NONE))
 
     def lane(self, job: str, rank: int) -> tuple[Job, Lane] | None:
         """The job and its lane; ``None`` for one that is unknown (closed, or of before a restart)."""
@@ -190,7 +195,16 @@ class State:
         if lane.lapsed:
             return
         self.crowding.lanes.pop((job.name, lane.rank), None)
-        self.hungry.add((job.name, lane.rank), lane.deadline_s())
+        roster = self.roster_of(job.dataset)
+        roster.patient.pop((job.name, lane.rank), None)
+        roster.hungry.add((job.name, lane.rank), lane.deadline_s())
+
+    def rest(self, job: Job, rank: int) -> None:
+        """A lane has nothing to look ahead to, or is to have nothing."""
+        roster = self.roster_of(job.dataset)
+        roster.hungry.discard((job.name, rank))
+        roster.patient.pop((job.name, rank), None)
+        self.crowding.lanes.pop((job.name, rank), None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
         """Keep why a sample failed; of very many failures, the newest."""

@@ -27,7 +27,7 @@ def watch_spending(state: State, now: float) -> Spending:
     settings = state.settings
     if settings.max_usd == settings.max_usd_per_hour == math.inf:
         return Spending.FREELY
-    state.spending = state.ledger.spending(requests=len(state.requests), samples=state.samples_in_flight)
+    state.spending = state.ledger.spending(state.in_flight)
     if state.spending is Spending.FREELY or now < state.warn_again_s:
         return state.spending
     if state.spending is Spending.STOPPED and state.requests:  # it may turn out cheaper

@@ -34,8 +34,10 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
     if waiting or state.crowding.lanes:
         yield state.crowding.over_at_s(state.events)
         yield state.awaited.next_expiry_s(now)
-    if waiting or len(state.hungry):
-        yield from state.fleet.wake_times_s(now)
-        yield state.hasty_s
+    for roster in state.fleet.rosters:
+        if waiting or len(roster.hungry) or roster.patient:
+            yield from roster.wake_times_s(now)
+        if roster.patient:
+            yield roster.hasty_s
     if state.spending is not Spending.FREELY:
-        yield state.ledger.freely_at_s(now, requests=len(state.requests), samples=state.samples_in_flight)
+        yield state.ledger.freely_at_s(now, state.in_flight)

@@ -124,5 +124,5 @@ class MoneyCheck:
         return (
             sum(bill.usd(each) for bill, each in zip(self._bills, prices, strict=True))
             + self._read_bytes / _GB * max(each.record_gb for each in prices)
-            + hours * max(each.hour for each in prices)
+            + hours * sum(each.hour for each in prices)
         )

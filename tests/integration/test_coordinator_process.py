@@ -251,7 +251,7 @@ def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--cache-bytes", "many"], "cache_bytes: a size is a number"),
         (["--log-level", "chatty"], "log_level is one of"),
         (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
-        (["--executor", "ray"], "executor is one of local"),
+        (["--executor", "rya"], "executor is one of local"),
         (["--exit-with-stdin"], "needs a pipe or a terminal as standard input"),
     ],
 )

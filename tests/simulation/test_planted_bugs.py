@@ -13,12 +13,13 @@ from coordinator.core.actions import Prefetch
 from coordinator.core.deadlines import DeadlineQueue
 from coordinator.core.demands import DemandQueue
 from coordinator.core.events import BatchRead, Tick
-from coordinator.core.fleet import Fleet
+from coordinator.core.fleet import Roster
 from coordinator.core.health import Health
 from coordinator.core.hedging import Stragglers
 from coordinator.core.ledger import Ledger, Spending
 from coordinator.core.plan import Span
 from coordinator.core.samples import SampleSet, SampleState
+from coordinator.core.settings import ExecutorFacts
 from coordinator.core.state import State
 from experiments.simulator.checks import InvariantError
 from experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
@@ -117,13 +118,48 @@ def test_a_core_that_never_forgives_an_executor_is_caught(monkeypatch):
 
 
 def test_a_core_that_asks_the_unfit_is_caught(monkeypatch):
-    monkeypatch.setattr(State, "unfit_for", lambda self, key: frozenset())
+    monkeypatch.setattr(State, "roster_of", lambda self, dataset: self.fleet.roster(frozenset()))
     assert caught("what it cannot produce")
+
+
+def cheap_and_dear() -> Scenario:
+    """A job that reads half as fast again as the cheaper executor can produce."""
+    plan = Plan(size=1600, batch_size=16)
+    job = JobScript("job", b"a", plan, 0.0, 0.1, 2, 8, [(0, 0, plan.batches_per_epoch)])
+    data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(1600, 1000))}
+    cheap, dear = (FunctionsModel(count, overhead_s=0.15, spread=0.1) for count in (1, 50))
+    settings = CoreSettings(10**9, executors=(ExecutorFacts("cheap"), ExecutorFacts("dear")))
+    return Scenario(1, settings, cheap, data, (job,), others=(dear,), patience_s=60.0)
+
+
+@pytest.mark.parametrize("forgets", ["what", "who"])
+def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypatch, forgets):
+    world = World(cheap_and_dear()).run()
+    assert all(member.samples > 100 for member in world.core.fleet.members)
+    if forgets == "who":
+        monkeypatch.setattr(dispatching, "_wake_patient", lambda state, now: None)
+    else:
+        monkeypatch.setattr(Roster, "stands_otherwise", lambda self, now: False)
+        monkeypatch.setattr(Roster, "hasty_in_s", lambda *what, **how: np.inf)
+    with pytest.raises(InvariantError, match="lanes wait|has waited|for ever|starves"):
+        World(cheap_and_dear()).run()
+
+
+def test_a_core_that_loses_lanes_is_caught(monkeypatch):
+    wake = State.wake
+
+    def sleepy(self, job, lane):
+        wake(self, job, lane)
+        if lane.pending:
+            self.rest(job, lane.rank)
+
+    monkeypatch.setattr(State, "wake", sleepy)
+    assert caught("nobody will look at it again")
 
 
 def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
     monkeypatch.setattr(results, "_EXCUSED_ELSEWHERE", 100)
-    monkeypatch.setattr(Fleet, "can_turn_elsewhere", lambda self, member, unfit: True)
+    monkeypatch.setattr(Roster, "can_turn_elsewhere", lambda self, member: True)
     assert caught("more often than allowed")
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coordinator.core.fleet import Fleet
+from coordinator.core.fleet import Fleet, Roster
 
 
 def fleet_of(*capacities: int) -> Fleet:
@@ -16,9 +16,13 @@ def fleet_of(*capacities: int) -> Fleet:
     return fleet
 
 
-def learn(fleet: Fleet, *seconds: float) -> None:
+def roster_of(*capacities: int) -> Roster:
+    return fleet_of(*capacities).roster(frozenset())
+
+
+def learn(roster: Roster, *seconds: float) -> None:
     """Requests take so long at each, whatever they carry."""
-    for member, one_s in zip(fleet.members, seconds, strict=True):
+    for member, one_s in zip(roster.members, seconds, strict=False):
         for _ in range(20):
             member.latency.observe(8, one_s, one_s)
 
@@ -28,97 +32,151 @@ def name_of(member) -> str | None:
 
 
 def test_the_cheapest_with_a_place_is_taken():
-    fleet = fleet_of(2, 8)
+    roster = roster_of(2, 8)
     chosen = []
     for _ in range(11):
-        member = fleet.choose(0.0)
+        member = roster.choose(0.0)
         chosen.append(name_of(member))
         if member:
             member.in_flight += 1
     assert chosen == ["executor-0"] * 2 + ["executor-1"] * 8 + [None]
-    assert fleet.places(0.0) == 0
+    assert roster.places(0.0) == 0
 
 
 def test_what_can_wait_is_kept_for_the_cheaper():
-    fleet = fleet_of(1, 8)
-    learn(fleet, 2.0, 0.5)
-    fleet.members[0].in_flight = 1
-    assert name_of(fleet.choose(0.0, slack_s=2.4, samples=8)) == "executor-1"
-    assert fleet.choose(0.0, slack_s=2.6, samples=8) is None
-    in_s = fleet.hasty_in_s(0.0, slack_s=2.6, samples=8, unfit=())
+    roster = roster_of(1, 8)
+    learn(roster, 2.0, 0.5)
+    roster.members[0].in_flight = 1
+    assert name_of(roster.choose(0.0, slack_s=2.4, samples=8)) == "executor-1"
+    assert roster.choose(0.0, slack_s=2.6, samples=8) is None
+    in_s = roster.hasty_in_s(0.0, slack_s=2.6, samples=8)
     assert in_s == pytest.approx(0.1)
-    assert name_of(fleet.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
+    assert name_of(roster.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
 
 
 def test_before_it_is_known_how_long_requests_take_what_is_wanted_first_does_not_wait():
-    fleet = fleet_of(1, 8)
-    fleet.members[0].in_flight = 1
-    assert name_of(fleet.choose(0.0, slack_s=1e6)) == "executor-1"
-    assert fleet.choose(0.0, slack_s=0.0, soon=False) is None
-    assert fleet.hasty_in_s(0.0, slack_s=0.0, samples=8, unfit=()) is None
+    roster = roster_of(1, 8)
+    roster.members[0].in_flight = 1
+    assert name_of(roster.choose(0.0, slack_s=1e6)) == "executor-1"
+    assert roster.choose(0.0, slack_s=1e6, soon=False) is None
+    assert roster.hasty_in_s(0.0, slack_s=1e6, samples=8) == math.inf
+
+
+def test_what_a_reader_waits_for_never_waits():
+    roster = roster_of(1, 8)
+    roster.members[0].in_flight = 1
+    assert name_of(roster.choose(0.0, slack_s=0.0, soon=False)) == "executor-1"
 
 
 def test_nobody_waits_for_an_executor_that_takes_nothing():
-    fleet = fleet_of(0, 8)
-    learn(fleet, 2.0, 0.5)
-    assert name_of(fleet.choose(0.0, slack_s=1e6, samples=8)) == "executor-1"
+    roster = roster_of(0, 8)
+    learn(roster, 2.0, 0.5)
+    assert name_of(roster.choose(0.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
 def test_nobody_waits_for_one_that_was_set_aside():
-    fleet = fleet_of(4, 8)
-    learn(fleet, 2.0, 0.5)
-    fleet.members[0].health.refused("gone", 10.0)
-    assert name_of(fleet.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
+    roster = roster_of(4, 8)
+    learn(roster, 2.0, 0.5)
+    roster.members[0].health.refused("gone", 9.0, 10.0)
+    assert name_of(roster.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
 def test_one_that_was_set_aside_is_tried_by_a_single_request():
-    fleet = fleet_of(4, 8)
-    first = fleet.members[0]
-    first.health.refused("gone", 10.0)
+    roster = roster_of(4, 8)
+    first = roster.members[0]
+    first.health.refused("gone", 9.0, 10.0)
     again_s = first.health.aside_until_s()
-    assert name_of(fleet.choose(again_s - 0.01)) == "executor-1"
-    assert name_of(fleet.choose(again_s)) == "executor-0"
+    assert name_of(roster.choose(again_s - 0.01, slack_s=1.0)) == "executor-1"
+    assert name_of(roster.choose(again_s, slack_s=0.0)) == "executor-1", "not with what a reader waits for"
+    assert name_of(roster.choose(again_s, slack_s=1.0)) == "executor-0"
     first.in_flight = 1
-    assert name_of(fleet.choose(again_s)) == "executor-1"
+    assert name_of(roster.choose(again_s, slack_s=1.0)) == "executor-1"
     first.health.worked()
-    assert fleet.places_of(first, again_s) == 3
+    assert roster.places_of(first, again_s) == 3
 
 
 def test_where_all_are_doubtful_no_pause_is_long():
-    fleet = fleet_of(4, 8)
-    for member in fleet.members:
+    roster = roster_of(4, 8)
+    for member in roster.members:
         for number in range(8):
-            member.health.refused("gone", 100.0 * number)
-    assert fleet.places(701.0) == 0
-    assert sorted(fleet.wake_times_s(701.0)) == [705.0, 705.0]
-    assert name_of(fleet.choose(705.0)) == "executor-0"
+            member.health.refused("gone", 100.0 * number, 100.0 * number)
+    assert roster.places(701.0) == 0
+    assert sorted(roster.wake_times_s(701.0)) == [705.0, 705.0]
+    assert name_of(roster.choose(705.0)) == "executor-0"
 
 
 def test_one_alone_is_never_set_aside():
-    fleet = fleet_of(4)
+    roster = roster_of(4)
     for now in range(20):
-        fleet.members[0].health.refused("throttled", float(now))
-    assert fleet.places(20.0) == 4
-    assert name_of(fleet.choose(20.0)) == "executor-0"
-    assert not fleet.can_turn_elsewhere(fleet.members[0])
+        roster.members[0].health.refused("throttled", float(now), float(now))
+    assert roster.places(20.0) == 4
+    assert name_of(roster.choose(20.0)) == "executor-0"
+    assert not roster.can_turn_elsewhere(roster.members[0])
 
 
-def test_the_unfit_are_passed_over():
+def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     fleet = fleet_of(4, 8)
-    assert name_of(fleet.choose(0.0, unfit={0})) == "executor-1"
-    assert fleet.choose(0.0, unfit={0, 1}) is None
-    assert not fleet.can_turn_elsewhere(fleet.members[0], unfit={1})
+    fleet.members[0].health.refused("throttled", 1.0, 1.0)
+    only, both = fleet.roster(frozenset({1})), fleet.roster(frozenset())
+    assert only.places(1.0) == 4
+    assert name_of(only.choose(1.0)) == "executor-0"
+    assert not only.can_turn_elsewhere(fleet.members[0])
+    assert both.places_of(fleet.members[0], 1.0) == 0
+
+
+def test_the_unfit_count_for_nothing():
+    fleet = fleet_of(4, 8)
+    roster = fleet.roster(frozenset({0}))
+    assert (roster.places(0.0), roster.idle(0.0)) == (8, 8)
+    assert name_of(roster.choose(0.0)) == "executor-1"
+    assert fleet.roster(frozenset({0, 1})).choose(0.0) is None
 
 
 def test_a_rival_runs_elsewhere_if_it_can():
-    fleet = fleet_of(4, 1)
-    assert name_of(fleet.choose(0.0, other_than=0)) == "executor-1"
-    fleet.members[1].in_flight = 1
-    assert name_of(fleet.choose(0.0, other_than=0)) == "executor-0"
+    roster = roster_of(4, 1)
+    assert name_of(roster.choose(0.0, other_than=0)) == "executor-1"
+    roster.members[1].in_flight = 1
+    assert name_of(roster.choose(0.0, other_than=0)) == "executor-0"
+
+
+def test_what_failed_at_one_waits_for_another_in_good_health():
+    roster = roster_of(4, 1)
+    assert name_of(roster.choose(0.0, failed_by=0)) == "executor-1"
+    roster.members[1].in_flight = 1
+    assert roster.choose(0.0, failed_by=0) is None
+    roster.members[1].health.refused("gone", 0.0, 0.0)
+    assert name_of(roster.choose(0.0, failed_by=0)) == "executor-0"
+
+
+def test_one_that_never_answers_is_late_when_the_slowest_other_would_be():
+    roster = roster_of(4, 4)
+    assert roster.late_s(roster.members[0], 8, 0.95) == 5.0, "nobody has answered yet"
+    for _ in range(20):
+        roster.members[1].latency.observe(8, 0.5, 0.5)
+    assert roster.late_s(roster.members[0], 8, 0.95) == pytest.approx(0.5)
+    assert roster_of(4).late_s(roster.members[0], 8, 0.95) is None
 
 
 def test_looking_ahead_reckons_with_one_after_the_other():
-    fleet = fleet_of(1, 8)
-    assert fleet.slow_s(8) is None
-    learn(fleet, 2.0, 0.5)
-    assert fleet.slow_s(8) == pytest.approx(2.5)
+    roster = roster_of(1, 8)
+    assert roster.slow_s(8) is None
+    learn(roster, 2.0, 0.5)
+    assert roster.slow_s(8) == pytest.approx(2.5)
+
+
+def test_until_it_is_known_what_they_cost_few_requests_are_made():
+    roster = roster_of(100)
+    roster.members[0].most_in_flight = 4
+    roster.members[0].in_flight = 3
+    assert roster.places(0.0) == 1
+
+
+def test_of_several_rosters_the_one_with_the_earliest_deadline_goes_first():
+    fleet = fleet_of(1, 1)
+    late, soon = fleet.roster(frozenset()), fleet.roster(frozenset({1}))
+    assert fleet.soonest(0.0) is None
+    late.hungry.add(("a", 0), 5.0)
+    soon.hungry.add(("b", 0), 3.0)
+    assert fleet.soonest(0.0) == (soon, 3.0)
+    fleet.members[0].in_flight = 1
+    assert fleet.soonest(0.0) == (late, 5.0), "the other has no place"

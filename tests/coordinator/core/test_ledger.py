@@ -21,8 +21,9 @@ def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf) -> Led
     return made
 
 
-def invoke(book: Ledger, dataset=b"a", *, now=0.0, gb_s=0.0) -> float:
-    return book.invoked(dataset, gb_s=gb_s, source_requests=0, source_bytes=0, record_bytes=0, now=now)
+def invoke(book: Ledger, dataset=b"a", *, now=0.0, gb_s=0.0, executor=0) -> float:
+    counted = {"source_requests": 0, "source_bytes": 0, "record_bytes": 0}
+    return book.invoked(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
 
 
 def test_every_unit_has_its_price():
@@ -89,24 +90,24 @@ def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     book = ledger(max_usd=10.0)
     for _ in range(8):
         book.produced(b"a", "one", 10, invoke(book))
-    assert book.spending(requests=0, samples=0) is Spending.FREELY
-    assert book.spending(requests=1, samples=10) is Spending.SLOWED, "what is in flight counts as spent"
-    assert book.spending(requests=2, samples=20) is Spending.STOPPED
+    assert book.spending([(0, 0)]) is Spending.FREELY
+    assert book.spending([(1, 10)]) is Spending.SLOWED, "what is in flight counts as spent"
+    assert book.spending([(2, 20)]) is Spending.STOPPED
     invoke(book)
     invoke(book)
-    assert book.spending(requests=0, samples=0) is Spending.STOPPED
+    assert book.spending([(0, 0)]) is Spending.STOPPED
 
 
 def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
     book = ledger(max_usd_per_hour=3600.0)
     for _ in range(310):
         invoke(book)
-    assert book.spending(requests=0, samples=0) is Spending.SLOWED
-    freely_s = book.freely_at_s(0.0, requests=0, samples=0)
+    assert book.spending([(0, 0)]) is Spending.SLOWED
+    freely_s = book.freely_at_s(0.0, [(0, 0)])
     assert freely_s == pytest.approx(10.0, abs=0.1)
     book.settle(freely_s)
-    assert book.spending(requests=0, samples=0) is Spending.FREELY
-    assert book.freely_at_s(freely_s, requests=0, samples=0) is None
+    assert book.spending([(0, 0)]) is Spending.FREELY
+    assert book.freely_at_s(freely_s, [(0, 0)]) is None
 
 
 @given(
@@ -139,15 +140,17 @@ def test_all_that_is_spent_is_borne(steps):
         assert sum(map(book.job_usd, book.jobs())) == pytest.approx(book.total_usd)
 
 
-def test_before_the_first_bill_little_is_asked_for():
+def test_what_is_in_flight_is_reckoned_by_what_requests_have_cost():
     book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
-    assert book.spending(requests=3, samples=100) is Spending.FREELY
-    assert book.spending(requests=4, samples=100) is Spending.STOPPED
-    free = ledger(Prices(source_request=1.0), max_usd=1000.0)
-    invoke(free)
-    assert free.spending(requests=500, samples=100) is Spending.FREELY, "files cost no GET: that is known now"
     invoke(book, gb_s=10.0)
-    assert book.spending(requests=50, samples=100) is Spending.FREELY
-    assert book.spending(requests=99, samples=100) is Spending.STOPPED, (
-        "ten dollars each, whatever came of it"
-    )
+    assert book.spending([(50, 100)]) is Spending.FREELY
+    assert book.spending([(99, 100)]) is Spending.STOPPED, "ten dollars each, whatever came of it"
+
+
+def test_free_requests_say_nothing_of_what_another_executors_cost():
+    book = Ledger([Prices(), Prices(gb_s=1.0)], max_usd=1000.0, max_usd_per_hour=math.inf)
+    invoke(book, gb_s=10.0, executor=1)
+    for _ in range(1000):
+        invoke(book, gb_s=10.0)
+    assert book.spending([(500, 5000), (50, 100)]) is Spending.FREELY
+    assert book.spending([(0, 0), (99, 100)]) is Spending.STOPPED

@@ -183,3 +183,100 @@ def test_what_no_function_was_asked_for_costs_nothing():
     request = driver.requests.pop()
     driver.step(RequestFailed(request.request_id, FailureKind.UNAVAILABLE, "gone", refused=True))
     assert driver.state.ledger.total_usd == 0
+
+
+def test_an_executor_of_no_use_for_a_dataset_makes_no_pauses_longer():
+    driver = mixed(cheap=4, dear=4)
+    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.open()
+    for _ in range(20):
+        for request in list(driver.requests):
+            driver.fail(request, FailureKind.UNAVAILABLE)
+        driver.wait(6.0)
+        assert driver.requests, "it is asked again within seconds, as if it were alone"
+
+
+def test_an_executor_of_no_use_for_a_dataset_makes_no_requests_smaller():
+    driver = mixed(cheap=4, dear=1000, size=512)
+    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.open(batch_size=256)
+    assert [request.indices.size for request in driver.requests] == [64] * 4
+
+
+def test_what_waits_for_the_only_executor_that_can_is_not_forgotten():
+    driver = mixed(cheap=1, dear=4, lookahead_batches=2)
+    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.open()
+    (first,) = driver.requests
+    driver.ask(0, 4)
+    missed = tuple(range(8))
+    driver.read(3, missed=missed)
+    assert len(driver.requests) == 1
+    waited_for = set(driver.core.job("job").plan.batch(0, 3, 0).indices.tolist())
+    driver.answer(first)
+    assert waited_for >= set(driver.requests[0].indices.tolist()), "that comes first"
+
+
+def test_the_cap_on_money_holds_though_another_executor_is_free():
+    driver = mixed(cheap=2, dear=1000, size=6400, max_usd=0.05)
+    driver.step(ExecutorResized(0, executor=1))
+    driver.open()
+    for _ in range(10):
+        driver.answer(driver.requests[0])
+    driver.step(ExecutorResized(0))
+    driver.step(ExecutorResized(1000, backlog=0, executor=1))
+    assert driver.state.fleet.members[1].in_flight == 4, "until it is known what they cost"
+    for _ in range(2000):
+        if not driver.requests:
+            break
+        driver.answer(driver.requests[0])
+    assert 0.03 < driver.state.ledger.total_usd <= 0.05
+
+
+def test_a_job_that_reads_nothing_yet_keeps_no_other_waiting():
+    """Validation is opened and not read: nothing is known of its pace, and its deadlines are long over."""
+    driver = mixed(cheap=1, dear=100, size=6400, request_samples=8, lookahead_batches=64, hedge_share=0.0)
+    driver.open("val")
+    for _ in range(60):
+        driver.answer(driver.requests[0], after_s=0.05)
+    driver.open("train", seed=5)
+    driver.wait(0.2)
+    assert "train" in {request.job for request in driver.requests}
+
+
+def test_a_dataset_that_one_executor_refuses_is_made_by_the_other():
+    """Its breaker does not help: another dataset works there all the while."""
+    driver = mixed(cheap=1, dear=1, attempts=3)
+    driver.open()
+    for _ in range(2000):
+        if not driver.requests:
+            if not driver.wait(5.0):
+                break
+            continue
+        request = driver.requests[0]
+        driver.state.fleet.members[0].health.worked()
+        driver.answer(request, Outcome.REFUSED if request.executor == 0 else Outcome.CACHED)
+    assert not driver.tombstones
+    assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
+
+
+def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
+    driver = mixed(cheap=4, dear=100, size=640)
+    driver.open()
+    until_s = driver.now_s + 7.0
+    while driver.now_s < until_s:
+        for request in [one for one in driver.requests if one.executor == 1]:
+            driver.answer(request)
+        driver.wait(0.1)
+    first = driver.core.job("job").plan.batch(0, 0, 0).indices
+    assert (driver.core.states(driver.key(), first) == SampleState.RESIDENT).all()
+    assert "when another executor had answered" in driver.state.fleet.members[0].health.reason
+
+
+def test_the_core_wakes_when_what_waits_for_a_cheaper_executor_can_wait_no_more():
+    driver = mixed(cheap=1, dear=8)
+    driver.open()
+    roster = driver.state.roster_of(DATASET)
+    roster.patient["job", 0] = None
+    roster.hasty_s = driver.now_s + 1e-3
+    assert driver.core.wake_at_s == roster.hasty_s
