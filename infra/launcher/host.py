@@ -18,6 +18,7 @@ from infra.launcher.addresses import address_of
 from infra.launcher.leader import Leader
 from infra.launcher.member import Member
 from infra.launcher.racing import race
+from infra.launcher.ray_auth import run_token
 from infra.launcher.services import Services
 from infra.launcher.trust import check_trust, trust_of
 from infra.launcher.verdicts import EXIT_SIGNAL, EXIT_WRONG_SETTINGS, RunFailedError, Verdict
@@ -135,6 +136,7 @@ class _Host:
             lost_data_hosts=settings.lost_data_hosts,
         )
         run_id = self._environment.get("TRAINING_JOB_NAME", "") or secrets.token_hex(8)
+        salt = secrets.token_hex(32)
         services = Services(
             self._cluster,
             settings,
@@ -142,10 +144,11 @@ class _Host:
             self._directory,
             address=address,
             run_id=run_id,
+            ray_token=run_token(self._cluster, self._trust, salt),
         )
         being = asyncio.get_running_loop().create_task(member.run())
         try:
-            verdict = await self._lead(leader, services, address, run_id, being)
+            verdict = await self._lead(leader, services, address, (run_id, salt), being)
             if verdict.code:
                 _log.error("the run ends with exit code %d: %s", verdict.code, verdict.reason)
             await leader.end(verdict, settings.stop_wait_s + _MARGIN_S)
@@ -158,12 +161,17 @@ class _Host:
         return verdict
 
     async def _lead(
-        self, leader: Leader, services: Services, address: str, run_id: str, being: asyncio.Task[Verdict]
+        self,
+        leader: Leader,
+        services: Services,
+        address: str,
+        run: tuple[str, str],
+        being: asyncio.Task[Verdict],
     ) -> Verdict:
         try:
             await leader.open(address, self._settings.control_port)
             # Its own member may end before it has a line on which to say so.
-            return await race(leader.verdict(), self._prepare(leader, services, run_id), self._end_of(being))
+            return await race(leader.verdict(), self._prepare(leader, services, run), self._end_of(being))
         except RunFailedError as error:
             return error.verdict
         except ConfigError as error:
@@ -172,15 +180,16 @@ class _Host:
     async def _end_of(self, being: asyncio.Task[Verdict]) -> Verdict:
         return await asyncio.shield(being)
 
-    async def _prepare(self, leader: Leader, services: Services, run_id: str) -> Verdict:
+    async def _prepare(self, leader: Leader, services: Services, run: tuple[str, str]) -> Verdict:
         """Bring the run to where training begins, then keep the services."""
-        return await race(self._start(leader, services, run_id), self._keep(services))
+        return await race(self._start(leader, services, run), self._keep(services))
 
-    async def _start(self, leader: Leader, services: Services, run_id: str) -> Verdict:
-        settings = self._settings
+    async def _start(self, leader: Leader, services: Services, run: tuple[str, str]) -> Verdict:
+        settings, (run_id, salt) = self._settings, run
         await services.start_first()
         await leader.all_here(settings.start_wait_s)
-        leader.tell(join=1, ray=services.ray)
+        told = {"ray_salt": salt} if len(self._cluster.hosts) > 1 else {}  # nobody else needs it
+        leader.tell(join=1, ray=services.ray, **told)
         await leader.all_joined(settings.start_wait_s)
         await services.start_rest(self._ray_nodes(leader))
         _log.info("all is ready: %s", services.coordinator)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.launcher.channel import Channel, ChannelLostError, connect
 from infra.launcher.racing import race
+from infra.launcher.ray_auth import ray_environment, run_token
 from infra.launcher.ray_service import ray_node
 from infra.launcher.services import function_cpus
 from infra.launcher.training import training
@@ -155,7 +156,7 @@ class Member:
                 head,
                 self._address,
                 cpus,
-                self._environment,
+                ray_environment(self._environment, self._ray_token(join)),
                 self._directory,
                 wait_s=self._settings.start_wait_s,
             )
@@ -164,6 +165,9 @@ class Member:
         if self._node is None:
             return await self._train(channel)
         return await race(self._keep(self._node), self._train(channel))
+
+    def _ray_token(self, join: Mapping[str, Any]) -> str:
+        return run_token(self._cluster, self._trust, str(join.get("ray_salt", "")))
 
     async def _keep(self, node: Service) -> Verdict:
         await node.keep()

@@ -15,6 +15,7 @@ from infra.launcher.addresses import with_port
 from infra.launcher.cache_service import cache_address, cache_service
 from infra.launcher.coordinator_service import coordinator_service
 from infra.launcher.processes import Child, Service
+from infra.launcher.ray_auth import ray_environment
 from infra.launcher.ray_service import ray_head
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
@@ -55,6 +56,7 @@ class Services:
         directory: a private one.
         address: the leader's.
         run_id: the run's.
+        ray_token: what Ray asks for; see :mod:`infra.launcher.ray_auth`.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class Services:
         *,
         address: str,
         run_id: str,
+        ray_token: str,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._environment = environment
+        self._ray_environment = ray_environment(environment, ray_token) if settings.own_ray else environment
         self._directory = directory
         self._address = address
         self._run_id = run_id
@@ -111,7 +115,7 @@ class Services:
                     self._address,
                     settings.ray_port,
                     cpus,
-                    self._environment,
+                    self._ray_environment,
                     self._directory,
                     wait_s=self._wait_s,
                 )
@@ -133,7 +137,7 @@ class Services:
                 self._address,
                 settings.coordinator_port,
                 self.cache,
-                self._environment,
+                self._ray_environment,
                 self._directory,
                 executor=settings.executor,
                 workers=function_cpus(self._cluster, settings, self._environment),
@@ -149,7 +153,7 @@ class Services:
     async def _wait_for_nodes(self, nodes: int) -> None:
         wait_s = self._settings.start_wait_s
         command = [sys.executable, "-P", str(_NODES_SCRIPT), self.ray, str(nodes), f"{wait_s:g}"]
-        child = Child("the count of Ray's nodes", command, self._environment)
+        child = Child("the count of Ray's nodes", command, self._ray_environment)
         await child.start()
         try:
             async with asyncio.timeout(wait_s + _SERVICE_WAIT_S):

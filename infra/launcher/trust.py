@@ -1,8 +1,9 @@
 """Whom the hosts of a run believe: what a run that leaves this machine needs, and the proof of a token.
 
 Nothing of it is new: token and certificates are the coordinator's own (``SUPER_TOKEN``, ``SUPER_TLS_CERT``,
-``SUPER_COORDINATOR_CA_FILE``), the cache's password is ``SUPER_CACHE_PASSWORD``, Ray's are Ray's. Beyond
-loopback all of it is asked for, unless ``--insecure`` says that the network itself keeps others out.
+``SUPER_COORDINATOR_CA_FILE``), the cache's password is ``SUPER_CACHE_PASSWORD``, Ray's TLS is Ray's, and its
+token :mod:`infra.launcher.ray_auth`'s. Beyond loopback all of it is asked for, unless ``--insecure`` says
+that the network itself keeps others out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from infra.launcher.ray_auth import lack_of_ray
 from super_wire.coordinator_credentials import CoordinatorCredentials
 from super_wire.errors import ConfigError
 
@@ -62,13 +64,31 @@ class Trust:
 def check_trust(
     cluster: Cluster, environment: Mapping[str, str], *, insecure: bool, own_cache: bool, ray: bool
 ) -> None:
-    """See that a run that leaves this machine has what keeps others out.
+    """See that a run has what keeps others out: beyond this machine, and Ray, which listens there, always.
 
     Raises:
         ConfigError: all that is missing here.
     """
-    if cluster.on_loopback:
+    lacks = [lack_of_ray(environment)] if ray and lack_of_ray(environment) else []
+    if not cluster.on_loopback:
+        lacks += _lacks_beyond(cluster, environment, own_cache=own_cache, ray=ray)
+    if not lacks:
         return
+    if not insecure:
+        msg = (
+            f"a run needs what keeps others out, and this host lacks {'; '.join(lacks)}. In "
+            "a network that nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
+        )
+        raise ConfigError(msg)
+    _log.warning(
+        "INSECURE: without %s: whoever reaches these hosts' ports may read the data and run code on them",
+        "; without ".join(lacks),
+    )
+
+
+def _lacks_beyond(
+    cluster: Cluster, environment: Mapping[str, str], *, own_cache: bool, ray: bool
+) -> list[str]:
     lacks = []
     if not (environment.get("SUPER_TOKEN") or environment.get("SUPER_TOKEN_FILE")):
         lacks.append("a token (SUPER_TOKEN or SUPER_TOKEN_FILE, the same on every host)")
@@ -78,18 +98,7 @@ def check_trust(
         lacks.append("a password for the cache (SUPER_CACHE_PASSWORD, the same on every host)")
     if ray and environment.get("RAY_USE_TLS") != "1":
         lacks.append("TLS between Ray's nodes (RAY_USE_TLS=1 with Ray's certificates)")
-    if not lacks:
-        return
-    if not insecure:
-        msg = (
-            f"beyond loopback a run needs what keeps others out, and this host lacks {'; '.join(lacks)}. In "
-            "a network that nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
-        )
-        raise ConfigError(msg)
-    _log.warning(
-        "INSECURE: without %s: whoever reaches these hosts' ports may read the data and run code on them",
-        "; without ".join(lacks),
-    )
+    return lacks
 
 
 def trust_of(cluster: Cluster, environment: Mapping[str, str], directory: Path) -> Trust:
