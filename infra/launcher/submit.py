@@ -4,8 +4,9 @@ Machines that are not to be had are asked for again, a bounded number of times, 
 several types are named, each in its turn (:mod:`infra.launcher.submitting`). What a job may be is
 :mod:`infra.launcher.training_job`'s.
 
-Exit codes: 0 the job has its machines (with ``--wait``: it is completed), 1 it failed or AWS refused, 2 an
-argument is wrong, 3 no machines were to be had.
+Exit codes: 0 the job has its machines (with ``--wait``: it is completed), 1 it failed, AWS refused, or it is
+not watched any more (the message names it, and how to end it), 2 an argument is wrong, 3 no machines were to
+be had.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
-from infra.launcher.submitting import Attempts, JobFailedError, NoCapacityError, submit
+from infra.launcher.submitting import Attempts, JobFailedError, NoCapacityError, NotWatchedError, submit
 from infra.launcher.training_job import Channel, Instances, TrainingJob
 from infra.session import NO_REGION, session_in
 from super_wire.errors import ConfigError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_TRIES = 8  # of each call, by botocore
 _EXIT_WRONG = 2
 _EXIT_NO_CAPACITY = 3
 
@@ -172,10 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         fault, code = str(error), _EXIT_WRONG
     except NoCapacityError as error:
         fault, code = str(error), _EXIT_NO_CAPACITY
-    except (JobFailedError, BotoCoreError, ClientError) as error:
+    except (JobFailedError, NotWatchedError, BotoCoreError, ClientError) as error:
         fault, code = str(error), 1
     except KeyboardInterrupt:
-        fault, code = "not waiting any more; aws sagemaker stop-training-job ends the job", 1
+        fault, code = "interrupted between two attempts: no job of this call is left", 1
     sys.stderr.write(f"infra.launcher.submit: {fault}\n")
     return code
 
@@ -187,7 +189,7 @@ def _run(given: argparse.Namespace) -> int:
         print(json.dumps(job.request(), indent=2))
         return 0
     # Throttling is botocore's to bear; capacity is ours.
-    config = Config(retries={"mode": "standard", "max_attempts": 8})
+    config = Config(retries={"mode": "standard", "max_attempts": _TRIES})
     client = session_in(given.region).client("sagemaker", config=config)
     name = submit(client, job, others, attempts=attempts, wait=given.wait)
     print(f"{name}: {'completed' if given.wait else 'has its machines'}")
