@@ -101,4 +101,11 @@ def training(
     }
     words = [word for option in options.items() for word in option]
     program = [sys.executable, "-P", str(_TORCH_RUN)]
-    return Child("training", [*program, *words, *command], own, quiet=False)
+    return Child("training", [*program, *words, *_apart(command)], own, quiet=False)
+
+
+def _apart(command: Sequence[str]) -> list[str]:
+    """The command, where torchrun takes none of the script's options for its own, or their beginnings."""
+    if command[0] == "-m":
+        return ["-m", "--", *command[1:]]
+    return ["--", *command]

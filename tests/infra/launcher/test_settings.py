@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed.run
 
 from infra.launcher.cluster import Cluster
 from infra.launcher.services import function_cpus
@@ -86,7 +87,7 @@ def test_torchrun_gets_this_hosts_rank_and_the_runs_rendezvous():
         run_id="job-1",
     )
     words = child._command
-    told = dict(zip(words[3:-4:2], words[4:-4:2], strict=True))
+    told = dict(zip(words[3:-5:2], words[4:-5:2], strict=True))
     assert told == {
         "--nnodes": "2",
         "--node-rank": "1",
@@ -97,7 +98,26 @@ def test_torchrun_gets_this_hosts_rank_and_the_runs_rendezvous():
         "--rdzv-id": "job-1",
         "--local-addr": "10.0.0.4",
     }
-    assert words[-4:] == ["-m", "package.train", "--epochs", "3"]
+    assert words[-5:] == ["-m", "--", "package.train", "--epochs", "3"]
     assert child._environment["SUPER_COORDINATOR"] == "a:50051"
     assert child._environment["NCCL_SOCKET_IFNAME"] == "eth0"
     assert child._environment["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.parametrize("script", [["train.py"], ["-m", "package.train"]])
+def test_no_option_of_the_script_is_taken_for_torchruns(script):
+    """Whose parser takes beginnings of its options for them, and refuses those that could be several."""
+    own = ["--num", "0.1", "--log", "3", "--max=3", "--start", "--nu", "--local", "--run", "-m", "--", "-x"]
+    child = training(
+        Cluster((), ("c",), "c"),
+        LaunchSettings(ranks_per_host=1),
+        {},
+        [*script, *own],
+        address="10.0.0.4",
+        coordinator="c:50051",
+        run_id="job-1",
+    )
+    given = torch.distributed.run.parse_args(child._command[3:])
+    assert [given.training_script, *given.training_script_args] == [script[-1], *own]
+    assert given.module == (len(script) > 1)
+    assert given.rdzv_id == "job-1"
