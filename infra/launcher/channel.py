@@ -98,7 +98,7 @@ class Channel:
             raise ChannelLostError(msg)
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             msg = f"speaks another language: {line[:40]!r}"

@@ -90,12 +90,17 @@ class Leader:
         task.add_done_callback(self._following.discard)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._take_in(reader, writer)
+        finally:
+            writer.close()
+
+    async def _take_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         try:
             host, channel = await admit(reader, writer, self._trust, self._silence_s)
         except (RefusedError, ChannelLostError) as error:
             _log.warning("a connection from %s is not taken: %s", peer, error)
-            writer.close()
             return
         finally:
             self._strangers -= 1
@@ -128,6 +133,9 @@ class Leader:
                 self._inbox.put_nowait((host, await channel.hear()))
         except ChannelLostError as error:
             self._inbox.put_nowait((host, {"lost": str(error)}))
+        except Exception as error:
+            self._inbox.put_nowait((host, {"lost": f"cannot be followed any more: {error!r}"}))
+            raise
         finally:
             del self._channels[host]
             if not self._channels:
