@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 5.0
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
+_CLOSE_S = 8.0
+_LAST_S = 1.0
 _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
@@ -45,6 +47,7 @@ class Post:
     def __init__(self, make: Callable[[], Executor]) -> None:
         self._make = make
         self._made = make()  # what is wrong with its settings is told at once
+        self._spent = False
         self._ready = False
         self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
         self.absence = "it has not been started"
@@ -64,23 +67,29 @@ class Post:
         """Start the executor; it takes requests from :meth:`take_up` on.
 
         Raises:
-            SuperError: why not; it can be tried again.
+            SuperError: why not, whatever it was; it can be tried again.
         """
         try:
+            if self._spent:
+                self._made, self._spent = self._make(), False
             await self._made.start()
         except SuperError as error:
             await self.leave(str(error))
             raise
+        except Exception as error:
+            words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
+            _log.exception("the executor %s: %s", self.name, words)
+            await self.leave(words)
+            raise ExecutorError(words) from error
 
     def take_up(self) -> None:
         """Have it take requests."""
         self._ready, self.absence = True, ""
 
     async def leave(self, reason: str) -> None:
-        """End the executor, and put one in its place that can be started."""
+        """End the executor; the next start has another one in its place."""
         self._ready, self.absence = False, reason
-        await self._made.close()
-        self._made = self._make()
+        await self._end()
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Carry out one request; see :class:`coordinator.executors.base.Executor`."""
@@ -93,7 +102,23 @@ class Post:
     async def close(self) -> None:
         """End the executor."""
         self._ready, self.absence = False, "the coordinator ends"
-        await self._made.close()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Close what was made, once, and wait for it no longer than is bearable."""
+        if self._spent:
+            return
+        closing = asyncio.create_task(self._made.close(), name=f"close {self.name}")
+        try:
+            await asyncio.wait([closing], timeout=_CLOSE_S)
+        finally:
+            closing.cancel()
+        self._spent = True
+        await asyncio.wait([closing], timeout=_LAST_S)
+        if not closing.done() or closing.cancelled():
+            _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
+        elif (error := closing.exception()) is not None:
+            _log.error("the executor %s did not end well", self.name, exc_info=error)
 
 
 class Crew:
@@ -205,6 +230,9 @@ class Crew:
                 await self._take_up(post)
             except SuperError as error:
                 _log.warning("the executor %s is missing, and is tried again: %s", post.name, error)
+                starting = None
+            except Exception:  # noqa: BLE001  # logged; a bug is no reason to do without it for ever
+                _log.exception("the executor %s is missing, and is tried again", post.name)
                 starting = None
             else:
                 _log.info("the executor %s is there", post.name)

@@ -21,11 +21,12 @@ class Startable:
     remote = False
     region = ""
 
-    def __init__(self, name="one", golden="aa", fails=(), waits=None):
+    def __init__(self, name="one", golden="aa", fails=(), waits=None, closing=None):
         self.name = name
         self.golden = golden
         self.fails = list(fails)
         self.waits = waits
+        self.closing = closing
         self.scaling = Scaling(2, burst=2, per_s=math.inf, backlog=2)
         self.starts = self.closes = 0
 
@@ -41,6 +42,10 @@ class Startable:
 
     async def close(self):
         self.closes += 1
+        if isinstance(self.closing, asyncio.Event):
+            await self.closing.wait()
+        elif self.closing is not None:
+            raise self.closing
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +103,7 @@ def test_one_alone_that_decodes_otherwise_is_the_error():
 
 
 def test_several_of_which_none_starts_say_all_why():
-    executors = [Startable("one", fails=[ExecutorError("asleep")]), Startable("two", golden="bb")]
+    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", golden="bb")]
     with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
         using(executors, presence)
 
@@ -162,3 +167,64 @@ def test_the_core_is_told_of_what_changes():
     told = using(executors, work)
     assert [event.executor for event in told] == [0, 1, 1]
     assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
+
+
+def test_whatever_one_fails_by_is_its_absence_alone(caplog):
+    second = Startable("two", fails=[OSError("no space"), KeyError("k")])
+
+    async def work(crew):
+        return await presence(crew), await until_there(crew)
+
+    told, capacities = using([Startable("one"), second], work)
+    assert told == ["", "its start failed unexpectedly (OSError: no space)"]
+    assert capacities == [2, 2]
+    assert second.starts == 3
+    assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
+
+
+def test_one_alone_that_fails_by_a_bug_says_of_what_kind():
+    with pytest.raises(ExecutorError, match=r"unexpectedly \(OSError: no space\)"):
+        using([Startable(fails=[OSError("no space")])], presence)
+
+
+def test_one_that_cannot_be_made_anew_is_tried_again():
+    """As where a file that a setting names is not there for a while."""
+    made, second = [ConfigError("no such file")], Startable("two", fails=[ExecutorError("asleep")])
+    known = [second]
+
+    def make():
+        if known:
+            return known.pop()
+        if made:
+            raise made.pop()
+        return second
+
+    async def body():
+        crew = Crew([lambda: Startable("one"), make])
+        async with asyncio.timeout(ENOUGH_S):
+            await crew.start()
+            await crew.agree(agree_on)
+            told = await until_there(crew)
+            await crew.close()
+            return told
+
+    assert asyncio.run(body()) == [2, 2]
+    assert not made
+
+
+def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
+    monkeypatch.setattr(crew_module, "_CLOSE_S", 0.05)
+    second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
+
+    async def work(crew):
+        return await until_there(crew)
+
+    assert using([Startable("one"), second], work) == [2, 2]
+    assert "the executor two did not end within 0.05 s" in caplog.text
+
+
+def test_one_that_ends_badly_is_told_and_the_others_end(caplog):
+    executors = [Startable("one", closing=OSError("no space")), Startable("two")]
+    using(executors, presence)
+    assert [executor.closes for executor in executors] == [1, 1]
+    assert "the executor one did not end well" in caplog.text
