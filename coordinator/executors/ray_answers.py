@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.executors.base import ExecutorError, FunctionRaisedError
+from coordinator.executors.strange_words import one_line
 from super_wire.errors import ConfigError
 from super_wire.request import PrefetchResult
 from super_wire.version import installed_version
@@ -17,6 +18,8 @@ __all__ = ["Warmed", "read_result", "read_warmed"]
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 200
+_MAX_KIND = 80
+_MAX_WORDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,10 @@ def read_result(text: str, request_id: str) -> PrefetchResult:
         raise FunctionRaisedError(
             f"it was asked for request {request_id} and answered for {result.request_id[:80]!r}"
         )
-    return result
+    samples, messages = len(result.outcomes), result.messages
+    if len(messages) > samples:
+        raise FunctionRaisedError(f"it answered {len(messages)} messages for {samples} samples")
+    return replace(result, messages={place: one_line(words, _MAX_WORDS) for place, words in messages.items()})
 
 
 def _answer(text: str) -> dict[str, Any]:
@@ -72,7 +78,11 @@ def _answer(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FunctionRaisedError(f"it answered {_shown(text)}, which is no JSON") from error
     if isinstance(answer, dict) and isinstance(answer.get("error"), str):
-        raise FunctionRaisedError(f"the function raised {answer['error']}: {answer.get('message', '')}")
+        kind, words = (
+            one_line(answer["error"], _MAX_KIND),
+            one_line(str(answer.get("message", "")), _MAX_WORDS),
+        )
+        raise FunctionRaisedError(f"the function raised {kind}: {words}")
     if not isinstance(answer, dict) or not isinstance(answer.get("result"), dict):
         raise FunctionRaisedError(f"it answered {_shown(text)}, which is no result")
     result: dict[str, Any] = answer["result"]

@@ -53,3 +53,18 @@ def test_a_result_is_that_of_the_request():
         read_result(answer(what=1), "mine")
     with pytest.raises(FunctionRaisedError, match="the function raised ValueError: no"):
         read_result(json.dumps({"error": "ValueError", "message": "no"}), "mine")
+
+
+def test_words_of_others_are_short_and_in_one_line():
+    told = {"error": "E" * 1_000_000, "message": "\x1b[31mred\nand\r" + "x" * 1_000_000}
+    with pytest.raises(FunctionRaisedError) as caught:
+        read_result(json.dumps(told), "mine")
+    assert len(str(caught.value)) < 800
+    assert str(caught.value).isprintable()
+    assert "E: [31mred and xxx" in str(caught.value)
+    messages = {"0": "\x00no\n" + "x" * 1_000_000}
+    result = read_result(answer(**{**RESULT, "outcomes": ["missing"], "messages": messages}), "mine")
+    assert result.messages["0"].startswith("no xxx")
+    assert len(result.messages["0"]) == 600
+    with pytest.raises(FunctionRaisedError, match="2 messages for 1 samples"):
+        read_result(answer(**{**RESULT, "messages": {"0": "a", "1": "b"}}), "mine")
