@@ -22,16 +22,19 @@ from coordinator.executors.base import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
+    PayloadTooLargeError,
     ThrottledError,
 )
 from coordinator.executors.framing import (
     FIRST_CALL,
     LENGTH_BYTES,
+    MAX_FRAME_BYTES,
     FramingError,
     body_length,
     frame,
     parse,
 )
+from coordinator.executors.strange_words import one_line
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -40,11 +43,16 @@ if TYPE_CHECKING:
 __all__ = ["NodeFailedError", "RayChild"]
 
 _EXIT_TIMEOUT_S = 5.0
+_PING_S = 1.0
+_SILENCES = 30
+"""A driver that says nothing for so many pings hangs; while this process stands still none is counted."""
+_MAX_WORDS = 1000
 _OURS = ("SUPER_", "AWS_")
 _FAILURES: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "not loaded": FunctionRaisedError,
     "answer lost": ConnectionLostError,
+    "too large": PayloadTooLargeError,
     "cancelled": ConnectionLostError,  # by others: who cancels here does not listen any more
 }
 
@@ -66,6 +74,7 @@ class _Call:
         self.begun: asyncio.Future[None] = loop.create_future()
         self.answer: asyncio.Future[str] = loop.create_future()
         self.begun_s = 0.0
+        self.is_sent = False
         self.is_over = False
 
     def fail(self, error: ExecutorError) -> None:
@@ -89,6 +98,9 @@ class RayChild:
         self._numbers = itertools.count(FIRST_CALL)
         self._calls: dict[int, _Call] = {}
         self._reason = ""
+        self._sending = asyncio.Lock()
+        self._heard = False
+        self._watcher: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(), name="ray driver")
 
@@ -143,7 +155,7 @@ class RayChild:
         Args:
             node: its id.
             event: the event.
-            begin_s: how long the call may wait for the node's CPUs.
+            begin_s: how long the call may wait for the driver, and for the node's CPUs.
             timeout_s: how long the function may run from then on.
             on_begun: is called when it begins.
 
@@ -153,20 +165,24 @@ class RayChild:
             FunctionCrashedError: its process ended.
             NodeFailedError: the node is gone or cannot run the function.
             ConnectionLostError: the answer, or the driver, was lost.
-            ExecutorError: the driver has ended before.
+            PayloadTooLargeError: no frame holds the event or the answer.
+            ExecutorError: the driver has ended before, or takes no calls.
         """
         if self._reason:
             raise ExecutorError(f"Ray's driver has ended: {self._reason}")
         number, call = next(self._numbers), _Call(node)
         self._calls[number] = call
         try:
-            await self._send({"call": number, "node": node, "event": event, "timeout_s": timeout_s})
+            framed = frame({"call": number, "node": node, "event": event, "timeout_s": timeout_s})
             async with asyncio.timeout(begin_s):
+                await self._send(call, framed)
                 await call.begun
             on_begun()
             async with asyncio.timeout(timeout_s):
                 return await call.answer
         except TimeoutError:
+            if not call.is_sent:
+                raise _refused(ExecutorError(f"Ray's driver took no call for {begin_s:.0f} s")) from None
             if not call.begun_s:
                 raise ThrottledError(f"not begun within {begin_s:.0f} s") from None
             late = FunctionTimedOutError(f"the function did not answer within {timeout_s:.1f} s")
@@ -174,8 +190,8 @@ class RayChild:
             raise late from None
         finally:
             del self._calls[number]
-            if not call.is_over:
-                self._cancel(number)
+            if call.is_sent and not call.is_over:
+                self._tell({"cancel": number})
 
     def lose(self, node: str, words: str, *, begun_too: bool) -> None:
         """A node is gone: fail its calls that have not begun, or all of them."""
@@ -189,7 +205,7 @@ class RayChild:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self._process.wait()
-        return self._how_it_ended()
+        return self._reason or self._how_it_ended()
 
     def end(self) -> None:
         """Close its input, upon which it ends."""
@@ -197,29 +213,53 @@ class RayChild:
             self._process.stdin.close()
 
     async def kill(self) -> None:
-        """End it by force, and wait until it is gone."""
+        """End it by force, and wait until it is gone, which it may be slow at where the machine hangs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._reader.cancel()
         await asyncio.wait([self._reader])
-        await self._process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
         self._give_up("it was ended")
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, call: _Call, framed: bytes) -> None:
+        """Write a call once the driver has read what was written before, so that little is ever buffered."""
+        if len(framed) > LENGTH_BYTES + MAX_FRAME_BYTES:
+            raise _refused(PayloadTooLargeError(f"a request of {len(framed)} bytes: lower request_samples"))
         to_child = self._process.stdin
         if to_child is None:  # never: it was asked for
             return
         try:
-            to_child.write(frame(message))
-            await to_child.drain()
+            async with self._sending:
+                await to_child.drain()
+                if not call.is_over:  # its node may have gone meanwhile
+                    to_child.write(framed)
+                    call.is_sent = True
         except (ConnectionError, RuntimeError) as error:  # the transport is closed
             raise ExecutorError(f"Ray's driver has ended: {error}") from error
 
-    def _cancel(self, number: int) -> None:
-        """Let a call that nobody waits for be ended; also one whose driver is gone has ended with it."""
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Write a few bytes at once; to a driver that is gone there is nothing to say."""
         to_child = self._process.stdin
         if to_child is not None and not to_child.is_closing():
-            to_child.write(frame({"cancel": number}))
+            to_child.write(frame(message))
+
+    async def _watch(self) -> None:
+        """End a driver that says nothing any more, not even to pings."""
+        silences = 0
+        for number in itertools.count():
+            if not silences:
+                self._tell({"ping": number})
+            self._heard = False
+            await asyncio.sleep(_PING_S)
+            silences = 0 if self._heard else silences + 1
+            if silences == _SILENCES:
+                break
+        self._give_up(f"it gave no sign of life for {_SILENCES * _PING_S:.0f} s, and was killed")
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._reader.cancel()  # its output stays open where its end takes long
 
     async def _read(self) -> None:
         from_child = self._process.stdout
@@ -237,16 +277,20 @@ class RayChild:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_TIMEOUT_S):
                     await self._process.wait()
             self._give_up(reason or self._how_it_ended())
 
     def _take(self, message: dict[str, Any]) -> None:
+        self._heard = True
         if "nodes" in message:
             self._on_nodes(message["nodes"])
         elif "ready" in message:
             self._ready.set_result(str(message["ready"]))
+            self._watcher = asyncio.create_task(self._watch(), name="ray driver's silence")
         elif "refused" in message:
             self._refuse(message)
         elif "begun" in message:
@@ -259,7 +303,7 @@ class RayChild:
 
     @staticmethod
     def _end(call: _Call, message: dict[str, Any]) -> None:
-        kind, words = message.get("failed"), str(message.get("message", ""))
+        kind, words = message.get("failed"), one_line(str(message.get("message", "")), _MAX_WORDS)
         if kind is None:
             call.is_over = True
             if not call.answer.done():
@@ -270,7 +314,7 @@ class RayChild:
             call.fail(_FAILURES.get(kind, ExecutorError)(words))
 
     def _refuse(self, message: dict[str, Any]) -> None:
-        words = str(message["refused"])
+        words = one_line(str(message["refused"]), _MAX_WORDS)
         is_wrong = bool(message.get("wrong_settings"))
         error = ExecutorError(words if is_wrong else self._unconnected(words))
         error.wrong_settings = is_wrong
@@ -300,6 +344,12 @@ class RayChild:
             self._ready.exception()  # it need not be waited for
         for call in self._calls.values():
             call.fail(ConnectionLostError(f"Ray's driver ended: {reason}"))
+
+
+def _refused(error: ExecutorError) -> ExecutorError:
+    """An error that comes before any function was asked."""
+    error.refused = True
+    return error
 
 
 def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

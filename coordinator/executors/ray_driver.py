@@ -4,10 +4,11 @@ Ray ends its driver's process when it loses the cluster, unpickles what nodes an
 own; none of that shall happen to a coordinator. This process reads calls from its standard input and writes
 what became of them to its standard output, as frames (:mod:`coordinator.executors.framing`), many at a time:
 
-    in   {"call": 7, "node": id, "event": text, "timeout_s": 60.0}      {"cancel": 7}
+    in   {"call": 7, "node": id, "event": text, "timeout_s": 60.0}      {"cancel": 7}    {"ping": 3}
     out  {"ready": version of Ray}    {"nodes": [...]}    {"begun": 7}    {"call": 7, "answer": text}
          {"call": 7, "failed": kind, "message": words}
          {"refused": words, "wrong_settings": true}    there is no cluster to work with; it ends after that
+         {"pong": 3}    it reads, works and writes: who hears nothing for long may end it
 
 It ends when its input ends. On which node a call runs, how long it may wait, and what follows from a failure
 is :mod:`coordinator.executors.ray_executor`'s.
@@ -24,7 +25,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from coordinator.executors.framing import LENGTH_BYTES, FramingError, body_length, frame, parse
+from coordinator.executors.framing import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    FramingError,
+    body_length,
+    frame,
+    parse,
+)
 from coordinator.executors.ray_task import BEGUN, run
 from super_wire.loopback import is_loopback
 
@@ -63,7 +71,7 @@ def main(arguments: list[str]) -> int:
     calls_in, answers_out = _take_standard_streams()
 
     def tell(message: dict[str, Any]) -> None:
-        answers_out.write(frame(message))
+        answers_out.write(_framed(message))
         answers_out.flush()
 
     try:
@@ -81,6 +89,15 @@ def main(arguments: list[str]) -> int:
         return 1
     asyncio.run(_Driver(ray, function, cpus, tell).serve(calls_in))
     return 0
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    """A message as a frame; of an answer that no frame holds, that it was too large."""
+    framed = frame(message)
+    if len(framed) <= LENGTH_BYTES + MAX_FRAME_BYTES or "call" not in message:
+        return framed
+    words = f"an answer of {len(framed)} bytes, of which {MAX_FRAME_BYTES} can be carried"
+    return frame({"call": message["call"], "failed": "too large", "message": words})
 
 
 def _check_reachable(address: str) -> None:
@@ -119,7 +136,7 @@ class _Driver:
         self._kinds = [
             (getattr(ray.exceptions, name), kind) for name, kind in _KINDS if hasattr(ray.exceptions, name)
         ]
-        self._running: dict[int, Any] = {}
+        self._running: dict[int, Any] = {}  # what Ray gave for a call; None until it is started
         self._tasks: set[asyncio.Task[None]] = set()
         self._nodes: list[dict[str, Any]] = []
 
@@ -152,17 +169,23 @@ class _Driver:
         os._exit(code)
 
     def _take(self, message: dict[str, Any]) -> None:
+        if "ping" in message:
+            self._tell({"pong": message["ping"]})
+            return
         if "cancel" in message:
-            generator = self._running.get(message["cancel"])
-            if generator is not None:
+            generator = self._running.pop(message["cancel"], None)
+            if generator is not None:  # else it has not been started, and will not be
                 self._ray.cancel(generator, force=True)
             return
+        self._running[message["call"]] = None
         task = asyncio.get_running_loop().create_task(self._run(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, message: dict[str, Any]) -> None:
         number: int = message["call"]
+        if number not in self._running:  # cancelled by what was read together with it
+            return
         try:
             items = self._start(number, message)
             if await (await anext(items)) == BEGUN:

@@ -15,7 +15,10 @@ from coordinator.executors.ray_child import RayChild
 from coordinator.executors.ray_executor import RayExecutor
 from super_wire.errors import ConfigError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.in_rays_place import WORKING, in_rays_place
 from tests.fixtures.valkey import free_port
+
+__all__ = ["in_rays_place"]
 
 MISSING = "raise ModuleNotFoundError('No module named ray')"
 DYING = """
@@ -26,17 +29,6 @@ def init(**options):
 MISMATCHED = """
 def init(**options):
     raise RuntimeError("Version mismatch: The cluster was started with: Ray: 1.0")
-"""
-WORKING = """
-__version__ = "0"
-class exceptions: pass
-def init(**options): pass
-def nodes(): return []
-def remote(**options): return lambda function: function
-def shutdown(): pass
-class util:
-    @staticmethod
-    def get_node_ip_address(): return "127.0.0.1"
 """
 TELLING = """
 def init(**options):
@@ -49,17 +41,6 @@ def init(**options):
     import threading
     threading.Event().wait()
 """
-
-
-@pytest.fixture
-def in_rays_place(tmp_path, monkeypatch):
-    """Makes ``import ray`` find this code in processes that are started from now on."""
-
-    def put(code):
-        (tmp_path / "ray.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-
-    return put
 
 
 async def refusal(address="auto"):
