@@ -34,6 +34,8 @@ _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
+_SHORT_SHARE = 1 / 32  # of the budget: what the core frees at once, so that with less it is about to drop
+_FREED_SHARE = 1 / 16
 _RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
 
 
@@ -91,7 +93,7 @@ class Upkeep:
         cache: the server.
         engine: whose core is told.
         reports: rewound when the cache was emptied.
-        sweep: of what an earlier coordinator left, once the cache is nearly full.
+        sweep: of what an earlier coordinator left, where jobs need the room.
         outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
         info: what the server said when it was taken over.
         golden: digest that records in it have to agree with.
@@ -120,6 +122,7 @@ class Upkeep:
         self._is_new = False
         self._golden = golden
         self._answers = True
+        self._asked = self._dropped = 0
 
     async def once(self) -> None:
         """One look; a cache that does not answer is waited for.
@@ -187,10 +190,26 @@ class Upkeep:
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
+        wanted_bytes = self._wanted_bytes()
         # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
         if (
-            used_bytes > _CROWDED_SHARE * core.budget_bytes
+            wanted_bytes > 0
+            and used_bytes > _CROWDED_SHARE * core.budget_bytes
             and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
-            await self._sweep.step(self._clock())
+            await self._sweep.step(self._clock(), wanted_bytes)
+
+    def _wanted_bytes(self) -> float:
+        """Room that open jobs want beside what is free: some, if since the last look samples were asked for
+        in a cache that had hardly any, or were dropped for others.
+        """
+        core = self._engine.core
+        asked = sum(member.requests for member in core.fleet.members)
+        producing = bool(core.requests_in_flight) or asked > self._asked
+        dropping = core.dropped_samples > self._dropped
+        self._asked, self._dropped = asked, core.dropped_samples
+        short = core.free_bytes < _SHORT_SHARE * core.budget_bytes
+        if not core.jobs or not (dropping or (producing and short)):
+            return 0.0
+        return _FREED_SHARE * core.budget_bytes - core.free_bytes

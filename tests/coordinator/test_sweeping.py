@@ -11,11 +11,13 @@ import pytest
 from coordinator import sweeping
 from coordinator.cache import Cache
 from coordinator.catalog import list_source
+from coordinator.core.samples import footprint
 from coordinator.datasets import Dataset, Listing
 from coordinator.sweeping import Sweep, known_ids, strangers_among
 from super_wire.errors import CacheUnreachableError, SourceError
 from super_wire.keys import RECORD_PREFIX, cache_keys
 from super_wire.recipe import Recipe
+from super_wire.record import pack
 
 
 def ids_of(seed, count):
@@ -74,6 +76,29 @@ def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
     assert left(valkey) == keys_of(ours, others) | {RECORD_PREFIX + b"no id of ours"}
     with valkey.client() as client:
         assert client.exists(b"somebody else's")
+
+
+def test_no_more_is_deleted_than_is_wanted(valkey):
+    ours, strangers = ids_of(0, 100), ids_of(2, 3000)
+    record = b"".join(bytes(part) for part in pack(np.zeros((4, 4, 3), dtype=np.uint8)))
+    fill(valkey, ours)
+    with valkey.client() as client:
+        client.mset(dict.fromkeys(cache_keys(strangers.tobytes()), record))
+    each = int(footprint(np.array([len(record)]))[0])
+
+    async def work():
+        async with sweeping_of(valkey, lambda: [ours]) as sweep:
+            for now_s in range(6):  # a pass over all keys, and then what it found
+                await sweep.step(now_s, 0.0)
+            assert left(valkey) == keys_of(ours, strangers)
+            counts = [3100]
+            for _ in range(9):
+                await sweep.step(0.0, 1200.5 * each)
+                if len(left(valkey)) < counts[-1]:
+                    counts.append(len(left(valkey)))
+            return counts
+
+    assert asyncio.run(work()) == [3100, 1899, 698, 100]
 
 
 def test_steps_are_small(valkey):

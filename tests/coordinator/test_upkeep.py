@@ -10,25 +10,27 @@ import contextlib
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from coordinator import upkeep as upkeep_module
 from coordinator.cache import Cache
-from coordinator.core.events import CacheEvicted, CacheReset
+from coordinator.core.events import BatchRead, CacheEvicted, CacheReset
 from coordinator.core.settings import CoreSettings
 from coordinator.engine import Engine
 from coordinator.executors import ExecutorError
 from coordinator.outcomes import OutcomeReader
 from coordinator.reports import ReportReader
 from coordinator.sweeping import Sweep
-from coordinator.upkeep import Upkeep
+from coordinator.upkeep import Upkeep, agree_on_golden
 from super_wire.cluster import key_slot
 from super_wire.keys import LOCK_KEY, RECORD_PREFIX
-from tests.coordinator.running import ScriptedExecutor
+from super_wire.record import pack
+from tests.coordinator.running import ScriptedExecutor, running
 from tests.fixtures.valkey import Valkey
 
 MAXMEMORY = 8 * 2**20
-RECORD = b"x" * 50_000
+RECORD = b"".join(bytes(part) for part in pack(np.zeros((100, 166, 3), dtype=np.uint8)))
 
 
 @pytest.fixture
@@ -67,31 +69,73 @@ async def kept_at(address):
         await cache.close()
 
 
-def records_after_a_look(valkey, *, settled):
+def left(valkey):
+    with valkey.client() as client:
+        return sum(client.strlen(key) == len(RECORD) for key in client.keys(RECORD_PREFIX + b"*"))
+
+
+def records_after_a_look(valkey, source, serving_loop, *, settled=True):
+    """What is left in the cache by an upkeep's looks before and after a job misses samples."""
+
     async def work():
         async with kept(valkey) as upkeep:
-            if settled:
-                upkeep._settled_at_s = 0.0
-            await upkeep.once()
+            await agree_on_golden(upkeep._cache, "aa")  # else the cache is taken for a new one
+            budget_bytes = (await upkeep._cache.info()).budget(0)
+            async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
+                upkeep._engine = coordinator.engine
+                if settled:
+                    upkeep._settled_at_s = 0.0
+                await upkeep.once()
+                await coordinator.open(await coordinator.register(source))
+                await coordinator.page()
+                coordinator.engine.post(MISSED)
+                await coordinator.until(lambda: coordinator.executor.requests)
+                await upkeep.once()
+
+    serving_loop.run(work())
+    return left(valkey)
+
+
+FILES = 8
+MISSED = BatchRead(
+    "job", 0, 0, 0, 4, 0, np.arange(4), np.array([], dtype=np.int64), done=False, read_us=0, wait_us=0
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for number in range(FILES):
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
+    return tmp_path
+
+
+def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(small, source, serving_loop):
+    records = fill(small, 0.92)
+    assert 0.8 * records < records_after_a_look(small, source, serving_loop) < records
+
+
+def test_it_stays_while_no_job_is_open(small):
+    records = fill(small, 0.92)
+
+    async def work():
+        async with kept(small) as upkeep:
+            upkeep._settled_at_s = 0.0
+            for _ in range(3):
+                await upkeep.once()
 
     asyncio.run(work())
-    with valkey.client() as client:
-        return len(client.keys(RECORD_PREFIX + b"*"))
+    assert left(small) == records
 
 
-def test_what_an_earlier_coordinator_left_is_swept_from_a_crowded_cache(small):
-    fill(small, 0.97)
-    assert records_after_a_look(small, settled=True) == 0
+def test_it_stays_while_there_is_room(small, source, serving_loop):
+    records = fill(small, 0.6)
+    assert records_after_a_look(small, source, serving_loop) == records
 
 
-def test_it_stays_while_there_is_room(small):
-    records = fill(small, 0.7)
-    assert records_after_a_look(small, settled=True) == records
-
-
-def test_it_stays_while_its_readers_may_come_back(small):
-    records = fill(small, 0.97)
-    assert records_after_a_look(small, settled=False) == records
+def test_it_stays_while_its_readers_may_come_back(small, source, serving_loop):
+    records = fill(small, 0.92)
+    assert records_after_a_look(small, source, serving_loop, settled=False) == records
 
 
 def told_after(address, fault):
