@@ -182,7 +182,8 @@ class Checks:
         unsettled = self._unsettled[action.hedge_of]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.demand(racing == 1, "a request is raced by two")
-        self._hedges += 1
+        unproven = raced and not self._world.core.fleet.members[raced.executor].latency.answers
+        self._hedges += not (unproven and len(self._world.scenario.fleet) > 1)
         few = self._world.scenario.settings.hedge_share * self._requests
         self.demand(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
         self.in_flight[action.request_id] = action
