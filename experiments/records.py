@@ -133,7 +133,9 @@ class StepRecord:
 
     ``wait_s`` is the trainer blocked on the loader, ``read_s`` a worker reading the cache, ``compute_s`` the
     step on the device. ``fetch_s`` and ``decode_s`` are what the batch's samples once cost to produce, maybe
-    long ago. ``finished_at_s`` is a Unix timestamp.
+    long ago. ``finished_at_s`` is a Unix timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for a
+    model of five classes or fewer, which is never wrong by it. The GPU's figures are those of the last sample
+    before the step was given out; None where there is none.
     """
 
     epoch: int
@@ -153,6 +155,9 @@ class StepRecord:
     loss: float
     accuracy: float
     finished_at_s: float
+    top5_accuracy: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,7 @@ class PassSummary:
     accuracy: float
     images_per_s: float
     job: JobCounters | None
+    top5_accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,11 @@ class EpochSummary:
     train: PassSummary
     val: PassSummary | None
 
+    def splits(self) -> tuple[tuple[str, PassSummary], ...]:
+        """Return the passes that there were, by name."""
+        trained = ("train", self.train)
+        return (trained,) if self.val is None else (trained, ("val", self.val))
+
 
 class PassTotals:
     """Adds step records up to a pass."""
@@ -198,7 +209,8 @@ class PassTotals:
         """Start from nothing."""
         self._samples = self._batches = self._hits = self._misses = self._size_bytes = 0
         self._wait_s = self._read_s = self._compute_s = self._first_batch_s = 0.0
-        self._loss_sum = self._correct = 0.0
+        self._loss_sum = self._correct = self._correct5 = 0.0
+        self._has_top5 = False
 
     def add(self, step: StepRecord) -> None:
         """Count one step."""
@@ -214,6 +226,9 @@ class PassTotals:
         self._compute_s += step.compute_s
         self._loss_sum += step.loss * step.samples
         self._correct += step.accuracy * step.samples
+        if step.top5_accuracy is not None:
+            self._has_top5 = True
+            self._correct5 += step.top5_accuracy * step.samples
 
     def summary(self, wall_s: float, job: JobCounters | None) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
@@ -234,4 +249,5 @@ class PassTotals:
             accuracy=self._correct / max(self._samples, 1),
             images_per_s=self._samples / wall_s if wall_s > 0 else 0.0,
             job=job,
+            top5_accuracy=self._correct5 / max(self._samples, 1) if self._has_top5 else None,
         )

@@ -5,20 +5,21 @@ Measuring is left to `experiments.training`, TensorBoard to `experiments.tensorb
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.strict_json import strict_json
+from experiments.monitoring.table import utilization_table
+from experiments.strict_json import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
+    from experiments.monitoring import Utilization
     from experiments.records import EpochSummary, PassSummary
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
@@ -61,6 +62,7 @@ class RunReport:
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
     executor: str | None = None
+    utilization: Utilization | None = None
 
     @property
     def val_accuracy(self) -> float | None:
@@ -86,9 +88,7 @@ class RunReport:
 
 def write_report(report: RunReport, path: Path) -> None:
     """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(strict_json(report.to_mapping(), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_json(report.to_mapping(), path)
 
 
 def print_report(report: RunReport, console: Console) -> None:
@@ -98,6 +98,14 @@ def print_report(report: RunReport, console: Console) -> None:
         console.print(
             "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
             "over functions and counts what they do ahead. Hits and misses are samples at the first look.",
+            style="dim",
+            highlight=False,
+        )
+    if report.utilization is not None and report.epochs:
+        console.print(utilization_table(report.utilization, _images(report)))
+        console.print(
+            "Cores in use are CPU seconds per second, of this trainer and the processes that it started; "
+            "what runs elsewhere is not in them. CPU per image and memory are of all of these together.",
             style="dim",
             highlight=False,
         )
@@ -116,6 +124,12 @@ def print_report(report: RunReport, console: Console) -> None:
     lines.append(f"written to {report.directory}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _images(report: RunReport) -> dict[tuple[int | None, str], int]:
+    """How many images each pass had, by epoch and split."""
+    passes = [(one.epoch, split, figures) for one in report.epochs for split, figures in one.splits()]
+    return {(epoch, split): figures.samples for epoch, split, figures in passes}
 
 
 def _table(report: RunReport) -> Table:

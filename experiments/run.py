@@ -21,6 +21,7 @@ from experiments.environment import describe_environment
 from experiments.executor import embedded_executor, executor_of
 from experiments.loaders import Loader, LoaderRequest, open_loader
 from experiments.models import build_model
+from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.report import RunReport, print_report, write_report
 from experiments.step_log import StepLog
@@ -45,8 +46,8 @@ _DIRECTORY_NAMES_MAX = 1000
 def run(spec: Spec, *, console: Console | None = None) -> RunReport:
     """Carry ``spec`` out, print its table and return the report.
 
-    The directory ``<output>/<name>-<time>`` gets spec.yaml, steps.jsonl, report.json and tensorboard/. A run
-    that fails or is interrupted writes its report too, with the reason, before the error goes on.
+    The directory ``<output>/<name>-<time>`` gets all of it; docs/runs.md says what. A run that fails or is
+    interrupted writes its report too, with the reason, before the error goes on.
 
     Raises:
         SuperError: the spec's data, loader or device cannot be had, or a batch cannot be delivered.
@@ -71,6 +72,10 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
     return report
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass
 class _RunState:
     """What is known of a run so far; also a listener, so that a failed run reports the epochs it did."""
@@ -78,7 +83,7 @@ class _RunState:
     spec: Spec
     directory: Path
     device: torch.device
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at: str = field(default_factory=_now)
     start_s: float = field(default_factory=time.perf_counter)
     status: str = "finished"
     reason: str | None = None
@@ -88,6 +93,7 @@ class _RunState:
     val_samples: int | None = None
     epochs: list[EpochSummary] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    monitor: UtilizationMonitor | None = None
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Nothing to keep."""
@@ -115,6 +121,7 @@ class _RunState:
             environment=describe_environment(self.device),
             notes=tuple(self.notes),
             executor=self.executor,
+            utilization=None if self.monitor is None else self.monitor.utilization(),
         )
 
 
@@ -123,6 +130,7 @@ def _train(state: _RunState, console: Console) -> None:
     seed_everything(spec.seed)
     with ExitStack() as stack:
         state.executor = executor_of(spec)
+        monitor = _monitor(state, stack)
         data = prepare_data(spec.data)
         functions = "" if state.executor is None else f", functions: {state.executor}"
         _say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
@@ -148,7 +156,8 @@ def _train(state: _RunState, console: Console) -> None:
             optimizer=spec.optimizer,
             epochs=spec.epochs,
             device=state.device,
-            listeners=_listeners(state, console, stack),
+            listeners=[monitor, *_listeners(state, console, stack)],
+            gauge=monitor,
         ).fit()
 
 
@@ -180,9 +189,27 @@ def _check_same_classes(train: Loader, val: Loader) -> None:
         )
 
 
+def _monitor(state: _RunState, stack: ExitStack) -> UtilizationMonitor:
+    """Begin to sample, before anything is started; the stack ends it, after all else has ended."""
+    gpu = None
+    try:
+        gpu = meter_of(state.device)
+    except ConfigError as error:
+        state.notes.append(str(error))
+    monitor = state.monitor = UtilizationMonitor(state.directory, gpu)
+
+    def end() -> None:
+        monitor.close()
+        if monitor.failure is not None:
+            state.notes.append(monitor.failure)
+
+    stack.callback(end)
+    return monitor
+
+
 def _listeners(state: _RunState, console: Console, stack: ExitStack) -> list[Listener]:
     """Open all that writes while the run goes on; the stack closes it."""
-    steps = StepLog(state.directory / "steps.jsonl")
+    steps = StepLog(state.directory)
     stack.callback(steps.close)
     listeners: list[Listener] = [state, steps]
     try:

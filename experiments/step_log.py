@@ -1,39 +1,39 @@
-"""Writes every step of a run as one JSON line, as it happens."""
+"""Writes every step of a run as it happens, to ``steps.jsonl`` and ``steps.csv``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from experiments.strict_json import strict_json
+from experiments.records import StepRecord
+from experiments.row_log import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.records import EpochSummary, StepRecord
+    from experiments.records import EpochSummary
 
 __all__ = ["StepLog"]
 
 
 class StepLog:
-    """A listener that appends to ``steps.jsonl``; what is written is on disk after each group of steps."""
+    """A listener that appends each group of steps; the columns are the fields of `StepRecord`."""
 
-    def __init__(self, path: Path) -> None:
-        """Open ``path`` for writing."""
-        self._file = path.open("w", encoding="utf-8")
+    def __init__(self, directory: Path) -> None:
+        """Make the files in ``directory``."""
+        self._rows = RowLog(directory, "steps", [item.name for item in fields(StepRecord)])
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Nothing to write: each step names its epoch and split."""
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
         """Write the steps."""
-        self._file.writelines(strict_json(asdict(step)) + "\n" for step in steps)
-        self._file.flush()
+        self._rows.write([asdict(step) for step in steps])
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Nothing to write: epochs are in the report."""
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._rows.close()

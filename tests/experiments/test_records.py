@@ -58,7 +58,7 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     assert (summary.wait_s, summary.first_batch_s) == (2.5, 2.0)
     assert (summary.read_s, summary.compute_s) == (0.5, 0.25)
     assert (summary.hits, summary.misses, summary.size_bytes) == (6, 2, 200)
-    assert (summary.loss, summary.accuracy) == (2.0, 0.75)
+    assert (summary.loss, summary.accuracy, summary.top5_accuracy) == (2.0, 0.75, None)
     assert summary.images_per_s == 2.0
     assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
 

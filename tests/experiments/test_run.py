@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import sys
@@ -70,8 +71,11 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert sorted(entry.name for entry in made.iterdir()) == [
         "report.json",
         "spec.yaml",
+        "steps.csv",
         "steps.jsonl",
         "tensorboard",
+        "utilization.csv",
+        "utilization.jsonl",
     ]
     assert load_spec(made / "spec.yaml") == spec_of(colours)
 
@@ -86,7 +90,27 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert [(step["epoch"], step["split"], step["samples"]) for step in steps] == [
         (epoch, split, 8) for epoch in range(2) for split in ("train", "train", "train", "val")
     ]
+    with (made / "steps.csv").open(newline="") as file:
+        assert [row["batch_id"] for row in csv.DictReader(file)] == [step["batch_id"] for step in steps]
     assert "validation accuracy" in console.file.getvalue()
+
+
+def test_what_a_run_used_is_told_by_phase(colours):
+    console = quiet()
+    report = run(spec_of(colours, "loader.num_workers=1"), console=console)
+    phases = report.utilization.phases
+    assert [(phase.epoch, phase.split) for phase in phases] == [
+        (None, "start"),
+        *((epoch, split) for epoch in range(2) for split in ("train", "val")),
+    ]
+    assert all(set(phase.groups) <= {"trainer", "workers", "other"} for phase in phases), "no SUPER: absent"
+    # The passes over one loader share a worker, which lives on while the other loader's is used.
+    assert phases[1].groups["workers"].processes_max == 1
+    assert phases[2].groups["workers"].processes_max == 2
+    assert all(phase.gpu_percent is None for phase in phases)
+    for phase, epoch in zip(phases[1::2], report.epochs, strict=True):
+        assert phase.wall_s >= epoch.train.wall_s
+    assert "cores in use, by phase and part" in console.file.getvalue()
 
 
 def test_tensorboard_has_the_figures_of_the_report(colours):

@@ -13,8 +13,9 @@ from experiments.data import Source
 from experiments.device import ComputeSpan, pick_device, seed_everything
 from experiments.loaders import LoaderRequest, open_loader
 from experiments.models import build_model
+from experiments.monitoring import GpuReading
 from experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
-from experiments.training import Trainer
+from experiments.training import Trainer, _correct_within
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from experiments.loaders import Loader
     from experiments.records import EpochSummary, StepRecord
+    from experiments.training import GpuGauge
 
 CPU = torch.device("cpu")
 
@@ -76,7 +78,9 @@ def opened(directory: Path, *, training: bool) -> Loader:
     )
 
 
-def trained(directory: Path, *, epochs: int, listeners: Sequence[Recorder] = ()) -> tuple[EpochSummary, ...]:
+def trained(
+    directory: Path, *, epochs: int, listeners: Sequence[Recorder] = (), gauge: GpuGauge | None = None
+) -> tuple[EpochSummary, ...]:
     seed_everything(0)
     trainer = Trainer(
         build_model("small_cnn", 2, CPU),
@@ -86,6 +90,7 @@ def trained(directory: Path, *, epochs: int, listeners: Sequence[Recorder] = ())
         epochs=epochs,
         device=CPU,
         listeners=listeners,
+        gauge=gauge,
     )
     return trainer.fit()
 
@@ -124,6 +129,22 @@ def test_summaries_are_the_sums_of_their_steps(stripes):
     assert epoch.train.wall_s >= epoch.train.wait_s + epoch.train.compute_s
     assert all(step.total_s == pytest.approx(step.wait_s + step.compute_s) for step in steps)
     assert all(len(bytes.fromhex(step.batch_id)) == 16 for step in steps)
+
+
+def test_top_5_is_of_models_with_more_than_five_classes():
+    logits = torch.arange(6.0).repeat(6, 1)  # class 0 is the least likely, always
+    assert int(_correct_within(5, logits, torch.arange(6))) == 5
+    assert _correct_within(5, logits[:, :5], torch.arange(6)) is None
+
+
+def test_a_step_has_what_the_gauge_read_last(stripes):
+    class Gauge:
+        last_gpu = GpuReading(37.0, 5, 80)
+
+    recorder = Recorder()
+    (epoch,) = trained(stripes, epochs=1, listeners=[recorder], gauge=Gauge())
+    assert {(step.gpu_percent, step.gpu_memory_bytes) for step in recorder.steps} == {(37.0, 5)}
+    assert epoch.train.top5_accuracy is None
 
 
 def test_decoding_is_counted_anew_each_epoch(stripes):

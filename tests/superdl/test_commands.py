@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def test_run_trains_the_digits_through_the_embedded_default(
     assert json.loads((directory / "report.json").read_text()) == report
     assert list((directory / "tensorboard").iterdir())
     assert "validation accuracy" in done.stderr
+    whole = report["utilization"]["phases"][1]
+    assert (whole["epoch"], whole["split"]) == (0, "train")
+    parts = {"trainer", "workers", "supervisor", "coordinator", "cache", "functions"}
+    assert parts <= whole["groups"].keys()
+    assert whole["groups"]["workers"]["processes_max"] == 2
+    with (directory / "utilization.csv").open(newline="") as file:
+        assert parts <= {row["subject"] for row in csv.DictReader(file)}
+    top5 = report["epochs"][-1]["val"]["top5_accuracy"]
+    assert report["epochs"][-1]["val"]["accuracy"] <= top5 <= 1
 
 
 def test_run_takes_other_data_and_settings(images: Path, tmp_path: Path) -> None:

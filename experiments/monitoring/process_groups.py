@@ -1,0 +1,144 @@
+"""Reads what the processes of a run use, group by group: the trainer, its DataLoader workers, and the parts
+of the embedded default that it started.
+
+Only what descends from the trainer is seen: a coordinator, cache or function elsewhere is absent, not zero.
+When to read is left to `experiments.monitoring.monitor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["GROUPS", "GroupReading", "ProcessGroups", "group_of"]
+
+GROUPS = ("trainer", "workers", "supervisor", "coordinator", "cache", "functions", "other")
+
+_SERVERS = ("valkey-server", "redis-server")
+_MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
+_PSS_SHARE = 0.01
+"""Of one core. For PSS the system walks a process's pages: 1.5 ms for a trainer of 500 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading:
+    """What a group uses now.
+
+    ``cpu_s`` is CPU time, user and system, since reading began, of ended processes too, but for what they
+    used after they were last seen. ``pss_bytes`` shares memory out among those who share it, so that it may
+    be added up; None where it was not read, as it is dear, or the system does not tell it (Linux does).
+    """
+
+    processes: int
+    cpu_s: float
+    rss_bytes: int
+    pss_bytes: int | None
+
+
+@dataclass(slots=True)
+class _Seen:
+    group: str
+    cpu_s: float
+
+
+class ProcessGroups:
+    """The processes that descend from one, sorted into `GROUPS`."""
+
+    def __init__(self, trainer: psutil.Process | None = None) -> None:
+        """Begin to count the CPU time of this process, or of ``trainer``, and of all that it starts."""
+        self._trainer = trainer or psutil.Process()
+        self._command = self._trainer.cmdline()
+        self._seen: dict[psutil.Process, _Seen] = {}
+        self._before_s = _cpu_s(self._trainer)
+        self._pss_due_s = 0.0
+
+    def read(self) -> dict[str, GroupReading]:
+        """Read every group that has, or had, a process."""
+        rss: dict[str, int] = defaultdict(int)
+        running: dict[str, list[int]] = defaultdict(list)
+        for process in (self._trainer, *self._trainer.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile: what was last seen of it stays
+                group = self._see(process)
+                rss_bytes = process.memory_info().rss
+                if rss_bytes:  # else it has ended and waits for its parent
+                    rss[group] += rss_bytes
+                    running[group].append(process.pid)
+        pss = self._pss(running)
+        used: dict[str, float] = defaultdict(float)
+        for seen in self._seen.values():
+            used[seen.group] += seen.cpu_s
+        used["trainer"] -= self._before_s
+        return {
+            name: GroupReading(
+                processes=len(running[name]),
+                cpu_s=used[name],
+                rss_bytes=rss[name],
+                pss_bytes=pss.get(name),
+            )
+            for name in GROUPS
+            if name in used
+        }
+
+    def _pss(self, running: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The PSS of each group, if it is time to read it again."""
+        if time.perf_counter() < self._pss_due_s:
+            return {}
+        begun_s = time.thread_time()
+        read = {name: [_pss_bytes(pid) for pid in pids] for name, pids in running.items()}
+        self._pss_due_s = time.perf_counter() + (time.thread_time() - begun_s) / _PSS_SHARE
+        return {
+            name: sum(value for value in values if value is not None)
+            for name, values in read.items()
+            if None not in values
+        }
+
+    def _see(self, process: psutil.Process) -> str:
+        """Remember the process, which psutil tells by id and start, and return its group."""
+        cpu_s = _cpu_s(process)
+        seen = self._seen.setdefault(process, _Seen("other", cpu_s))
+        seen.cpu_s = cpu_s
+        with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
+            # Each time anew: between fork and exec a child still has its parent's command.
+            is_trainer = process == self._trainer
+            seen.group = (
+                "trainer" if is_trainer else group_of(process.name(), process.cmdline(), self._command)
+            )
+        return seen.group
+
+
+def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
+    """The group of a process that descends from a trainer, by its name and both commands."""
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+    if module == "sampler.supervisor":
+        return "supervisor"
+    if module == "coordinator.executors.worker":
+        return "functions"
+    if module.partition(".")[0] == "coordinator":
+        return "coordinator"
+    if name in _SERVERS or (command and Path(command[0]).name in _SERVERS):
+        return "cache"
+    if list(command) == list(trainers) or any(mark in word for word in command for mark in _MULTIPROCESSING):
+        return "workers"
+    return "other"
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _pss_bytes(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)

@@ -1,0 +1,93 @@
+"""The monitor over this very process: phases, files, the background thread, and a disk that is full."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from experiments.monitoring import GpuReading, UtilizationMonitor
+from experiments.monitoring.monitor import UTILIZATION_COLUMNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class CountingGpu:
+    """Stands for a GPU: tells how often it was read, and lets a test wait for a reading."""
+
+    def __init__(self) -> None:
+        self.read_by: list[str] = []
+        self.closed = False
+        self.in_background = threading.Event()
+
+    def read(self) -> GpuReading:
+        self.read_by.append(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            self.in_background.set()
+        return GpuReading(float(len(self.read_by)), 1000 * len(self.read_by), 80_000)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def rows_of(directory: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (directory / "utilization.jsonl").read_text().splitlines()]
+
+
+def test_phases_follow_the_passes_and_each_sample_is_written(tmp_path):
+    monitor = UtilizationMonitor(tmp_path, interval_s=60.0)
+    monitor.on_pass_start(0, "train", 3)
+    monitor.on_pass_start(0, "val", 1)
+    monitor.on_epoch_end(None)
+    monitor.on_pass_start(1, "train", 3)
+    monitor.close()
+    monitor.close()
+    used = monitor.utilization()
+    assert [(phase.epoch, phase.split) for phase in used.phases] == [
+        (None, "start"),
+        (0, "train"),
+        (0, "val"),
+        (1, "train"),
+    ]
+    assert used.samples == 6
+    assert used.sampling_cpu_s > 0
+    assert all("trainer" in phase.groups and phase.samples == 2 for phase in used.phases)
+    rows = [row for row in rows_of(tmp_path) if row["subject"] == "trainer"]
+    assert [(row["epoch"], row["split"]) for row in rows] == [
+        (None, "start"),
+        (None, "start"),
+        (0, "train"),
+        (0, "val"),
+        (None, None),
+        (1, "train"),
+    ]
+    assert all(tuple(row) == UTILIZATION_COLUMNS for row in rows)
+    assert rows[0]["cpu_cores"] is None
+    assert rows[1]["cpu_cores"] >= 0
+    assert "gpu" not in {row["subject"] for row in rows_of(tmp_path)}, "no GPU: absent, not zero"
+    assert monitor.last_gpu is None
+
+
+def test_the_thread_samples_and_the_last_reading_of_the_gpu_is_told(tmp_path):
+    gpu = CountingGpu()
+    monitor = UtilizationMonitor(tmp_path, gpu, interval_s=0.001)
+    assert gpu.in_background.wait(30)
+    monitor.on_pass_start(0, "train", 1)
+    assert monitor.last_gpu.memory_total_bytes == 80_000
+    monitor.close()
+    assert gpu.closed
+    assert "superdl-utilization" not in {thread.name for thread in threading.enumerate()}
+    rows = [row for row in rows_of(tmp_path) if row["subject"] == "gpu"]
+    assert [row["gpu_percent"] for row in rows] == [float(n + 1) for n in range(len(gpu.read_by))]
+    assert monitor.last_gpu.memory_bytes == rows[-1]["gpu_memory_bytes"]
+    assert monitor.utilization().phases[-1].gpu_memory_bytes_max == rows[-1]["gpu_memory_bytes"]
+
+
+def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
+    (tmp_path / "utilization.jsonl").symlink_to("/dev/full")
+    monitor = UtilizationMonitor(tmp_path, interval_s=60.0)
+    monitor.on_pass_start(0, "train", 1)
+    monitor.close()
+    assert "No space left on device" in monitor.failure
+    assert len(monitor.utilization().phases) == 2

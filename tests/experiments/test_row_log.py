@@ -1,0 +1,40 @@
+"""Rows as JSON lines and as CSV: the same columns, the same values, at once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pytest
+
+from experiments.row_log import RowLog
+
+
+def test_both_files_have_the_same_rows_before_the_log_is_closed(tmp_path):
+    log = RowLog(tmp_path, "steps", ("step", "loss", "name"))
+    log.write([{"name": 'a "b", c', "step": 0, "loss": 0.1}])
+    log.write([])
+    log.write([{"name": None, "step": 1, "loss": math.nan}, {"name": "ä", "step": 2, "loss": 1e-300}])
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text("utf-8").splitlines()]
+    with (tmp_path / "steps.csv").open(encoding="utf-8", newline="") as file:
+        table = list(csv.reader(file))
+    log.close()
+    assert lines == [
+        {"step": 0, "loss": 0.1, "name": 'a "b", c'},
+        {"step": 1, "loss": None, "name": None},
+        {"step": 2, "loss": 1e-300, "name": "ä"},
+    ]
+    assert table == [
+        ["step", "loss", "name"],
+        ["0", "0.1", 'a "b", c'],
+        ["1", "", ""],
+        ["2", "1e-300", "ä"],
+    ]
+
+
+def test_a_row_without_a_column_is_refused(tmp_path):
+    log = RowLog(tmp_path, "steps", ("step", "loss"))
+    with pytest.raises(KeyError, match="loss"):
+        log.write([{"step": 0}])
+    log.close()
