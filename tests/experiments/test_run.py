@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,6 +70,7 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert made.name.startswith("colours-2")
     assert report.directory == str(made)
     assert sorted(entry.name for entry in made.iterdir()) == [
+        "manifest.json",
         "report.json",
         "spec.yaml",
         "steps.csv",
@@ -93,6 +95,10 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     with (made / "steps.csv").open(newline="") as file:
         assert [row["batch_id"] for row in csv.DictReader(file)] == [step["batch_id"] for step in steps]
     assert "validation accuracy" in console.file.getvalue()
+
+    manifest = json.loads((made / "manifest.json").read_text())
+    assert (manifest["status"], manifest["started_at"]) == ("finished", loaded["started_at"])
+    assert datetime.fromisoformat(manifest["ended_at"]) >= datetime.fromisoformat(manifest["started_at"])
 
 
 def test_what_a_run_used_is_told_by_phase(colours):
@@ -180,6 +186,7 @@ def test_an_interrupted_run_reports_the_epochs_it_did(colours, monkeypatch):
     loaded = json.loads((the_run(colours) / "report.json").read_text())
     assert (loaded["status"], len(loaded["epochs"])) == ("interrupted", 1)
     assert loaded["reason"] == "KeyboardInterrupt"
+    assert json.loads((the_run(colours) / "manifest.json").read_text())["status"] == "interrupted"
 
 
 def test_an_output_that_cannot_be_written_is_named(colours):

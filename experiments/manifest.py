@@ -1,0 +1,80 @@
+"""``manifest.json``: what a run was, so that it can be repeated and its figures be compared.
+
+It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment. How
+the run went is in `experiments.report`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from coordinator.price_table import load_prices
+from experiments.checkout import checkout_at
+from experiments.environment import describe_environment
+from experiments.hardware import describe_hardware
+from experiments.strict_json import write_json
+from super_wire.discretion import without_credentials
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from experiments.spec import Spec
+
+__all__ = ["LOCAL_PATH", "MANIFEST_FORMAT", "write_manifest"]
+
+MANIFEST_FORMAT = 1
+
+LOCAL_PATH = "<path of the machine>"
+"""Stands for an absolute path; the run's spec.yaml has it."""
+
+_SOFTWARE = ("python", "platform", "torch_threads", "device", "cuda", "packages")
+_LOCAL = ("/", "\\", "~", "file:", "unix:")
+
+
+def write_manifest(
+    directory: Path,
+    spec: Spec,
+    device: torch.device,
+    *,
+    status: str,
+    started_at: str,
+    ended_at: str | None = None,
+) -> None:
+    """Write the manifest of a run, again at its end; one without an end was killed, or goes on.
+
+    Raises:
+        ConfigError: the price table that SUPER_PRICES names cannot be read.
+
+    """
+    checkout = checkout_at()
+    environment = describe_environment(device)
+    manifest = {
+        "format": MANIFEST_FORMAT,
+        "name": spec.name,
+        "status": status,
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "seed": spec.seed,
+        "commit": None if checkout is None else checkout.commit,
+        "dirty": None if checkout is None else checkout.dirty,
+        "software": {name: environment[name] for name in _SOFTWARE},
+        "hardware": describe_hardware(),
+        "spec": _shareable(spec.to_mapping()),
+        "prices": asdict(load_prices(os.environ.get("SUPER_PRICES"))),
+    }
+    write_json(manifest, directory / "manifest.json")
+
+
+def _shareable(value: Any) -> Any:
+    """A spec's values without paths of the machine and without credentials in addresses."""
+    if isinstance(value, dict):
+        return {key: _shareable(item) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.startswith(_LOCAL) or value[1:3] == ":\\":
+        return LOCAL_PATH
+    return without_credentials(value)

@@ -1,0 +1,84 @@
+"""The manifest: what a run was, and nothing of the machine that is nobody's business."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.price_table import load_prices
+from experiments.manifest import LOCAL_PATH, write_manifest
+from experiments.spec import Spec, load_spec
+from super_wire.errors import ConfigError
+
+CPU = torch.device("cpu")
+STARTED = "2026-01-01T00:00:00+00:00"
+
+
+def manifest(directory: Path, spec: Spec) -> dict:
+    write_manifest(directory, spec, CPU, status="running", started_at=STARTED)
+    return json.loads((directory / "manifest.json").read_text())
+
+
+def test_it_names_versions_hardware_prices_and_the_seed(tmp_path, monkeypatch):
+    monkeypatch.delenv("SUPER_PRICES", raising=False)
+    written = manifest(tmp_path, load_spec("digits", ["seed=7"]))
+    assert (written["seed"], written["status"], written["started_at"]) == (7, "running", STARTED)
+    assert written["ended_at"] is None
+    assert datetime.fromisoformat(written["started_at"]).tzinfo is not None
+    assert written["software"]["python"] == platform.python_version()
+    assert written["software"]["packages"]["torch"] == torch.__version__
+    assert written["software"]["packages"]["superdl"]
+    assert written["hardware"]["logical_cores"] == os.cpu_count()
+    assert written["hardware"]["memory_bytes"] > 1 << 28
+    assert len(written["hardware"]["gpus"]) == torch.cuda.device_count()
+    table = load_prices()
+    assert (written["prices"]["region"], written["prices"]["date"]) == (table.region, table.date)
+    assert written["prices"]["by_executor"]["lambda"]["invocation"] == table.of("lambda").invocation
+    assert written["spec"] == load_spec("digits", ["seed=7"]).to_mapping()
+
+
+def test_prices_are_those_of_the_table_that_is_set(tmp_path, monkeypatch):
+    prices = tmp_path / "mine.toml"
+    prices.write_text('[about]\nregion = "eu-x"\ndate = "2031-01"\n')
+    monkeypatch.setenv("SUPER_PRICES", str(prices))
+    written = manifest(tmp_path, Spec())["prices"]
+    assert (written["region"], written["date"]) == ("eu-x", "2031-01")
+    monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
+        manifest(tmp_path, Spec())
+
+
+def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPER_TEST_SECRET", "s3cr3t-of-the-environment")
+    spec = load_spec(
+        "digits",
+        [
+            f"data.train={tmp_path}/train",
+            f"data.val=file://{tmp_path}/val",
+            "data.train_key_list='https://jane:pw@host/keys.csv?X-Amz-Signature=abc'",
+            "data.val_key_list=~jane/keys.csv",
+            f"output={tmp_path}",
+        ],
+    )
+    written = manifest(tmp_path, spec)
+    text = json.dumps(written)
+    for secret in (str(tmp_path), str(Path.home()) + "/", "jane", "X-Amz", "s3cr3t", platform.node()):
+        assert secret not in text, secret
+    if len(getpass.getuser()) > 4:
+        assert getpass.getuser() not in text
+    assert written["spec"]["data"] | {"directory": ""} == {
+        "kind": "auto",
+        "directory": "",
+        "train": LOCAL_PATH,
+        "val": LOCAL_PATH,
+        "train_key_list": "https://***@host/keys.csv?***",
+        "val_key_list": LOCAL_PATH,
+    }
+    assert written["spec"]["output"] == LOCAL_PATH
