@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from experiments.spec import Spec
 
-__all__ = ["LOCAL_PATH", "MANIFEST_FORMAT", "write_manifest"]
+__all__ = ["LOCAL_PATH", "MANIFEST_FORMAT", "Manifest"]
 
 MANIFEST_FORMAT = 1
 
@@ -35,38 +35,38 @@ _SOFTWARE = ("python", "platform", "torch_threads", "device", "cuda", "packages"
 _LOCAL = ("/", "\\", "~", "file:", "unix:")
 
 
-def write_manifest(
-    directory: Path,
-    spec: Spec,
-    device: torch.device,
-    *,
-    status: str,
-    started_at: str,
-    ended_at: str | None = None,
-) -> None:
-    """Write the manifest of a run, again at its end; one without an end was killed, or goes on.
+class Manifest:
+    """The manifest of one run: looked up once, at its start, since files and commits move on meanwhile."""
 
-    Raises:
-        ConfigError: the price table that SUPER_PRICES names cannot be read.
+    def __init__(self, directory: Path, spec: Spec, device: torch.device, *, started_at: str) -> None:
+        """Write ``manifest.json`` in ``directory``, with status ``running``.
 
-    """
-    checkout = checkout_at()
-    environment = describe_environment(device)
-    manifest = {
-        "format": MANIFEST_FORMAT,
-        "name": spec.name,
-        "status": status,
-        "started_at": started_at,
-        "ended_at": ended_at,
-        "seed": spec.seed,
-        "commit": None if checkout is None else checkout.commit,
-        "dirty": None if checkout is None else checkout.dirty,
-        "software": {name: environment[name] for name in _SOFTWARE},
-        "hardware": describe_hardware(),
-        "spec": _shareable(spec.to_mapping()),
-        "prices": asdict(load_prices(os.environ.get("SUPER_PRICES"))),
-    }
-    write_json(manifest, directory / "manifest.json")
+        Raises:
+            ConfigError: the price table that SUPER_PRICES names cannot be read.
+
+        """
+        checkout = checkout_at()
+        environment = describe_environment(device)
+        self._path = directory / "manifest.json"
+        self._known: dict[str, Any] = {
+            "format": MANIFEST_FORMAT,
+            "name": spec.name,
+            "status": "running",
+            "started_at": started_at,
+            "ended_at": None,
+            "seed": spec.seed,
+            "commit": None if checkout is None else checkout.commit,
+            "dirty": None if checkout is None else checkout.dirty,
+            "software": {name: environment[name] for name in _SOFTWARE},
+            "hardware": describe_hardware(),
+            "spec": _shareable(spec.to_mapping()),
+            "prices": asdict(load_prices(os.environ.get("SUPER_PRICES"))),
+        }
+        write_json(self._known, self._path)
+
+    def end(self, status: str, ended_at: str) -> None:
+        """Write it again, with how and when the run ended."""
+        write_json(self._known | {"status": status, "ended_at": ended_at}, self._path)
 
 
 def _shareable(value: Any) -> Any:

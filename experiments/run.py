@@ -20,7 +20,7 @@ from experiments.device import pick_device, seed_everything
 from experiments.environment import describe_environment
 from experiments.executor import embedded_executor, executor_of
 from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.manifest import write_manifest
+from experiments.manifest import Manifest
 from experiments.models import build_model
 from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
@@ -60,7 +60,7 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
     state = _RunState(spec, _new_directory(spec), device)
     text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
     (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
-    write_manifest(state.directory, spec, device, status="running", started_at=state.started_at)
+    manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
     try:
         _train(state, console)
     except BaseException as error:
@@ -70,14 +70,7 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
     finally:
         report = state.report()
         write_report(report, state.directory / "report.json")
-        write_manifest(
-            state.directory,
-            spec,
-            device,
-            status=state.status,
-            started_at=state.started_at,
-            ended_at=_now(),
-        )
+        manifest.end(state.status, _now())
         print_report(report, console)
     return report
 

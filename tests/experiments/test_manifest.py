@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from coordinator.price_table import load_prices
-from experiments.manifest import LOCAL_PATH, write_manifest
+from experiments.manifest import LOCAL_PATH, Manifest
 from experiments.spec import Spec, load_spec
 from super_wire.errors import ConfigError
 
@@ -22,7 +22,7 @@ STARTED = "2026-01-01T00:00:00+00:00"
 
 
 def manifest(directory: Path, spec: Spec) -> dict:
-    write_manifest(directory, spec, CPU, status="running", started_at=STARTED)
+    Manifest(directory, spec, CPU, started_at=STARTED)
     return json.loads((directory / "manifest.json").read_text())
 
 
@@ -53,6 +53,16 @@ def test_prices_are_those_of_the_table_that_is_set(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "absent.toml"))
     with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
         manifest(tmp_path, Spec())
+
+
+def test_the_end_changes_how_it_ended_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.delenv("SUPER_PRICES", raising=False)
+    begun = Manifest(tmp_path, Spec(), CPU, started_at=STARTED)
+    before = json.loads((tmp_path / "manifest.json").read_text())
+    monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "absent.toml"))
+    begun.end("failed", "2026-01-01T00:01:00+00:00")
+    after = json.loads((tmp_path / "manifest.json").read_text())
+    assert after == before | {"status": "failed", "ended_at": "2026-01-01T00:01:00+00:00"}
 
 
 def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
