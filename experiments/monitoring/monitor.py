@@ -111,7 +111,7 @@ class UtilizationMonitor:
         rest_s = self._interval_s
         while not self._ended.wait(rest_s):
             with self._lock:
-                rest_s = max(self._interval_s, self._sample() / _MAX_SHARE)
+                rest_s = rest_after(self._sample(), self._interval_s)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
         """Take the sample with which one phase ends and the next begins."""
@@ -174,6 +174,11 @@ class UtilizationMonitor:
                     "gpu_memory_total_bytes": sample.gpu.memory_total_bytes,
                 }
             )
+
+
+def rest_after(sample_s: float, interval_s: float) -> float:
+    """How long the thread rests after a sample that took so much CPU."""
+    return max(interval_s, sample_s / _MAX_SHARE)
 
 
 def _cores(name: str, sample: Sample, before: Sample) -> float | None:

@@ -25,7 +25,7 @@ GROUPS = ("trainer", "workers", "supervisor", "coordinator", "cache", "functions
 
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
-_PSS_SHARE = 0.01
+_PSS_SHARE = 0.005
 """Of one core. For PSS the system walks a process's pages: 1.5 ms for a trainer of 500 MB."""
 
 

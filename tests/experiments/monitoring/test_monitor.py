@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from experiments.monitoring import GpuReading, UtilizationMonitor
-from experiments.monitoring.monitor import UTILIZATION_COLUMNS
+from experiments.monitoring.monitor import UTILIZATION_COLUMNS, rest_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +82,12 @@ def test_the_thread_samples_and_the_last_reading_of_the_gpu_is_told(tmp_path):
     assert [row["gpu_percent"] for row in rows] == [float(n + 1) for n in range(len(gpu.read_by))]
     assert monitor.last_gpu.memory_bytes == rows[-1]["gpu_memory_bytes"]
     assert monitor.utilization().phases[-1].gpu_memory_bytes_max == rows[-1]["gpu_memory_bytes"]
+
+
+def test_however_dear_a_sample_is_a_hundredth_of_a_core_is_not_passed():
+    assert rest_after(0.001, 1.0) == 1.0
+    for sample_s in (0.02, 0.5, 3.0):
+        assert sample_s / (sample_s + rest_after(sample_s, 1.0)) <= 0.01
 
 
 def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
