@@ -19,6 +19,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "run": "train from a spec and report",
+    "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",

@@ -1,12 +1,25 @@
-"""The data that experiments train on: built-in sets written to disk, or sources the user names.
+"""The data that experiments train on: sets that are drawn, published ones, or sources that users name.
 
-Imports fast (no torch, no scikit-learn), as the command line loads it. Reading images is left to
+Imports fast (no torch, no numpy, no scikit-learn), as the command line loads it. Reading images is left to
 `experiments.loaders`.
 """
 
 from __future__ import annotations
 
 from experiments.data.digits import DIGITS_FORMAT, make_digits
+from experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
+from experiments.data.making import make_set
 from experiments.data.sources import PreparedData, Source, prepare_data
 
-__all__ = ["DIGITS_FORMAT", "PreparedData", "Source", "make_digits", "prepare_data"]
+__all__ = [
+    "DIGITS_FORMAT",
+    "MADE_SETS",
+    "PUBLISHED_SETS",
+    "MadeSet",
+    "PreparedData",
+    "Source",
+    "default_directory",
+    "make_digits",
+    "make_set",
+    "prepare_data",
+]

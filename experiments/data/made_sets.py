@@ -1,0 +1,154 @@
+"""The image sets that `superdl data make` draws, and the published sets that each stands in for: a table.
+
+Imports fast, as specs and the command line load it. How pictures come to be is
+`experiments.data.pictures`'s, writing them `experiments.data.making`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MADE_SETS", "PUBLISHED_SETS", "SPLITS", "MadeSet", "PublishedSet", "default_directory"]
+
+SPLITS = ("train", "val")
+_FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, most of all where files are small
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSet:
+    """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``.
+
+    ``train`` and ``val`` are its counts when whole, ``quick`` the training pictures of a small one. Each
+    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file. ``grey`` says
+    that all are greyscale; the shares say how many are so, or CMYK, among the RGB ones.
+    """
+
+    name: str
+    about: str
+    classes: int
+    train: int
+    val: int
+    quick: int
+    sizes: tuple[tuple[int, int], ...]
+    extension: str
+    image_bytes: int
+    quality: int = 90
+    grey: bool = False
+    grey_share: float = 0.0
+    cmyk_share: float = 0.0
+
+    def counts(self, samples: int | None = None) -> dict[str, int]:
+        """How many pictures each split has, of ``samples`` training pictures; None: the whole set.
+
+        Raises:
+            ConfigError: so few cannot have all classes.
+
+        """
+        if samples is None:
+            return {"train": self.train, "val": self.val}
+        if samples < self.classes:
+            raise ConfigError(
+                f"{self.name} has {self.classes} classes: {samples} training images cannot have one of each; "
+                f"ask for {self.classes} or more"
+            )
+        return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
+
+    def disk_bytes(self, pictures: int) -> int:
+        """About how much room so many pictures take."""
+        blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
+        # Sizes vary: of files that are larger than a block, half a block more is lost on average.
+        return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
+
+    def class_name(self, label: int) -> str:
+        """The folder of a class: its number, with zeros before it so that names sort as numbers do."""
+        return f"{label:0{len(str(self.classes - 1))}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSet:
+    """A set that its users download themselves; ``folder`` is what its archive unpacks to."""
+
+    name: str
+    folder: str
+    layout: str
+    like: str
+
+
+_PHOTO_SIZES = ((500, 375), (375, 500), (500, 333), (640, 480))
+
+MADE_SETS: Mapping[str, MadeSet] = {
+    made.name: made
+    for made in (
+        MadeSet(
+            name="tiny-imagenet-like",
+            about="200 classes of 64x64 JPEGs, 1.8% of them greyscale",
+            classes=200, train=100_000, val=10_000, quick=4_000,
+            sizes=((64, 64),), extension="JPEG", image_bytes=2_200, quality=84, grey_share=0.018,
+        ),
+        MadeSet(
+            name="imagenet-like",
+            about="100 classes of 500x375 JPEGs of about 110 KB, 1.8% greyscale, some CMYK",
+            classes=100, train=12_800, val=1_300, quick=1_000,
+            sizes=((500, 375),), extension="JPEG", image_bytes=110_000, quality=98,
+            grey_share=0.018, cmyk_share=0.002,
+        ),
+        MadeSet(
+            name="cifar10-like",
+            about="10 classes of 32x32 PNGs",
+            classes=10, train=50_000, val=10_000, quick=2_000,
+            sizes=((32, 32),), extension="png", image_bytes=2_600,
+        ),
+        MadeSet(
+            name="mnist-like",
+            about="10 classes of 28x28 greyscale PNGs",
+            classes=10, train=60_000, val=10_000, quick=2_000,
+            sizes=((28, 28),), extension="png", image_bytes=750, grey=True,
+        ),
+        MadeSet(
+            name="two-class-like",
+            about="2 classes of photo-sized JPEGs, in several sizes, upright and across",
+            classes=2, train=244, val=153, quick=60,
+            sizes=_PHOTO_SIZES, extension="jpg", image_bytes=91_000, quality=95, grey_share=0.018,
+        ),
+    )
+}  # fmt: skip
+
+PUBLISHED_SETS: Mapping[str, PublishedSet] = {
+    published.name: published
+    for published in (
+        PublishedSet(
+            "tiny-imagenet",
+            "tiny-imagenet-200",
+            "train/<wnid>/images/*.JPEG, val/images/*.JPEG with val/val_annotations.txt",
+            "tiny-imagenet-like",
+        ),
+        PublishedSet("imagenet", "imagenet", "train/<wnid>/*.JPEG, val/<wnid>/*.JPEG", "imagenet-like"),
+        PublishedSet("cifar10", "cifar10", "train/<class>/*.png, test/<class>/*.png", "cifar10-like"),
+        PublishedSet(
+            "mnist",
+            "mnist",
+            "train-images-idx3-ubyte.gz and its three siblings, unpacked or not, or class folders",
+            "mnist-like",
+        ),
+        PublishedSet(
+            "hymenoptera", "hymenoptera_data", "train/<class>/*.jpg, val/<class>/*.jpg", "two-class-like"
+        ),
+    )
+}
+
+
+def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
+    """Where a set is written if nobody says: each of its sizes in a place of its own."""
+    name = made.name
+    if samples is not None and samples != made.train:
+        name += f"-{samples}"
+    if seed:
+        name += f"-seed{seed}"
+    return Path("data") / name

@@ -1,0 +1,155 @@
+"""``superdl data make NAME`` and ``superdl data list``: the image sets of the experiments. The work is
+:mod:`experiments.data`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+_DIGITS_IMAGES = {"train": 1438, "val": 359}
+_DIGITS_BYTES = 1797 * 4096
+_MEGABYTE = 1e6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be done, with its options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    make = actions.add_parser("make", help="write a set, once", description="Write a set, once and whole.")
+    make.add_argument("name", metavar="NAME", help="one that superdl data list names")
+    make.add_argument("--directory", metavar="DIR", help="where to; default data/NAME")
+    size = make.add_mutually_exclusive_group()
+    size.add_argument("--samples", type=int, metavar="N", help="so many training images; default all")
+    size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
+    make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
+    make.add_argument("--json", action="store_true", help="print where it is as JSON")
+    listed = actions.add_parser(
+        "list", help="show the sets", description="Show which sets there are, and what each takes."
+    )
+    listed.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make or list."""
+    if arguments.action == "list":
+        _list(as_json=arguments.json)
+    else:
+        _make(arguments)
+    return 0
+
+
+def _make(arguments: argparse.Namespace) -> None:
+    from experiments.data import MADE_SETS, PUBLISHED_SETS, default_directory, make_digits, make_set
+    from super_wire.errors import ConfigError
+
+    name: str = arguments.name
+    if arguments.seed < 0:
+        raise ConfigError(f"--seed is a whole number of at least 0, not {arguments.seed}")
+    if name == "digits":
+        if arguments.samples is not None or arguments.quick or arguments.seed:
+            raise ConfigError("the digits are 1,797 real scans: --samples, --quick and --seed do not apply")
+        place = make_digits(arguments.directory or "data/digits")
+    elif name in MADE_SETS:
+        made = MADE_SETS[name]
+        samples = made.quick if arguments.quick else arguments.samples
+        place = make_set(
+            made,
+            arguments.directory or default_directory(made, samples, arguments.seed),
+            samples=samples,
+            seed=arguments.seed,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  # to a person
+        )
+    elif name in PUBLISHED_SETS:
+        published = PUBLISHED_SETS[name]
+        raise ConfigError(
+            f"{name} is downloaded, not made: unpack it to data/{published.folder} ({published.layout}), or "
+            f"make what stands in for it: superdl data make {published.like}"
+        )
+    else:
+        raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
+    if arguments.json:
+        sys.stdout.write(json.dumps({"name": name, "directory": str(place)}) + "\n")
+        return
+    sys.stdout.write(
+        f"{name} is in {place}\n"
+        f"train on it: superdl run digits --set data.kind={name} --set 'data.directory={place}'\n"
+    )
+
+
+def _list(*, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from experiments.data import PUBLISHED_SETS
+
+    rows = _rows()
+    if as_json:
+        stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
+        sets = [{**row, "stands_in_for": stands_in.get(row["name"])} for row in rows]
+        sys.stdout.write(json.dumps({"sets": sets}, indent=2) + "\n")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("set")
+    for title in ("training", "validation", "MB on disk", "quick: training", "MB"):
+        table.add_column(title, justify="right")
+    table.add_column("made in")
+    table.add_column("what")
+    for row in rows:
+        quick, quick_bytes = row["quick"], row["quick_bytes"]
+        table.add_row(
+            row["name"],
+            f"{row['train']:,}",
+            f"{row['val']:,}",
+            f"{row['bytes'] / _MEGABYTE:,.0f}",
+            "" if quick is None else f"{quick:,}",
+            "" if quick_bytes is None else f"{quick_bytes / _MEGABYTE:,.0f}",
+            ", ".join(row["there"]),
+            row["about"],
+        )
+    console = Console(highlight=False)
+    console.width = max(console.width, 160)  # a narrower terminal wraps the lines and loses nothing
+    console.print(table)
+    console.print("\nPublished sets that are taken as they are (data.kind), and what stands in for each:")
+    for published in PUBLISHED_SETS.values():
+        console.print(
+            f"  {published.name}: data/{published.folder} or data.directory, {published.layout}; "
+            f"else {published.like}",
+            markup=False,
+        )
+
+
+def _rows() -> list[dict[str, Any]]:
+    from experiments.data import MADE_SETS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": "digits",
+            "about": "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)",
+            **_DIGITS_IMAGES,
+            "bytes": _DIGITS_BYTES,
+            "quick": None,
+            "quick_bytes": None,
+        }
+    ]
+    rows += [
+        {
+            "name": made.name,
+            "about": made.about,
+            **made.counts(),
+            "bytes": made.disk_bytes(made.train + made.val),
+            "quick": made.quick,
+            "quick_bytes": made.disk_bytes(sum(made.counts(made.quick).values())),
+        }
+        for made in MADE_SETS.values()
+    ]
+    for row in rows:
+        manifests = sorted(Path("data").glob(f"{row['name']}*/manifest.json"))
+        row["there"] = [str(manifest.parent) for manifest in manifests]
+    return rows

@@ -1,0 +1,43 @@
+"""Sets small enough for a test, and images of any set in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from experiments.data.made_sets import MADE_SETS, MadeSet
+from experiments.data.pictures import label_of, picture_pixels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def few_classes(name: str = "tiny-imagenet-like", classes: int = 4) -> MadeSet:
+    """One of the sets with fewer classes, so that few images have all of them."""
+    return replace(MADE_SETS[name], classes=classes)
+
+
+def drawn(made: MadeSet, split: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 images [count, 3, height, width] and their labels."""
+    images = np.stack([picture_pixels(made, seed, split, index) for index in range(count)])
+    return images.transpose(0, 3, 1, 2), np.array([label_of(made, index) for index in range(count)])
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Every image below a directory."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+def write_images(directory: Path, names: Iterable[str], side: int = 8) -> None:
+    """Plain images of these names, the format by the extension."""
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side, side), (10, 20, 30)).save(directory / name)

@@ -1,0 +1,175 @@
+"""Making a set: whole or not at all, the same again, only where there is room, read by the real catalog."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.catalog import list_source
+from experiments.data import MADE_SETS, make_set
+from experiments.data import drawing as drawing_module
+from experiments.data.drawing import Drawing, processes_for
+from super_wire.errors import ConfigError, SourceError
+from tests.experiments.data.small_sets import few_classes, files_of
+
+
+def test_a_set_is_class_folders_that_the_catalog_reads(tmp_path):
+    place = make_set(few_classes(), tmp_path / "deep" / "set", samples=80)
+    train, val = (list_source(f"file://{place}/{split}") for split in ("train", "val"))
+    assert train.classes == val.classes == ("0", "1", "2", "3")
+    assert (len(train.keys), len(val.keys)) == (80, 8)
+    assert train.labels.tolist() == sorted(list(range(4)) * 20)
+    assert sorted(entry.name for entry in place.iterdir()) == ["manifest.json", "train", "val"]
+    assert [entry.name for entry in place.parent.iterdir()] == ["set"], "nothing temporary stays"
+    assert place.stat().st_mode & 0o755 == 0o755
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert manifest["counts"] == {"train": 80, "val": 8}
+    assert manifest["colour_modes"] == {"L": 1, "RGB": 87}
+
+
+def test_processes_draw_what_one_draws_and_seeds_differ(tmp_path):
+    told = []
+    made = few_classes()
+    alone = files_of(make_set(made, tmp_path / "alone", samples=101, processes=1))
+    together = files_of(make_set(made, tmp_path / "two", samples=101, processes=2, tell=told.append))
+    other = files_of(make_set(made, tmp_path / "other", samples=101, seed=1))
+    assert alone == together
+    assert alone.keys() == other.keys()
+    assert not set(alone.values()) & set(other.values())
+    assert "101 training and 10 validation images" in told[0]
+    assert told[-1].startswith("111 of 111 images")
+
+
+def test_what_is_there_is_taken_and_not_written_again(tmp_path):
+    made = few_classes()
+    place = make_set(made, tmp_path, samples=8)  # an empty directory is as good as none
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    assert make_set(made, tmp_path, samples=8) == place
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
+    with pytest.raises(
+        SourceError, match="of 8 training images, seed 0, .* than the one wanted .* of 9 train"
+    ):
+        make_set(made, tmp_path, samples=9)
+    with pytest.raises(SourceError, match="than the one wanted .* seed 3"):
+        make_set(made, tmp_path, samples=8, seed=3)
+    next((place / "train" / "2").iterdir()).unlink()
+    with pytest.raises(SourceError, match=r"damaged: there are \{'train': 7, 'val': 4\} images"):
+        make_set(made, tmp_path, samples=8)
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(SourceError, match="holds other files"):
+        make_set(few_classes(), tmp_path, samples=8)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(SourceError, match=r"manifest\.json cannot be read"):
+        make_set(few_classes(), tmp_path, samples=8)
+    with pytest.raises(ConfigError, match="is a file; name a directory"):
+        make_set(few_classes(), tmp_path / "thesis.tex", samples=8)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "thesis.tex"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_set_that_fails_leaves_nothing(tmp_path, monkeypatch, processes):
+    real = drawing_module.draw_share
+
+    def no_class_two(drawing, *rest):
+        Path(drawing.root, "train", "2").rmdir()
+        real(drawing, *rest)
+
+    monkeypatch.setattr(drawing_module, "draw_share", no_class_two)
+    if processes == 2:  # the children are not patched: their folder is taken away before they start
+        start = drawing_module._start
+
+        def start_without(drawing, share, *rest):
+            if share == 0:
+                Path(drawing.root, "train", "2").rmdir()
+            return start(drawing, share, *rest)
+
+        monkeypatch.setattr(drawing_module, "_start", start_without)
+    with pytest.raises(ConfigError, match="cannot write .*No such file or directory: .*/train/2/"):
+        make_set(few_classes(), tmp_path / "set", samples=80, processes=processes)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from experiments.data import MADE_SETS, make_set
+from experiments.data import drawing
+made = replace(MADE_SETS["tiny-imagenet-like"], classes=4)
+drawing.picture_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+make_set(made, sys.argv[1], samples=80)
+"""
+
+
+def test_what_a_killed_process_left_is_never_taken_and_cleared_by_the_next(tmp_path):
+    place = tmp_path / "set"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(place)], check=False, timeout=60, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (remains,) = tmp_path.iterdir()
+    assert remains.name.startswith(".set-")
+    (tmp_path / ".set-busy").mkdir()
+    with (tmp_path / ".set-busy" / ".being-written").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else is at work there
+        make_set(few_classes(), place, samples=8)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".set-busy", "set"]
+
+
+def test_processes_end_when_who_started_them_is_gone(tmp_path):
+    made = few_classes("imagenet-like")
+    counts = {"train": 100_000, "val": 4}  # for minutes
+    for split in counts:
+        for label in range(4):
+            (tmp_path / split / str(label)).mkdir(parents=True)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "experiments.data.drawing_process", "0", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    child.stdin.write(Drawing(made, 0, counts, str(tmp_path)).to_json().encode())
+    child.stdin.close()
+    assert child.stdout.readline() == b"50\n"
+    child.stdout.close()
+    try:
+        assert child.wait(timeout=60) == 1
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_room_is_looked_for_first(tmp_path, monkeypatch):
+    made = MADE_SETS["imagenet-like"]
+    real = os.statvfs(tmp_path)
+
+    def nearly_full(_):
+        return os.statvfs_result((*real[:4], 300 * 10**6 // real.f_frsize, *real[5:]))
+
+    monkeypatch.setattr(os, "statvfs", nearly_full)
+    message = (
+        r"imagenet-like of 14,100 images takes about 1,588 MB in .*/set, where \d+ MB are free, .*"
+        r"name a directory on another disk, or ask for fewer images \(100 is the least\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_set(made, tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_samples_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="200 classes: 199 training images cannot have one of each"):
+        make_set(MADE_SETS["tiny-imagenet-like"], tmp_path, samples=199)
+
+
+def test_a_drawing_survives_json_and_only_large_ones_are_shared_out():
+    drawing = Drawing(MADE_SETS["two-class-like"], 3, {"train": 9, "val": 2}, "/somewhere")
+    assert Drawing.from_json(drawing.to_json()) == drawing
+    assert processes_for(drawing) == 1
