@@ -134,7 +134,10 @@ def _train(state: _RunState, console: Console) -> None:
     with ExitStack() as stack:
         state.executor = executor_of(spec)
         monitor = _monitor(state, stack)
-        data = prepare_data(spec.data)
+        data = prepare_data(spec.data, lambda line: _say(console, line))
+        if data.note is not None:
+            state.notes.append(data.note)
+            _say(console, data.note)
         functions = "" if state.executor is None else f", functions: {state.executor}"
         _say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
         train = _open(spec, data.train, state.device, training=True)

@@ -23,6 +23,7 @@ __all__ = [
     "number",
     "optional_number",
     "optional_text",
+    "optional_whole",
     "section",
     "sections",
     "text",
@@ -43,6 +44,19 @@ def whole(default: int, *, at_least: int) -> int:
         return value
 
     return field(default=default, metadata={"check": check})
+
+
+def optional_whole(*, at_least: int) -> int | None:
+    """Declare a field that holds a whole number or null, null if left out."""
+
+    def check(value: object, key: str) -> int | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ConfigError(f"{key} must be a whole number of at least {at_least} or null, not {value!r}")
+        return value
+
+    return field(default=None, metadata={"check": check})
 
 
 def number(default: float, *, above: float | None = None, at_least: float | None = None) -> float:

@@ -14,11 +14,23 @@ from typing import Any
 
 import yaml
 
-from experiments.schema import build, choice, choices, number, optional_text, section, text, whole
+from experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
+from experiments.schema import (
+    build,
+    choice,
+    choices,
+    number,
+    optional_text,
+    optional_whole,
+    section,
+    text,
+    whole,
+)
 from super_wire.errors import ConfigError
 
 __all__ = [
     "DATA_KINDS",
+    "DATA_SETS",
     "DEVICES",
     "EXECUTORS",
     "LOADER_KINDS",
@@ -35,7 +47,8 @@ __all__ = [
     "spec_file",
 ]
 
-DATA_KINDS = ("auto", "digits", "directory", "url")
+DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
+DATA_KINDS = ("auto", "directory", "url", *DATA_SETS)
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTORS = ("local", "ray", "lambda")
 LOADER_KINDS = ("super", "super_threads", "torch")
@@ -46,10 +59,15 @@ _BUILT_IN_SPECS = Path(__file__).parent / "specs"
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Where the images are. With kind `auto`: the digits, unless ``train`` names a source."""
+    """Where the images are. With kind `auto`: the digits, unless ``train`` names a source.
+
+    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples``
+    are the training images of a set that is drawn; null: those that are there, else the whole set.
+    """
 
     kind: str = choice("auto", DATA_KINDS)
-    directory: str = text("data/digits")
+    directory: str | None = optional_text()
+    samples: int | None = optional_whole(at_least=1)
     train: str | None = optional_text()
     val: str | None = optional_text()
     train_key_list: str | None = optional_text()
@@ -57,9 +75,14 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         """Refuse contradictions, which no single key shows."""
-        if self.kind == "digits" and (self.train or self.val):
+        if self.kind in DATA_SETS and (self.train or self.val):
             raise ConfigError(
-                "data.kind digits has its own images; leave data.train out, or set data.kind=auto"
+                f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
+            )
+        if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
+            raise ConfigError(
+                f"data.samples is for the sets that are drawn ({', '.join(MADE_SETS)} and what they stand in "
+                f"for), not for data.kind {self.kind}"
             )
         if self.kind in ("directory", "url") and not self.train:
             raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")

@@ -1,6 +1,6 @@
 """The data that experiments train on: sets that are drawn, published ones, or sources that users name.
 
-Imports fast (no torch, no numpy, no scikit-learn), as the command line loads it. Reading images is left to
+Imports fast (no torch, no scikit-learn), as the command line loads it. Reading images is left to
 `experiments.loaders`.
 """
 

@@ -83,6 +83,12 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["recipe.crop=65"], r"recipe\.crop \(65\) must not be larger than recipe\.resize \(64\)"),
         (["data.val=x"], r"data\.val is given without data\.train"),
         (["data.kind=digits", "data.train=x"], r"data\.kind digits has its own images"),
+        (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
+        (["data.samples=5"], r"data\.samples is for the sets that are drawn .* not for data\.kind auto"),
+        (
+            ["data.kind=mnist", "data.samples=0"],
+            r"data\.samples must be a whole number .* or null, not 0",
+        ),
         (["data.kind=url"], r"data\.kind url needs data\.train"),
         (["data.train_key_list=x"], r"data\.train_key_list is given without data\.train"),
         (["data.train=x", "data.val_key_list=x"], r"data\.val_key_list is given without data\.val"),

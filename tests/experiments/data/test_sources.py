@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.data import PreparedData, Source, prepare_data
+from experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
 from experiments.spec import DataSpec
-from super_wire.errors import ConfigError, SourceNotFoundError
+from super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 
 def test_without_a_source_the_digits_are_written(tmp_path):
@@ -15,6 +15,36 @@ def test_without_a_source_the_digits_are_written(tmp_path):
     assert prepared.val == Source(f"file://{tmp_path}/digits/val")
     assert prepared.train.local_directory == tmp_path / "digits" / "train"
     assert (tmp_path / "digits" / "train" / "7").is_dir()
+
+
+def test_a_drawn_set_is_made_where_it_is_asked_for_and_taken_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = []
+    prepared = prepare_data(DataSpec(kind="mnist-like", samples=20), told.append)
+    place = tmp_path / "data" / "mnist-like-20"
+    assert prepared == PreparedData(Source(f"file://{place}/train"), Source(f"file://{place}/val"))
+    assert told[0].startswith("drawing mnist-like: 20 training and 10 validation images")
+    # One that is there serves without its size being named, with any seed.
+    make_set(MADE_SETS["mnist-like"], tmp_path / "mine", samples=30, seed=7)
+    prepared = prepare_data(DataSpec(kind="mnist-like", directory="mine"), told.append)
+    assert prepared.train.local_directory == tmp_path / "mine" / "train"
+    with pytest.raises(SourceError, match="holds another set .* than the one wanted"):
+        prepare_data(DataSpec(kind="mnist-like", directory="mine", samples=31))
+    with pytest.raises(SourceError, match=r"holds another set \(mnist-like"):
+        prepare_data(DataSpec(kind="cifar10-like", directory="mine"))
+
+
+@pytest.mark.parametrize("directory", [None, "absent", "empty"])
+def test_where_a_published_set_is_not_a_drawn_one_stands_in_and_says_so(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    data = DataSpec(kind="mnist", directory=directory, samples=20)
+    prepared = prepare_data(data)
+    place = tmp_path / (directory or "data/mnist-like-20")
+    assert prepared.train.url == f"file://{place}/train"
+    assert "mnist as published is not in" in prepared.note
+    assert "the images are mnist-like, which are drawn" in prepared.note
+    assert prepare_data(data) == prepared
 
 
 def test_an_s3_url_passes_as_it_is():
