@@ -26,7 +26,8 @@ class MadeSet:
     """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``.
 
     ``train`` and ``val`` are its counts when whole, ``quick`` the training pictures of a small one. Each
-    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file. ``grey`` says
+    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` how
+    strong its texture is: the weaker, the harder to learn. ``grey`` says
     that all are greyscale; the shares say how many are so, or CMYK, among the RGB ones.
     """
 
@@ -41,6 +42,7 @@ class MadeSet:
     image_bytes: int
     quality: int = 90
     grey: bool = False
+    contrast: float = 1.0
     grey_share: float = 0.0
     cmyk_share: float = 0.0
 
@@ -115,7 +117,8 @@ MADE_SETS: Mapping[str, MadeSet] = {
             name="two-class-like",
             about="2 classes of photo-sized JPEGs, in several sizes, upright and across",
             classes=2, train=244, val=153, quick=60,
-            sizes=_PHOTO_SIZES, extension="jpg", image_bytes=91_000, quality=95, grey_share=0.018,
+            sizes=_PHOTO_SIZES, extension="jpg", image_bytes=91_000, quality=95, contrast=0.5,
+            grey_share=0.018,
         ),
     )
 }  # fmt: skip

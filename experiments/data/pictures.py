@@ -76,7 +76,8 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
     bank = _noise_bank(seed, max(_BANK_SIDE, 2 * max(width, height)))
     noise = [_cut(plane, random, height, width) for plane in bank]
     figure, texture = _figure_and_texture(label_of(made, index), random, width, height)
-    brightness = 128.0 + random.uniform(-22, 22) + 40.0 * noise[0] + random.uniform(28, 48) * texture
+    brightness = 128.0 + random.uniform(-22, 22) + 40.0 * noise[0]
+    brightness += np.float32(made.contrast * random.uniform(28, 48)) * texture
     shades = random.normal(0.0, 14.0, 3)
     figure_shades = random.normal(0.0, 16.0, 3)
     tints = (16.0 * noise[1], -8.0 * (noise[1] + noise[2]), 16.0 * noise[2])
