@@ -65,10 +65,8 @@ def make_set(
         return target
     total = sum(counts.values())
     size = made.disk_bytes(total)
-    fewer = f"fewer images ({made.classes:,} is the least)" if counts["train"] > made.classes else "nothing"
-    check_room(
-        target, size_bytes=size, files=total, what=f"{made.name} of {total:,} images", less=f"ask for {fewer}"
-    )
+    less = f"ask for fewer images ({made.classes:,} is the least)"
+    check_room(target, size_bytes=size, files=total, what=f"{made.name} of {total:,} images", less=less)
     with written_whole(target, manifest) as staging:
         drawing = Drawing(made, seed, counts, str(staging))
         processes = processes_for(drawing) if processes is None else processes
@@ -81,9 +79,19 @@ def make_set(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """The manifest of the made set that stands in a directory; None where there is none."""
+    """The manifest of the made set that stands in a directory; None where there is none.
+
+    Raises:
+        SourceError: there is one that cannot be read, or says nothing of counts.
+
+    """
     manifest = manifest_of(directory)
-    return manifest if manifest is not None and "made" in manifest else None
+    if manifest is None or not isinstance(manifest.get("made"), dict):
+        return None
+    counts = manifest.get("counts")
+    if not isinstance(counts, dict) or not all(isinstance(counts.get(split), int) for split in SPLITS):
+        raise SourceError(f"{directory / MANIFEST} is damaged; delete {directory} and make the set again")
+    return manifest
 
 
 def _manifest(made: MadeSet, counts: dict[str, int], seed: int) -> dict[str, Any]:

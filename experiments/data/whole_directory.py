@@ -7,6 +7,7 @@ directory holds is left to those who fill it.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -69,7 +70,7 @@ def check_room(directory: Path, *, size_bytes: int, files: int, what: str, less:
         size_bytes: what the files take, whole blocks counted.
         files: how many there are.
         what: what is to be written, for the message.
-        less: how to ask for less, for the message.
+        less: what else can be done, for the message.
 
     Raises:
         ConfigError: they do not fit; the message says how much is needed and how much is free.
@@ -144,7 +145,7 @@ def _locked(staging: Path) -> Iterator[None]:
 
 def _clear_remains(target: Path) -> None:
     """Delete what writers of ``target`` left who are no more: their lock is free."""
-    for remains in target.parent.glob(f".{target.name}-*/{_LOCK}"):
+    for remains in target.parent.glob(f".{glob.escape(target.name)}-*/{_LOCK}"):
         try:
             with remains.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

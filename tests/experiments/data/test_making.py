@@ -16,6 +16,7 @@ from coordinator.catalog import list_source
 from experiments.data import MADE_SETS, make_set
 from experiments.data import drawing as drawing_module
 from experiments.data.drawing import Drawing, processes_for
+from experiments.data.making import made_in
 from super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import few_classes, files_of
 
@@ -74,6 +75,27 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is a file; name a directory"):
         make_set(few_classes(), tmp_path / "thesis.tex", samples=8)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "thesis.tex"]
+    (tmp_path / "manifest.json").write_text('{"made": {}, "counts": {"train": 8}}')
+    with pytest.raises(SourceError, match=r"manifest\.json is damaged"):
+        made_in(tmp_path)
+
+
+def test_two_who_write_one_set_at_once_agree(tmp_path, monkeypatch):
+    real = drawing_module.draw
+
+    def overtaken(*given):
+        monkeypatch.setattr(drawing_module, "draw", real)
+        make_set(few_classes(), tmp_path / "set", samples=8)
+        real(*given)
+
+    monkeypatch.setattr(drawing_module, "draw", overtaken)
+    place = make_set(few_classes(), tmp_path / "set", samples=8)
+    assert make_set(few_classes(), place, samples=8) == place
+    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+
+    monkeypatch.setattr(drawing_module, "draw", lambda *_: (tmp_path / "other" / "x").mkdir(parents=True))
+    with pytest.raises(ConfigError, match="cannot write to .*/other: Directory not empty"):
+        make_set(few_classes(), tmp_path / "other", samples=8)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
