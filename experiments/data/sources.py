@@ -37,6 +37,14 @@ class Source:
         """The directory of a ``file://`` source; None for any other."""
         return Path(self.url.removeprefix("file://")) if self.url.startswith("file://") else None
 
+    @property
+    def local_key_list(self) -> Path | None:
+        """The CSV file on this machine that is the key list; None for any other."""
+        if self.key_list is None or not self.key_list.lower().endswith(".csv"):
+            return None
+        path = self.key_list.removeprefix("file://")
+        return None if "://" in path else Path(path).expanduser()
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
@@ -105,7 +113,7 @@ def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
     if samples is None:
         standing = made_in(directory)
         if standing is not None and standing.get("name") == made.name:
-            samples, seed = standing["counts"]["train"], standing["seed"]
+            samples, seed = standing["counts"]["train"], standing.get("seed", 0)
     return make_set(made, directory, samples=samples, seed=seed, tell=tell)
 
 

@@ -7,6 +7,7 @@ that produce those.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import os
@@ -59,22 +60,32 @@ class _Item:
 
 
 class FolderImages(Dataset[_Item]):
-    """The images below a directory; the first folder is the class, as in torchvision's ImageFolder."""
+    """The images below a directory; the first folder is the class, as in torchvision's ImageFolder.
 
-    def __init__(self, directory: Path, *, resize: int, crop: int) -> None:
+    Or those that a key list names, a CSV file with the columns key and label, where labels are class names.
+    """
+
+    def __init__(self, directory: Path, *, resize: int, crop: int, key_list: Path | None = None) -> None:
         """List the files.
 
         Raises:
-            SourceNotFoundError: there is no such directory.
+            SourceNotFoundError: there is no such directory or key list.
             SourceEmptyError: it has no class folder with an image.
+            ConfigError: the key list has other columns.
 
         """
         if not directory.is_dir():
             raise SourceNotFoundError(f"there is no directory {directory}")
-        self.classes = tuple(sorted(entry.name for entry in directory.iterdir() if entry.is_dir()))
         self._directory = directory
         self._resize = resize
         self._crop = crop
+        if key_list is not None:
+            rows = sorted(_rows(key_list), key=lambda row: os.fsencode(row[0]))
+            self.classes = tuple(sorted({label for _, label in rows}))
+            number_of = {name: label for label, name in enumerate(self.classes)}
+            self._files = [(key, number_of[label]) for key, label in rows]
+            return
+        self.classes = tuple(sorted(entry.name for entry in directory.iterdir() if entry.is_dir()))
         self._files = [
             (str(path.relative_to(directory)), label)
             for label, name in enumerate(self.classes)
@@ -96,6 +107,28 @@ class FolderImages(Dataset[_Item]):
         fetched = time.perf_counter()
         pixels = decode_image(content, resize=self._resize, crop=self._crop)
         return _Item(pixels, label, key, fetched - start, time.perf_counter() - fetched)
+
+
+def _rows(key_list: Path) -> list[tuple[str, str]]:
+    """Key and label of each row."""
+    try:
+        with key_list.open(newline="", encoding="utf-8-sig") as file:
+            rows = [(row["key"], row["label"]) for row in csv.DictReader(file)]
+    except FileNotFoundError as error:
+        raise SourceNotFoundError(f"there is no key list {key_list}") from error
+    except KeyError as error:
+        raise ConfigError(
+            f"the key list {key_list} has no column {error}; loader.kind torch needs it"
+        ) from error
+    for key, label in rows:
+        if not key or not {"", ".", ".."}.isdisjoint(key.split("/")):
+            raise ConfigError(f"the key {key!r} of {key_list} is not a path below the source")
+        if not label or (label.isascii() and label.lstrip("+-").isdigit()):
+            raise ConfigError(
+                f"the label {label!r} in {key_list} is no class name, which loader.kind torch takes alone; "
+                "set loader.kind=super"
+            )
+    return rows
 
 
 def decode_image(content: bytes, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
@@ -141,16 +174,19 @@ def open_torch(request: LoaderRequest) -> Loader:
     """Open a split of a local directory.
 
     Raises:
-        ConfigError: the source is not a directory, or has a key list.
+        ConfigError: the source is not a directory, or its key list no local CSV file of class names.
 
     """
-    directory = request.source.local_directory
-    if directory is None or request.source.key_list is not None:
+    directory, key_list = request.source.local_directory, request.source.local_key_list
+    if directory is None or (request.source.key_list is not None and key_list is None):
         raise ConfigError(
-            f"loader.kind torch reads class folders of a local directory only, not {request.source.url}"
-            f"{' with a key list' if request.source.key_list else ''}; set loader.kind=super",
+            f"loader.kind torch reads a local directory only, by class folders or a local .csv key list, not "
+            f"{request.source.url}"
+            f"{f' with {request.source.key_list}' if request.source.key_list else ''}; set loader.kind=super",
         )
-    dataset = FolderImages(directory, resize=request.recipe.resize, crop=request.recipe.crop)
+    dataset = FolderImages(
+        directory, resize=request.recipe.resize, crop=request.recipe.crop, key_list=key_list
+    )
     batches: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=request.loader.batch_size,

@@ -127,7 +127,38 @@ def test_directories_that_are_missing_or_empty_are_named(tmp_path):
         FolderImages(tmp_path, resize=8, crop=8)
 
 
-@pytest.mark.parametrize("source", [Source("s3://bucket/x"), Source("file:///x", key_list="keys.csv")])
+def test_a_key_list_names_images_and_classes(folders):
+    key_list = folders / "keys.csv"
+    key_list.write_text("label,key\nzebra,bees/2.png\nape,bees/1.png\nzebra,ants/deep/5.png\n")
+    images = FolderImages(folders, resize=10, crop=8, key_list=key_list)
+    assert images.classes == ("ape", "zebra")
+    assert [(item.key, item.label) for item in images] == [
+        ("ants/deep/5.png", 1), ("bees/1.png", 0), ("bees/2.png", 1),
+    ]  # fmt: skip
+    source = Source(f"file://{folders}", key_list=f"file://{key_list}")
+    request = LoaderRequest(source, RecipeSpec(resize=10, crop=8), LoaderSpec(num_workers=0), False, 0, False)
+    loader = open_loader("torch", request)
+    assert (tuple(loader.classes), loader.sample_count) == (("ape", "zebra"), 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("key,name\nants/1.png,ant\n", "has no column 'label'"),
+        ("key,label\nants/1.png,3\n", "the label '3' .* is no class name"),
+        ("key,label\nants/1.png\n", "the label None"),
+        ("key,label\n../ants/1.png,ant\n", "is not a path below the source"),
+    ],
+)
+def test_a_key_list_that_cannot_be_taken_is_named(folders, content, message):
+    (folders / "keys.csv").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        FolderImages(folders, resize=10, crop=8, key_list=folders / "keys.csv")
+    with pytest.raises(SourceNotFoundError, match=r"no key list .*absent\.csv"):
+        FolderImages(folders, resize=10, crop=8, key_list=folders / "absent.csv")
+
+
+@pytest.mark.parametrize("source", [Source("s3://bucket/x"), Source("file:///x", key_list="keys.parquet")])
 def test_sources_it_cannot_read_are_refused(source):
     request = LoaderRequest(source, RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False)
     with pytest.raises(ConfigError, match=r"set loader\.kind=super"):
