@@ -151,6 +151,19 @@ def test_without_validation_data_a_run_finishes(colours):
     assert (report.val_accuracy, report.val_samples, len(report.epochs)) == (None, None, 1)
 
 
+def test_a_set_that_stands_in_for_a_published_one_is_told_and_noted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console = quiet()
+    loader = ("loader.kind=torch", "loader.num_workers=0")
+    overrides = ("data.kind=mnist", "data.samples=20", "epochs=1", *loader)
+    report = run(load_spec("digits", overrides), console=console)
+    assert (report.train_samples, report.val_samples) == (20, 10)
+    (note,) = report.notes
+    assert "mnist as published is not in" in note
+    told = console.file.getvalue()
+    assert told.index("drawing mnist-like: 20 training") < told.index("mnist as published is not in")
+
+
 def test_two_runs_in_one_second_have_two_directories(colours):
     directories = {run(spec_of(colours, "epochs=1"), console=quiet()).directory for _ in range(2)}
     assert len(directories) == 2
