@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from experiments.data.made_sets import MadeSet
@@ -23,7 +24,6 @@ from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 __all__ = ["Drawing", "draw", "draw_share", "processes_for"]
 
@@ -108,7 +108,10 @@ def _draw_in_processes(drawing: Drawing, processes: int, drawn: Callable[[int], 
             drawn(int(line))
         for child, words in children:
             if child.wait() != 0:
-                raise ConfigError(f"cannot write the images: {_last_words(words, child.returncode)}")
+                raise ConfigError(
+                    f"cannot write the images of {drawing.made.name} to {Path(drawing.root).parent}: "
+                    f"{_last_words(words, child.returncode)}; name a directory that you may write, with room"
+                )
         if done != sum(drawing.counts.values()):  # a promise of this module and its processes
             raise RuntimeError(f"{done} images were drawn, not {sum(drawing.counts.values())}")
 

@@ -22,7 +22,8 @@ def main() -> int:
     except BrokenPipeError:  # whoever started this is gone
         return 1
     except OSError as error:
-        sys.stderr.write(f"{error.strerror}: {error.filename}\n")
+        where = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"{error.strerror or error}{where}\n")
         return 1
     return 0
 

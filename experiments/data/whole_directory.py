@@ -127,8 +127,9 @@ def written_whole(target: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _unwritable(target: Path, error: OSError) -> ConfigError:
+    where = f": {error.filename}" if error.filename else ""
     return ConfigError(
-        f"cannot write to {target}: {error.strerror}: {error.filename}; "
+        f"cannot write to {target}: {error.strerror or error}{where}; "
         "name a directory that you may write, with room for it"
     )
 
