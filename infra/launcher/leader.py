@@ -33,6 +33,7 @@ __all__ = ["Leader"]
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
+_LATE_S = 5.0  # hosts that have not come may still be told of the end
 _STRANGERS_MAX = 100  # connections that have not said yet who they are
 
 
@@ -65,6 +66,7 @@ class Leader:
         self._codes: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()
+        self._verdict: Verdict | None = None
 
     async def open(self, address: str, port: int) -> None:
         """Listen from now on.
@@ -110,11 +112,16 @@ class Leader:
             channel.say(refused=refusal)
             await channel.close()
             return
-        _log.info("%s is here", host)
-        self._channels[host] = channel
         self._come.add(host)
         self._changed.set()
         channel.say(welcome=1)
+        if self._verdict is not None:
+            _log.info("%s comes when the run has ended", host)
+            channel.say(end=self._verdict.code, reason=self._verdict.reason)
+            await channel.close()
+            return
+        _log.info("%s is here", host)
+        self._channels[host] = channel
         channel.begin()
         await self._follow(host, channel)
 
@@ -223,7 +230,12 @@ class Leader:
         )
 
     async def end(self, verdict: Verdict, wait_s: float) -> None:
-        """Tell all, and wait until each has ended its own and hung up; no longer than ``wait_s``."""
+        """Tell all, and wait until each has ended its own and hung up; no longer than ``wait_s``.
+
+        Hosts that come now are told too, and not waited for. Of a run that fails while it begins they may
+        come a little later, and would else ask for a leader for as long as they may.
+        """
+        self._verdict = verdict
         self.tell(end=verdict.code, reason=verdict.reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -232,6 +244,19 @@ class Leader:
                     await self._gone.wait()
         if self._channels:
             _log.warning("still there after %g s: %s", wait_s, ", ".join(self._channels))
+        if (
+            self._server is not None
+            and verdict.code not in {0, EXIT_NOT_READY}
+            and verdict.code < EXIT_SIGNAL
+        ):
+            await self._tell_late(min(wait_s, _LATE_S))
+
+    async def _tell_late(self, wait_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while set(self._cluster.hosts) - self._come:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def close(self) -> None:
         """Hear nobody any more."""

@@ -12,6 +12,7 @@ from infra.launcher.channel import connect
 from infra.launcher.cluster import Cluster
 from infra.launcher.leader import Leader
 from infra.launcher.trust import Trust
+from infra.launcher.verdicts import Verdict
 from tests.fixtures.valkey import free_port
 
 TRUST = Trust(token="a-token-of-this-test")
@@ -69,3 +70,45 @@ def test_a_host_that_cannot_be_understood_is_lost():
     host, lost = asyncio.run(run())
     assert host == "127.0.0.2"
     assert "speaks another language" in lost
+
+
+async def told_to_end(channel):
+    while "end" not in (message := await channel.hear()):
+        pass
+    return message
+
+
+def test_a_host_that_comes_while_the_run_ends_is_told_and_not_waited_for():
+    """It never hangs up by itself, and the leader may wait for an hour for those who were there."""
+
+    async def run():
+        async with leading() as (leader, port):
+            early = await come(port, "127.0.0.2")
+            ending = asyncio.create_task(leader.end(Verdict(7, "why"), 3600.0))
+            assert await told_to_end(early) == {"end": 7, "reason": "why"}
+            late = await come(port, "127.0.0.3")
+            told = await told_to_end(late)
+            await early.close()
+            async with asyncio.timeout(10):
+                await ending
+            await late.close()
+            return told
+
+    assert asyncio.run(run()) == {"end": 7, "reason": "why"}
+
+
+def test_a_host_that_comes_when_all_have_gone_is_told():
+    async def run():
+        async with leading() as (leader, port):
+            early = await come(port, "127.0.0.2")
+            ending = asyncio.create_task(leader.end(Verdict(7, "why"), 3600.0))
+            await told_to_end(early)
+            await early.close()
+            await leader._gone.wait()
+            late = await come(port, "127.0.0.3")
+            told = await told_to_end(late)
+            await ending
+            await late.close()
+            return told
+
+    assert asyncio.run(run()) == {"end": 7, "reason": "why"}
