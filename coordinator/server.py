@@ -34,7 +34,6 @@ from coordinator.service import CoordinatorService
 from coordinator.sweeping import Sweep, known_ids
 from coordinator.tls import ServerTls
 from coordinator.tokens import Tokens
-from coordinator.trials import Trials
 from coordinator.trust import allowed_to_listings, warn_if_insecure
 from coordinator.upkeep import Upkeep, agree_on_golden, take_over
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
@@ -61,6 +60,7 @@ class _Running(NamedTuple):
 
     engine: Engine
     crew: Crew
+    fitness: Fitness
     upkeep: Upkeep
     reports: ReportReader
     outcomes: OutcomeReader | None
@@ -92,7 +92,7 @@ async def serve(settings: Settings) -> None:
         _log.info("serving on %s", settings.listen)
         loops = [
             loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
-            loop.create_task(_follow(running.crew, running.engine), name="crew"),
+            loop.create_task(_follow(running.crew, running.fitness, running.engine), name="crew"),
             loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
         ]
         if running.outcomes is not None:
@@ -145,7 +145,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    fitness = Fitness(crew.posts, [Trials(post, settings.cache, audit=cache.audit) for post in crew.posts])
+    fitness = Fitness.of(crew.posts, settings.cache, cache.audit)
     stack.push_async_callback(fitness.close)
     service = CoordinatorService(
         engine, datasets, reports, fitness, cache_was_empty=info.keys == 0, settings=settings
@@ -168,7 +168,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
     stack.callback(health.end)
-    return _Running(engine, crew, upkeep, reports, outcomes)
+    return _Running(engine, crew, fitness, upkeep, reports, outcomes)
 
 
 async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
@@ -233,9 +233,10 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         raise ConfigError(msg) from error
 
 
-async def _follow(crew: Crew, engine: Engine) -> None:
-    """Tell the core of executors that come, go, grow and shrink."""
+async def _follow(crew: Crew, fitness: Fitness, engine: Engine) -> None:
+    """Tell the core of executors that come, go, grow and shrink, and what those that come are fit for."""
     while True:
+        fitness.tell((one for one in engine.datasets if engine.core.knows(one.content)), engine.post)
         crew.tell(engine.post)
         await asyncio.sleep(_UPKEEP_S)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from coordinator.core.events import BatchesAsked, DatasetAdded, ExecutorsUnfit, JobClosed, JobOpened
+from coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
 from coordinator.core.plan import Plan
 from coordinator.paging import Occurrence, PlannedBatches, page_of
 from coordinator.statistics import (
@@ -219,7 +219,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 known_absent=self._cache_was_empty,
             )
         )
-        self._engine.post(ExecutorsUnfit(dataset.content, self._fitness.unfit(dataset)))
+        self._engine.post(self._fitness.verdict(dataset))
         self._engine.post(
             JobOpened(
                 request.job,

@@ -4,8 +4,9 @@ A directory of this machine is refused at once. Of a bucket it is told where it 
 the functions, and three of its samples are asked for, once for each listing and recipe: what is refused for
 all of them will be refused for the millions that follow, and the reason reaches whoever makes the sampler.
 What may pass (throttling, a store that does not answer) is logged and holds nobody up: it is the core's to
-try again. The three are in no job's account. A dataset of which the cache holds samples is not tried: they
-were made by functions, and a job that a coordinator's restart interrupts must not end by what may pass.
+try again. The three are in no job's account. Where there is one executor, a dataset of which the cache holds
+samples is not tried: they were made by its functions, and a job that a coordinator's restart interrupts must
+not end by what may pass. With several, nobody knows whose functions made them, and each is tried.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from coordinator.executors import Executor
     from super_wire.request import PrefetchResult
 
-__all__ = ["Trials"]
+__all__ = ["Trials", "made_before"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ _MAX_WORDS = 1000
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 
+class _UntriedError(Exception):
+    """No function had a look at a dataset: nothing is known of it."""
+
+
 class Trials:
     """Trials of datasets; for functions that run on this machine there are none.
 
@@ -60,7 +65,7 @@ class Trials:
         executor: what runs functions.
         cache: its address.
         audit: tells of ids which records the cache holds, as :meth:`coordinator.cache.Cache.audit`; without
-            it every dataset is tried.
+            it every dataset is tried, as it should be with several executors.
         region_of: tells the region of a bucket, or an empty text; blocking.
     """
 
@@ -79,6 +84,7 @@ class Trials:
         # An answer that never comes must not hold up the end, as a thread of asyncio's own would.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._passed: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()  # with what is to be told
+        self._unclear: set[bytes] = set()
         self._under_way: dict[bytes, asyncio.Task[None]] = {}
         self._count = 0
 
@@ -105,15 +111,21 @@ class Trials:
         """What is to be told of a listed dataset, for people."""
         return self._passed.get(dataset.content, ())
 
-    async def take(self, dataset: Dataset, wait_s: float) -> None:
-        """Put a listed dataset on trial, and wait for the outcome, at most ``wait_s``.
+    def unclear(self, dataset: Dataset) -> bool:
+        """Whether it has passed for want of a function that had a look, so that another trial is due."""
+        return dataset.content in self._unclear
+
+    async def take(self, dataset: Dataset, wait_s: float | None, *, again: bool = False) -> None:
+        """Put a listed dataset on trial, and wait for the outcome, at most ``wait_s`` if that is said.
+
+        One that has passed is tried no more, or ``again`` where this is wanted.
 
         Raises:
             SourceForbiddenError: functions may not read the source.
             CacheError: functions may not write to the cache.
             ConfigError: functions refuse the request, for example a custom step.
         """
-        if self.passed(dataset):
+        if self.passed(dataset) and not again:
             return
         content = dataset.content
         task = self._under_way.get(content)
@@ -128,6 +140,8 @@ class Trials:
     def _ended(self, content: bytes, task: asyncio.Task[None]) -> None:
         self._under_way.pop(content, None)
         if not task.cancelled() and task.exception() is not None:  # also where nobody waits for it any more
+            self._passed.pop(content, None)
+            self._unclear.discard(content)
             _log.warning("a trial has failed: %s", task.exception())
 
     async def close(self) -> None:
@@ -136,27 +150,24 @@ class Trials:
         await cancel_and_wait(*self._under_way.values())
 
     async def _try(self, dataset: Dataset) -> None:
-        source = dataset.listing.source
-        told = [await self._other_region(dataset)]
-        if not await self._made_before(dataset):
-            told.append(await self._tried(dataset))
+        source, content = dataset.listing.source, dataset.content
+        told, is_clear = [await self._other_region(dataset)], True
+        if self._audit is None or not await made_before(dataset, self._audit):
+            try:
+                told.append(await self._tried(dataset))
+            except _UntriedError as error:
+                told.append(str(error))
+                is_clear = False
         warnings = tuple(f"{source}: {words}" for words in told if words)
         for warning in warnings:
             _log.warning("%s", warning)
-        self._passed[dataset.content] = warnings
+        self._passed[content] = warnings
+        if is_clear:
+            self._unclear.discard(content)
+        else:
+            self._unclear.add(content)
         if len(self._passed) > _REMEMBERED:
-            self._passed.popitem(last=False)
-
-    async def _made_before(self, dataset: Dataset) -> bool:
-        """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
-        if self._audit is None:
-            return False
-        try:
-            found = await self._audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
-        except CacheError as error:
-            _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
-            return False
-        return bool((found > 0).any())
+            self._unclear.discard(self._passed.popitem(last=False)[0])
 
     async def _tried(self, dataset: Dataset) -> str:
         """What is to be told of attempts to produce a few samples; what does not pass is raised."""
@@ -191,7 +202,8 @@ class Trials:
                 "own region, or by NAT"
             )
         except ExecutorError as error:
-            return f"it was not tried, functions have other worries: {error}"
+            msg = f"it was not tried, functions have other worries: {error}"
+            raise _UntriedError(msg) from error
         return self._judged(result, dataset.listing.source)
 
     def _judged(self, result: PrefetchResult, source: str) -> str:
@@ -238,6 +250,16 @@ class Trials:
             "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function in "
             f"{region}"
         )
+
+
+async def made_before(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
+    """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
+    try:
+        found = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
+    except CacheError as error:
+        _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
+        return False
+    return bool((found > 0).any())
 
 
 def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from coordinator import crew as crew_module
 from coordinator import fitness as fitness_module
 from coordinator import trials as trials_module
+from coordinator.executors import ExecutorError
 from coordinator.fitness import Fitness
 from coordinator.trials import Trials
 from super_wire.errors import ConfigError, SourceForbiddenError
+from super_wire.ids import ID_BYTES
 from super_wire.request import Outcome
 from tests.coordinator.running import ENOUGH_S, ScriptedExecutor, crew_of
 from tests.coordinator.test_trials import Remote, dataset_of, explain
@@ -122,3 +126,145 @@ def test_a_directory_that_no_function_sees_is_refused(remotes):
             fitness.admit("file:///data")
 
     using(remotes, work)
+
+
+async def all_there(ids):
+    return np.ones(len(ids) // ID_BYTES, dtype=np.int64)
+
+
+def using_records(executors, work):
+    """As after a coordinator's restart: the cache holds samples."""
+
+    async def body():
+        crew = await crew_of(*executors)
+        for executor in executors:
+            executor.region = ""
+        fitness = Fitness.of(crew.posts, "redis://cache", all_there)
+        try:
+            async with asyncio.timeout(ENOUGH_S):
+                return await work(fitness)
+        finally:
+            await fitness.close()
+            await crew.close()
+
+    return asyncio.run(body())
+
+
+def test_records_say_nothing_of_who_made_them(remotes):
+    remotes[1].edit = REFUSE
+
+    async def work(fitness):
+        dataset = dataset_of()
+        await fitness.take(dataset, ENOUGH_S)
+        return fitness.unfit(dataset)
+
+    assert using_records(remotes, work) == {1}
+    assert using_records(remotes[1:], work) == frozenset(), "its own, where it is alone"
+
+
+def test_a_dataset_of_which_there_are_records_is_not_refused(remotes):
+    remotes[0].edit = remotes[1].edit = REFUSE
+
+    async def work(fitness):
+        dataset = dataset_of()
+        await fitness.take(dataset, ENOUGH_S)
+        return fitness.passed(dataset), fitness.unfit(dataset), len(fitness.warnings(dataset))
+
+    assert using_records(remotes, work) == (True, frozenset(), 2)
+
+
+class Late(Remote):
+    """Starts when the test says so."""
+
+    name = "late"
+
+    def __init__(self, cache):
+        super().__init__(cache)
+        self.comes = False
+
+    async def start(self):
+        if not self.comes:
+            raise ExecutorError("asleep")
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(crew_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(crew_module, "_LONGEST_PAUSE_S", 0.0)
+
+
+async def until_told(fitness, dataset):
+    """What the core is told, second by second, until trials that come late have ended."""
+    told = []
+    fitness.tell([dataset], told.append)
+    while fitness._late:
+        await asyncio.wait(fitness._late.values())
+        fitness.tell([dataset], told.append)
+    return [event.executors for event in told]
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("edit", "changes"), [(lambda result: result, [{1}, set()]), (REFUSE, [{1}])])
+def test_one_that_comes_later_is_tried_then_and_the_core_is_told(remotes, valkey, edit, changes):
+    """It gets nothing before it was tried."""
+    late = Late(valkey.unix_url)
+    late.edit = edit
+
+    async def work(fitness):
+        dataset = dataset_of()
+        await fitness.take(dataset, ENOUGH_S)
+        assert fitness.passed(dataset)
+        assert fitness.verdict(dataset).executors == frozenset()
+        assert fitness.warnings(dataset) == ("the executor late is missing: asleep",)
+        late.comes = True
+        while fitness._posts[1].absence:  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0)
+        assert fitness.passed(dataset), "it holds no job up"
+        assert not late.requests
+        told = await until_told(fitness, dataset)
+        assert late.requests
+        return told, fitness.unfit(dataset), fitness.warnings(dataset)
+
+    told, left_out, warnings = using([remotes[0], late], work)
+    assert told == changes
+    assert left_out == changes[-1]
+    assert len(warnings) == len(left_out), "that it was missing is told no more"
+
+
+async def no_nodes(_request):
+    raise ExecutorError("no nodes")
+
+
+def test_a_trial_that_told_nothing_is_made_again(remotes):
+    remotes[1].before = no_nodes
+
+    async def work(fitness):
+        dataset = dataset_of()
+        await fitness.take(dataset, ENOUGH_S)
+        assert fitness.unfit(dataset) == frozenset()
+        assert "other worries: no nodes" in fitness.warnings(dataset)[0]
+        fitness.verdict(dataset)
+        remotes[1].before, remotes[1].edit = None, REFUSE
+        return await until_told(fitness, dataset), fitness.warnings(dataset)
+
+    told, warnings = using(remotes, work)
+    assert told == [{1}]
+    assert warnings == (
+        "the executor two is left out: functions may not read s3://photos/train: 403: grant it",
+    )
+
+
+def test_one_that_passes_while_nobody_waits_is_fit(remotes, monkeypatch):
+    remotes[0].edit = REFUSE
+
+    async def work(fitness):
+        dataset = dataset_of()
+        await fitness.take(dataset, ENOUGH_S)
+        remotes[0].edit = lambda result: result
+        later_s = fitness._clock() + fitness_module._AGAIN_S
+        monkeypatch.setattr(fitness, "_clock", lambda: later_s)
+        await fitness.take(dataset, 0.0)
+        await asyncio.wait(fitness._trials[0]._under_way.values())
+        return fitness.unfit(dataset), fitness.warnings(dataset)
+
+    assert using(remotes, work) == (frozenset(), ())
