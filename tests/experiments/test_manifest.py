@@ -83,9 +83,10 @@ def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
         assert secret not in text, secret
     if len(getpass.getuser()) > 4:
         assert getpass.getuser() not in text
-    assert written["spec"]["data"] | {"directory": ""} == {
+    assert written["spec"]["data"] == {
         "kind": "auto",
-        "directory": "",
+        "directory": None,
+        "samples": None,
         "train": LOCAL_PATH,
         "val": LOCAL_PATH,
         "train_key_list": "https://***@host/keys.csv?***",
