@@ -5,7 +5,6 @@ leads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import shutil
@@ -154,10 +153,11 @@ class _Host:
             await leader.end(verdict, settings.stop_wait_s + _MARGIN_S)
         finally:
             being.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await being
-            await leader.close()
-            await services.end()
+            try:
+                await _over(being)
+                await leader.close()
+            finally:
+                await services.end()
         return verdict
 
     async def _lead(
@@ -207,3 +207,10 @@ class _Host:
         trainers_bring = bool(self._settings.trainer_cpus) or not cluster.data_hosts
         bring = cluster.hosts if trainers_bring else cluster.data_hosts
         return len({cluster.leader, *bring} - leader.lost)
+
+
+async def _over(being: asyncio.Task[Verdict]) -> None:
+    """Until this host's own part is over; how, no longer matters."""
+    [outcome] = await asyncio.gather(being, return_exceptions=True)
+    if isinstance(outcome, Exception):
+        _log.error("this host's own part ended with %r", outcome)

@@ -17,9 +17,11 @@ from infra.launcher.verdicts import (
     EXIT_LEADER_LOST,
     EXIT_NOT_READY,
     EXIT_SERVICE_FAILED,
+    EXIT_WRONG_SETTINGS,
     RunFailedError,
     Verdict,
 )
+from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,7 +99,7 @@ class Member:
         hearing = asyncio.get_running_loop().create_task(self._hear(channel))
         try:
             try:
-                return await race(self._ended(), self._lost(hearing), self._stopped(), self._work(channel))
+                return await race(self._ended(), self._lost(hearing), self._stopped(), self._part(channel))
             except RunFailedError as error:
                 if hearing.done():
                     raise
@@ -147,9 +149,23 @@ class Member:
         verdict = await asyncio.shield(self._stop)
         raise RunFailedError(verdict.code, verdict.reason)
 
+    async def _part(self, channel: Channel) -> Verdict:
+        """Its part of the run; what goes wrong in it is told to all as a reason, whatever it is."""
+        try:
+            return await self._work(channel)
+        except RunFailedError:
+            raise
+        except ConfigError as error:
+            msg = f"{self._cluster.current}: {error}"
+            raise RunFailedError(EXIT_WRONG_SETTINGS, msg) from error
+        except Exception as error:
+            _log.exception("this host cannot do its part")
+            msg = f"{self._cluster.current} cannot do its part: {error!r}"
+            raise RunFailedError(EXIT_SERVICE_FAILED, msg) from error
+
     async def _work(self, channel: Channel) -> Verdict:
+        cpus = function_cpus(self._cluster, self._settings, self._environment)  # before anything is started
         join = await asyncio.shield(self._told["join"])
-        cpus = function_cpus(self._cluster, self._settings, self._environment)
         head = str(join.get("ray", ""))
         if head and cpus and not self._cluster.leads:
             self._node = ray_node(

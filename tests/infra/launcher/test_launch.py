@@ -17,6 +17,7 @@ from infra.launcher.verdicts import (
     EXIT_NOT_READY,
     EXIT_REFUSED,
     EXIT_SERVICE_FAILED,
+    EXIT_WRONG_SETTINGS,
 )
 from tests.infra.launcher.hosts import DATA, LEADER, TRAINER_0, TRAINER_1
 
@@ -189,6 +190,26 @@ def test_a_host_without_the_token_is_refused(hosts):
     assert "a-token-for" not in hosts.all_said()
 
 
+@pytest.mark.parametrize("wrong", [LEADER, TRAINER_1])
+def test_a_host_with_wrong_settings_ends_all_with_its_reason(hosts, wrong):
+    """Also where it leads, whose cache and coordinator are under way by then."""
+    hosts.data_hosts, hosts.training_hosts = (), (LEADER, TRAINER_1)
+    options = ("--executor=local", "--no-torchrun", "--cache-bytes=64mb", "--data-cpus=1")
+    hosts.start("true", options=options, only=(wrong,), environment={"SM_NUM_GPUS": "abc"})
+    hosts.start("true", options=options, only=tuple({LEADER, TRAINER_1} - {wrong}))
+    assert hosts.codes() == {LEADER: EXIT_WRONG_SETTINGS, TRAINER_1: EXIT_WRONG_SETTINGS}, hosts.all_said()
+    assert all("SM_NUM_GPUS is a number; not 'abc'" in hosts.reason(host) for host in hosts.processes)
+    assert hosts.left() == []
+
+
+def test_a_character_that_no_program_can_be_given_is_refused(hosts):
+    hosts.training_hosts = (TRAINER_0,)
+    parameters = json.dumps({"name": "a\0b"})
+    hosts.start("true", options=BARE, only=(TRAINER_0,), environment={"SM_HPS": parameters})
+    assert hosts.codes() == {TRAINER_0: EXIT_WRONG_SETTINGS}
+    assert "NUL" in hosts.reason(TRAINER_0)
+
+
 @pytest.mark.slow
 def test_without_data_hosts_the_first_that_trains_leads(hosts):
     hosts.data_hosts = ()
@@ -221,3 +242,11 @@ def test_a_port_that_is_taken_is_named(hosts):
         codes = hosts.codes()
     assert codes == {LEADER: EXIT_SERVICE_FAILED}
     assert f"the leader cannot listen on {LEADER}:{hosts.ports['control']}" in hosts.reason(LEADER)
+
+
+@pytest.mark.parametrize("wrong", ["--trainer-cpus=x", "--log-level=loud", "--unknown"])
+def test_an_option_that_does_not_fit_is_the_reason_in_the_failure_file(hosts, wrong):
+    hosts.start("true", options=(*BARE, wrong), only=(LEADER,))
+    assert hosts.codes() == {LEADER: EXIT_WRONG_SETTINGS}
+    assert wrong.partition("=")[0] in hosts.reason(LEADER)
+    assert "Traceback" not in hosts.said(LEADER)
