@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
+from infra.launcher.request_model import check_request
 from infra.launcher.submitting import Attempts, JobFailedError, NoCapacityError, NotWatchedError, submit
 from infra.launcher.training_job import Channel, Instances, TrainingJob
 from infra.session import NO_REGION, session_in
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     job, *others = _jobs(given)
     attempts = Attempts(most=given.attempts, pause_s=given.pause_s)
+    for wanted in (job, *others):
+        check_request(wanted.request())
     if given.dry_run:
         print(json.dumps(job.request(), indent=2))
         return 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from infra.launcher.cluster import DATA_GROUP, TRAINING_GROUP
+from infra.launcher.options import parse, settings_of
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         self._check_names()
         self._check_texts()
+        self._check_options()
         self._check_channels()
 
     def _check_names(self) -> None:
@@ -156,6 +158,14 @@ class TrainingJob:
             len(self.hyper_parameters) <= _PARAMETERS_MAX and len(self.environment) < _VARIABLES_MAX,
             f"a job has up to {_PARAMETERS_MAX} hyper-parameters and {_VARIABLES_MAX} variables",
         )
+
+    def _check_options(self) -> None:
+        """By the launcher's own parser: machines that are paid for would hear it else."""
+        try:
+            settings_of(parse(self._words()))
+        except (ConfigError, SystemExit) as error:
+            msg = f"the launcher would not take its options {' '.join(self.options)}: {error}"
+            raise ConfigError(msg) from error
 
     def _check_channels(self) -> None:
         names = [channel.name for channel in self.channels]

@@ -149,7 +149,7 @@ def test_the_request_of_a_job_with_everything():
 
 def test_what_the_launcher_is_told_by_the_job_it_understands():
     """The container's arguments are those of the launcher's own command line."""
-    from infra.launcher.__main__ import _parser
+    from infra.launcher.options import _parser
 
     given = _parser().parse_args(full_job().request()["AlgorithmSpecification"]["ContainerArguments"])
     assert given.insecure
