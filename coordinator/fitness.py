@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.cancelling import cancel_and_wait
 from coordinator.core.events import ExecutorsUnfit
-from coordinator.trials import Trials, made_before
+from coordinator.trials import Trials, made_before, remedy_for_files
 from super_wire.errors import SuperError
 
 if TYPE_CHECKING:
@@ -117,7 +117,11 @@ class Fitness:
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """What is to be told of a listed dataset, for people."""
         told: dict[str, None] = {}
-        for number, trials in self._able(dataset):
+        able = dict(self._able(dataset))
+        for number, post in enumerate(self._posts):
+            if number not in able:
+                told[_blind(post.name, dataset)] = None
+        for number, trials in able.items():
             failure = self._failure(dataset, number)
             absence = self._posts[number].absence
             if failure:
@@ -256,3 +260,10 @@ def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> Non
     known.move_to_end(key)
     if len(known) > _REMEMBERED:
         known.popitem(last=False)
+
+
+def _blind(name: str, dataset: Dataset) -> str:
+    return (
+        f"the executor {name} is left out: its functions do not see {dataset.listing.source}, which is a "
+        f"directory of the coordinator's machine: {remedy_for_files(name)}"
+    )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coordinator.executors import Executor
     from super_wire.request import PrefetchResult
 
-__all__ = ["Trials", "made_before"]
+__all__ = ["Trials", "made_before", "remedy_for_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ class Trials:
         if self._executor.remote and parse_source(source).is_file:
             msg = (
                 f"{source} is a directory of the coordinator's machine, and the functions of the executor "
-                f"{self._executor.name} run on others, which do not see it: put the images into a bucket and "
-                "name it as s3://bucket/prefix, or take the local executor. (A key_list may be a file: the "
-                "coordinator reads it.)"
+                f"{self._executor.name} run on others, which do not see it: "
+                f"{remedy_for_files(self._executor.name)}, or take the local executor. (A key_list may be a "
+                "file: the coordinator reads it.)"
             )
             raise ConfigError(msg)
 
@@ -266,3 +266,12 @@ def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:
     """Samples from all over a dataset."""
     size = len(dataset.catalog)
     return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
+
+
+def remedy_for_files(name: str) -> str:
+    """What helps where an executor's functions do not see a directory."""
+    remedy = "put the images into a bucket and name it as s3://bucket/prefix"
+    if name != "ray":
+        return remedy
+    shared = "set SUPER_RAY_SHARED_FILES=1 (--ray-shared-files) if all nodes see it at the same place"
+    return f"{shared}, else {remedy}"

@@ -30,6 +30,9 @@ _WARM_VERSION = 1
 _ENOUGH_MB = 512
 _ENOUGH_S = 30
 _THEIRS = "functions are {}: the sample below shows whether they work"
+_NOT_TRIED = (
+    "functions are {}: not tried, one executor makes the sample below, {} if it can; see superdl stats"
+)
 _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these executors share a cache"
 
 
@@ -149,7 +152,7 @@ def _not_shown(case: Case, why: str) -> Found:
 
 def _started(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS.format("processes of the coordinator's machine"))
+        return _elsewhere("local", "processes of the coordinator's machine", settings)
     try:
         seen.golden, _, took_s = _start("local", replace(settings, workers=1))
     except ExecutorError as error:
@@ -159,7 +162,7 @@ def _started(case: Case, seen: Seen, settings: Settings) -> Found:
 
 def _on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS.format("tasks of the coordinator's Ray cluster"))
+        return _elsewhere("ray", "tasks of the coordinator's Ray cluster", settings)
     if not seen.cache:
         return skipped("functions on Ray's nodes need a cache that they reach", "name it: --cache")
     try:
@@ -195,7 +198,7 @@ def _start(name: str, settings: Settings) -> tuple[str, int, float]:
 
 def _version_on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS.format("tasks of the coordinator's Ray cluster"))
+        return _elsewhere("ray", "tasks of the coordinator's Ray cluster", settings)
     if not seen.golden_on_ray:
         return skipped("no function was started on Ray's nodes")
     from lambda_prefetch.golden import golden_digest
@@ -212,7 +215,7 @@ def _version_on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
 
 def _own_version(case: Case, seen: Seen, settings: Settings) -> Found:
     if case.elsewhere:
-        return skipped(_THEIRS.format("processes of the coordinator's machine"))
+        return _elsewhere("local", "processes of the coordinator's machine", settings)
     if not seen.golden:
         return skipped("the local function was not started")
     from lambda_prefetch.golden import golden_digest
@@ -222,3 +225,9 @@ def _own_version(case: Case, seen: Seen, settings: Settings) -> Found:
         why = f"{settings.function} decodes golden images otherwise than SUPER's own function does here"
         return doubtful(why, "expected of a function of your own; else install SUPER again")
     return good(f"the local function is this installation's, SUPER {installed_version()}")
+
+
+def _elsewhere(name: str, where: str, settings: Settings) -> Found:
+    """Of a coordinator that runs elsewhere only the first executor's functions are tried, by the sample."""
+    first = settings.executors[0]
+    return skipped(_THEIRS.format(where) if name == first else _NOT_TRIED.format(where, first))

@@ -114,9 +114,14 @@ def test_files_are_for_the_functions_of_this_machine(remotes, valkey):
         fitness.admit("file:///data")
         dataset = dataset_of(bucket="file:///data")
         await fitness.take(dataset, ENOUGH_S)
-        return fitness.unfit(dataset), fitness.passed(dataset)
+        return fitness.unfit(dataset), fitness.passed(dataset), fitness.warnings(dataset)
 
-    assert using([remotes[0], ScriptedExecutor(valkey.unix_url)], work) == ({0}, True)
+    remotes[0].name = "ray"
+    unfit, passed, warnings = using([remotes[0], ScriptedExecutor(valkey.unix_url)], work)
+    assert (unfit, passed) == ({0}, True)
+    [warning] = warnings
+    assert "the executor ray is left out: its functions do not see" in warning
+    assert "SUPER_RAY_SHARED_FILES=1 (--ray-shared-files)" in warning
     assert not remotes[0].requests
 
 
@@ -268,3 +273,12 @@ def test_one_that_passes_while_nobody_waits_is_fit(remotes, monkeypatch):
         return fitness.unfit(dataset), fitness.warnings(dataset)
 
     assert using(remotes, work) == (frozenset(), ())
+
+
+def test_a_directory_that_ray_alone_would_read_names_the_setting(remotes):
+    async def work(fitness):
+        with pytest.raises(ConfigError, match=r"set SUPER_RAY_SHARED_FILES=1 \(--ray-shared-files\)"):
+            fitness.admit("file:///data")
+
+    remotes[0].name = "ray"
+    using([remotes[0]], work)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from coordinator.settings import Settings
 from superdl.doctor import Verdict
+from superdl.doctor.function import _elsewhere
 from superdl.doctor.limits import judge_concurrency
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
@@ -189,3 +191,9 @@ def test_no_ray_cluster_at_all(valkey, monkeypatch, capsys):
     assert code == 1
     assert found["function"]["verdict"] == "fail"
     assert found["function version"]["verdict"] == "skip"
+
+
+def test_of_several_executors_elsewhere_it_is_said_which_are_not_tried():
+    settings = Settings(cache="redis://127.0.0.1:1", executor="local,ray")
+    assert "the sample below shows" in _elsewhere("local", "processes", settings).reason
+    assert "not tried" in _elsewhere("ray", "tasks", settings).reason
