@@ -14,12 +14,14 @@ import json
 import secrets
 import ssl
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from infra.launcher.agreement import difference
 from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_REFUSED, RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from infra.launcher.trust import Trust
 
@@ -36,6 +38,7 @@ _RETRY_S = 0.05
 _RETRY_MAX_S = 1.0
 _CLOSE_S = 2.0
 _NONCE_BYTES = 16
+_NO_TERMS: Mapping[str, str] = MappingProxyType({})
 
 
 class ChannelLostError(Exception):
@@ -125,14 +128,18 @@ class Channel:
 
 
 async def admit(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trust: Trust, silence_s: float
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    trust: Trust,
+    silence_s: float,
+    terms: Mapping[str, str] = _NO_TERMS,
 ) -> tuple[str, Channel]:
     """The leader's side of the beginning: who is there, and the line to it.
 
     The caller says ``welcome`` once it knows the host.
 
     Raises:
-        RefusedError: it does not know the token, or is of another version.
+        RefusedError: it does not know the token, is of another version, or was told otherwise than ``terms``.
         ChannelLostError: it is gone, or none of ours.
     """
     channel = Channel(reader, writer, silence_s)
@@ -146,6 +153,11 @@ async def admit(
         )
     if not trust.accepts(proof, "member", challenge, nonce, host):
         await _refuse(channel, "it does not know the token: set SUPER_TOKEN to the same on every host")
+    other = difference(terms, hello.get("terms"))
+    if other:
+        await _refuse(
+            channel, f"it was told another {other} than its leader: start all with the same options"
+        )
     channel.say(proof=trust.proof("leader", challenge, nonce, host))
     return host, channel
 
@@ -157,7 +169,14 @@ async def _refuse(channel: Channel, reason: str) -> None:
 
 
 async def connect(
-    host: str, port: int, *, own: str, trust: Trust, silence_s: float, wait_s: float
+    host: str,
+    port: int,
+    *,
+    own: str,
+    trust: Trust,
+    silence_s: float,
+    wait_s: float,
+    terms: Mapping[str, str] = _NO_TERMS,
 ) -> Channel:
     """A line to the leader, tried until it is there.
 
@@ -168,6 +187,7 @@ async def connect(
         trust: what it is to be shown, and to show.
         silence_s: see :class:`Channel`.
         wait_s: how long it is tried.
+        terms: what both are to have been told alike: see :mod:`infra.launcher.agreement`.
 
     Raises:
         RunFailedError: the leader does not appear in that time, or does not take this host.
@@ -176,7 +196,7 @@ async def connect(
     pauses = _pauses()
     while True:
         try:
-            return await _connected(host, port, own, trust, silence_s)
+            return await _connected(host, port, own, trust, silence_s, terms)
         except RefusedError as error:
             raise RunFailedError(
                 EXIT_REFUSED, f"{own} and its leader {host} do not agree: {error}"
@@ -204,7 +224,9 @@ def _pauses() -> Iterator[float]:
         pause_s = min(_RETRY_MAX_S, 2 * pause_s)
 
 
-async def _connected(host: str, port: int, own: str, trust: Trust, silence_s: float) -> Channel:
+async def _connected(
+    host: str, port: int, own: str, trust: Trust, silence_s: float, terms: Mapping[str, str]
+) -> Channel:
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(
             host,
@@ -215,7 +237,7 @@ async def _connected(host: str, port: int, own: str, trust: Trust, silence_s: fl
         )
     channel = Channel(reader, writer, silence_s)
     try:
-        await _introduce(channel, own, trust)
+        await _introduce(channel, own, trust, terms)
     except BaseException:
         await channel.close()
         raise
@@ -223,7 +245,7 @@ async def _connected(host: str, port: int, own: str, trust: Trust, silence_s: fl
     return channel
 
 
-async def _introduce(channel: Channel, own: str, trust: Trust) -> None:
+async def _introduce(channel: Channel, own: str, trust: Trust, terms: Mapping[str, str]) -> None:
     """A member's side of the beginning; ``RefusedError`` or ``ChannelLostError`` if it comes to nothing."""
     greeting = await channel.heard_in_handshake()
     if greeting.get("launcher") != _VERSION:
@@ -231,7 +253,7 @@ async def _introduce(channel: Channel, own: str, trust: Trust) -> None:
         raise RefusedError(msg)
     challenge, nonce = str(greeting.get("challenge", "")), secrets.token_hex(_NONCE_BYTES)
     proof = trust.proof("member", challenge, nonce, own)
-    channel.say(launcher=_VERSION, host=own, nonce=nonce, proof=proof)
+    channel.say(launcher=_VERSION, host=own, nonce=nonce, proof=proof, terms=dict(terms))
     answer = await channel.heard_in_handshake()
     if "refused" in answer:
         raise RefusedError(str(answer["refused"]))

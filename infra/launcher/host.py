@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.launcher.addresses import address_of
+from infra.launcher.agreement import terms_of
 from infra.launcher.leader import Leader
 from infra.launcher.member import Member
 from infra.launcher.racing import race
@@ -133,6 +134,7 @@ class _Host:
             self._trust,
             silence_s=settings.silence_s,
             lost_data_hosts=settings.lost_data_hosts,
+            terms=terms_of(self._cluster, settings, self._environment),
         )
         run_id = self._environment.get("TRAINING_JOB_NAME", "") or secrets.token_hex(8)
         salt = secrets.token_hex(32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit
@@ -33,6 +34,7 @@ __all__ = ["Leader"]
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
+_NO_TERMS: Mapping[str, str] = MappingProxyType({})
 _LATE_S = 5.0  # hosts that have not come may still be told of the end
 _STRANGERS_MAX = 100  # connections that have not said yet who they are
 
@@ -45,14 +47,24 @@ class Leader:
         trust: what they must know.
         silence_s: a host that says nothing for so long is lost.
         lost_data_hosts: so many data hosts, this one not counted, may be lost or fail before the run ends.
+        terms: what every host is to have been told alike.
 
     Attributes:
         lost: those that were, while the run goes on.
     """
 
-    def __init__(self, cluster: Cluster, trust: Trust, *, silence_s: float, lost_data_hosts: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        trust: Trust,
+        *,
+        silence_s: float,
+        lost_data_hosts: int,
+        terms: Mapping[str, str] = _NO_TERMS,
+    ) -> None:
         self._cluster = cluster
         self._trust = trust
+        self._terms = terms
         self._silence_s = silence_s
         self._may_lose = lost_data_hosts
         self._server: asyncio.Server | None = None
@@ -100,7 +112,7 @@ class Leader:
     async def _take_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         try:
-            host, channel = await admit(reader, writer, self._trust, self._silence_s)
+            host, channel = await admit(reader, writer, self._trust, self._silence_s, self._terms)
         except (RefusedError, ChannelLostError) as error:
             _log.warning("a connection from %s is not taken: %s", peer, error)
             return

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from infra.launcher.agreement import terms_of
 from infra.launcher.channel import Channel, ChannelLostError, connect
 from infra.launcher.racing import race
 from infra.launcher.ray_auth import ray_environment, run_token
@@ -121,6 +122,7 @@ class Member:
             trust=self._trust,
             silence_s=settings.silence_s,
             wait_s=settings.start_wait_s,
+            terms=terms_of(self._cluster, settings, self._environment),
         )
 
     async def _hear(self, channel: Channel) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infra.launcher.cluster import Cluster
     from infra.launcher.trust import Trust
 
-__all__ = ["asks_for_token", "lack_of_ray", "ray_environment", "run_token"]
+__all__ = ["asks_for_token", "has_own_way", "lack_of_ray", "ray_environment", "run_token"]
 
 _MODE = "RAY_AUTH_MODE"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -32,6 +32,11 @@ def ray_environment(environment: Mapping[str, str], token: str) -> dict[str, str
     if any(own.get(name) for name in _TOKENS):
         return own | {_MODE: "token"}
     return own | {_MODE: "token", _TOKENS[0]: token} if token else own
+
+
+def has_own_way(environment: Mapping[str, str]) -> bool:
+    """Whether the user has said how Ray is to ask for tokens."""
+    return any(environment.get(name) for name in (_MODE, *_TOKENS))
 
 
 def run_token(cluster: Cluster, trust: Trust, salt: str) -> str:

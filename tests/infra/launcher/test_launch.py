@@ -250,3 +250,20 @@ def test_an_option_that_does_not_fit_is_the_reason_in_the_failure_file(hosts, wr
     assert hosts.codes() == {LEADER: EXIT_WRONG_SETTINGS}
     assert wrong.partition("=")[0] in hosts.reason(LEADER)
     assert "Traceback" not in hosts.said(LEADER)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ((f"--training-hosts={TRAINER_1},{TRAINER_0}",), "--training-hosts"),
+        (("--trainer-cpus=1",), "--trainer-cpus"),
+        (("--master-port=1025",), "--master-port"),
+    ],
+)
+def test_a_host_that_was_told_otherwise_than_its_leader_is_refused(hosts, told, name):
+    hosts.start("true", options=BARE, only=(LEADER,))
+    hosts.start("true", options=(*BARE, *told), only=(TRAINER_1,))
+    hosts.until(lambda: hosts.processes[TRAINER_1].poll() is not None, "the end of the refused host")
+    hosts.signal(LEADER, signal.SIGTERM)
+    assert hosts.codes() == {LEADER: 128 + signal.SIGTERM, TRAINER_1: EXIT_REFUSED}
+    assert f"it was told another {name}" in hosts.reason(TRAINER_1)
