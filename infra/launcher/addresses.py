@@ -11,7 +11,7 @@ import time
 
 import psutil
 
-from infra.launcher.verdicts import EXIT_NOT_READY, RunFailedError
+from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_WRONG_SETTINGS, RunFailedError
 from super_wire.loopback import is_loopback
 
 __all__ = ["address_of", "interface_of", "with_port"]
@@ -30,6 +30,9 @@ async def address_of(host: str, wait_s: float) -> str:
     while True:
         try:
             found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except UnicodeError as error:
+            msg = f"{host} is no name of a host: {error}"
+            raise RunFailedError(EXIT_WRONG_SETTINGS, msg) from error
         except OSError as error:
             if time.monotonic() > deadline_s:
                 msg = f"the host name {host} cannot be resolved within {wait_s:g} s: {error}"

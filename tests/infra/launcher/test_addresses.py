@@ -64,3 +64,10 @@ def test_the_interface_that_has_an_address():
 def test_a_port_goes_with_any_address():
     assert with_port("algo-1", 5) == "algo-1:5"
     assert with_port("::1", 5) == "[::1]:5"
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_is_no_name_of_a_host_is_refused_at_once(host):
+    with pytest.raises(RunFailedError, match="is no name of a host") as failed:
+        asyncio.run(address_of(host, 3600.0))
+    assert failed.value.verdict.code == 2
