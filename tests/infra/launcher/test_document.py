@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
 
 def test_every_option_is_an_option():
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", PAGE))
-    sources = [ROOT / "infra/launcher/__main__.py", ROOT / "infra/launcher/submit.py"]
+    sources = [ROOT / "infra/launcher/options.py", ROOT / "infra/launcher/submit.py"]
     code = "".join(source.read_text(encoding="utf-8") for source in sources)
     ports = {
         f"{name.removesuffix('_port')}-port" for name in LaunchSettings.__slots__ if name.endswith("_port")
