@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console  # --help needs none of this
 
     from experiments.warming import Limits, estimate_of, fill, standing_of
-    from experiments.warming.filling import Ended
+    from experiments.warming.report import Ended
     from experiments.warming.show import WarmProgress, print_estimate, print_report
     from sampler.address import checked_address
     from super_dataset import SuperDataset

@@ -6,10 +6,10 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from super_wire.errors import CoordinatorError
+from super_wire.errors import CacheError, CoordinatorError
 
 if TYPE_CHECKING:
-    from experiments.warming.filling import WarmReport
+    from experiments.warming.report import WarmReport
     from sampler import SuperSampler
 
 __all__ = ["Counted"]
@@ -55,7 +55,10 @@ class Counted:
         """
         try:
             stats = self._sampler.job_stats()
-        except CoordinatorError as error:  # it may be restarting; who waits for samples has bounds of his own
+        except (
+            CacheError,
+            CoordinatorError,
+        ) as error:  # it or its cache may be restarting; waiting is bounded
             _LOG.debug("no statistics: %s", error)
             self.known, self.free_bytes = False, 0
             return False

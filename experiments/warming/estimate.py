@@ -14,6 +14,7 @@ import numpy as np
 
 from coordinator.core.samples import footprint
 from experiments.cost.scenario import PRESETS, Scenario
+from experiments.warming.allowance import Means, batch_size_for
 from super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Standing:
     prices: dict[str, Prices]
     lookahead_batches: int
     """How far it looks ahead of a rank at most."""
+    cache: str = ""
+    """Its cache's address, and of the dataset what tells whether a listing is the coordinator's."""
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,18 @@ class Estimate:
     gb_s: dict[str, float]
     usd: dict[str, float]
     lookahead_batches: int
+    work_usd: float = 0.0
+    """Of a sample, by the executor that is preferred, without its share of an invocation."""
+    invocation_usd: float = 0.0
+    """Of an invocation by it, whatever it produces."""
+    request_samples: int = 1
+    """Samples for an invocation, at most."""
+    cache: str = ""
+    fingerprint: bytes = b""
 
-    @property
-    def sample_usd(self) -> float:
-        """US dollars for a sample, by the executor that is preferred."""
-        return next(iter(self.usd.values()), 0.0) / self.fits if self.fits else 0.0
+    def sample_usd(self, batch_size: int) -> float:
+        """US dollars for a sample in batches of this size: a function is seldom given more than a batch."""
+        return self.work_usd + self.invocation_usd / max(1, min(batch_size, self.request_samples))
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -107,21 +118,27 @@ def estimate_of(
     record_bytes, guessed = record_bytes_of(recipe)
     each = memory_of(record_bytes)
     fits = max(0, min(standing.samples, standing.free_bytes // each))
-    gets = 0 if source.startswith("file:") else fits
-    invocations = math.ceil(fits / rates.request_samples)
-    function_s = fits * rates.function_cpu_ms * _MS / rates.lambda_vcpu + invocations * rates.request_s
-    gb_s = {
-        name: function_s * rates.function_mb / _MIB_PER_GIB if name == "lambda" else 0.0
-        for name in standing.prices
-    }
-    usd = {
-        name: invocations * of.invocation
-        + gb_s[name] * of.gb_s
-        + gets * of.source_request
-        + fits * rates.source_bytes / 2**30 * of.source_gb
-        + fits * record_bytes / 2**30 * of.record_gb
+    means = Means(standing.free_bytes, each)
+    lookahead = standing.lookahead_batches
+    size = batch_size_for(standing.samples, means, lookahead=lookahead, sure=not guessed)
+    request_samples = rates.request_samples
+    invocations = math.ceil(fits / max(1, min(size, request_samples)))
+    gb = rates.function_mb / _MIB_PER_GIB
+    work_gb_s, more_gb_s = {}, {}
+    for name in standing.prices:
+        core = rates.lambda_vcpu if name == "lambda" else 1.0
+        work_gb_s[name] = gb * rates.function_cpu_ms * _MS / core
+        more_gb_s[name] = gb * rates.request_s
+    get = 0 if source.startswith("file:") else 1
+    work_usd = {
+        name: work_gb_s[name] * of.gb_s
+        + get * of.source_request
+        + rates.source_bytes / 2**30 * of.source_gb
+        + record_bytes / 2**30 * of.record_gb
         for name, of in standing.prices.items()
     }
+    invocation_usd = {name: of.invocation + more_gb_s[name] * of.gb_s for name, of in standing.prices.items()}
+    first = next(iter(standing.prices), "")
     return Estimate(
         samples=standing.samples,
         fits=fits,
@@ -131,8 +148,13 @@ def estimate_of(
         budget_bytes=standing.budget_bytes,
         free_bytes=standing.free_bytes,
         invocations=invocations,
-        gets=gets,
-        gb_s=gb_s,
-        usd=usd,
-        lookahead_batches=standing.lookahead_batches,
+        gets=get * fits,
+        gb_s={name: fits * work_gb_s[name] + invocations * more_gb_s[name] for name in standing.prices},
+        usd={name: fits * work_usd[name] + invocations * invocation_usd[name] for name in standing.prices},
+        lookahead_batches=lookahead,
+        work_usd=work_usd.get(first, 0.0),
+        invocation_usd=invocation_usd.get(first, 0.0),
+        request_samples=request_samples,
+        cache=standing.cache,
+        fingerprint=standing.fingerprint,
     )

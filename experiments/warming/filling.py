@@ -3,24 +3,27 @@
 Each batch is asked after by its records' headers until all of it is in the cache or failed; what is missing
 is told by read reports, as a reader tells it, so that misses, losses and retries are the coordinator's as
 ever. It stops where the cache is full or the money spent (:mod:`experiments.warming.allowance`). Waiting is
-bounded: a batch of which nothing comes for ``patience_s`` ends it.
+bounded: a batch of which nothing comes for ``patience_s`` ends it. At the end all that was seen is looked at
+once more (:mod:`experiments.warming.recount`), for a cache may have been emptied meanwhile.
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import math
 import random
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.warming.allowance import Allowance, Means, batch_size_for
 from experiments.warming.counted import Counted
 from experiments.warming.estimate import memory_of, record_bytes_of
 from experiments.warming.headers import HeaderLink
+from experiments.warming.recount import ids_listed_here, recount
+from experiments.warming.report import Ended, Limits, WarmReport
 from sampler import SuperSampler
 from super_dataset.backoff import Backoff
+from super_wire.errors import CacheError, CoordinatorError
 from super_wire.ids import ID_BYTES
 from super_wire.record import HEADER_BYTES, SPENDING_CAP
 from super_wire.report import ReadReport
@@ -33,93 +36,23 @@ if TYPE_CHECKING:
     from super_dataset import SuperDataset
     from super_wire.batch_ref import BatchRef
 
-__all__ = ["Ended", "Limits", "WarmReport", "fill"]
+__all__ = ["fill"]
 
 _STATS_EVERY_S = 0.5
 _FAILURES_LISTED = 20
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take between two looks."""
 
+_PASSES = 3
+"""Through the source, where the cache has lost meanwhile what was seen in it."""
+
+_COUNTED_AGAIN = frozenset(("all", "full", "max_usd", "spending_cap"))
+
 _QUIET_S = 2.0
 _SETTLE_S = 0.02
 
 _MONEY_KEPT = 0.05
 """Of the money: hedges and retries of what is under way."""
-
-
-class Ended(enum.StrEnum):
-    """Why it ended."""
-
-    ALL = "all"
-    FULL = "full"
-    MAX_USD = "max_usd"
-    SPENDING_CAP = "spending_cap"
-    STALLED = "stalled"
-    TIMEOUT = "timeout"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds it: US dollars, seconds in which a batch gets no further, seconds in all."""
-
-    max_usd: float = math.inf
-    patience_s: float = 120.0
-    timeout_s: float = math.inf
-
-
-@dataclass(slots=True)
-class WarmReport:
-    """What was done. ``warm`` samples are in the cache, of which ``produced`` were made for this job."""
-
-    samples: int
-    ended: Ended = Ended.ALL
-    warm: int = 0
-    failed: int = 0
-    produced: int = 0
-    usd: float = 0.0
-    gb_s: float = 0.0
-    invocations: int = 0
-    source_requests: int = 0
-    seconds: float = 0.0
-    record_bytes: int = 0
-    """Of all that are warm."""
-    dropped: int = 0
-    """Samples of anybody's that the cache gave up meanwhile."""
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    """Key and reason of the first that failed."""
-    why: str = ""
-    """More words, where it did not end well."""
-
-    @property
-    def hits(self) -> int:
-        """Samples that were there already, or were made for others meanwhile."""
-        return max(0, self.warm - self.produced)
-
-    @property
-    def done(self) -> bool:
-        """Whether all that was to be warmed is warm."""
-        return self.failed == 0 and (self.ended is Ended.ALL or (self.ended is Ended.FULL and self.warm > 0))
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {
-            "samples": self.samples,
-            "ended": self.ended.value,
-            "warm": self.warm,
-            "hits": self.hits,
-            "produced": self.produced,
-            "failed": self.failed,
-            "failures": [{"key": key, "reason": reason} for key, reason in self.failures],
-            "usd": self.usd,
-            "gb_s": self.gb_s,
-            "invocations": self.invocations,
-            "source_requests": self.source_requests,
-            "record_bytes": self.record_bytes,
-            "dropped": self.dropped,
-            "seconds": self.seconds,
-            "why": self.why,
-        }
 
 
 def fill(
@@ -143,36 +76,71 @@ def fill(
         seed: of its shuffle.
         tell: called with the state as it gets on.
 
-    Raises:
-        SuperError: the coordinator or the cache refuses or is gone.
+    A coordinator or a cache that refuses or is gone ends it, and the report says so.
     """
     report = WarmReport(estimate.samples)
-    means = Means(estimate.free_bytes, memory_of(estimate.record_bytes), limits.max_usd, estimate.sample_usd)
     sure = not estimate.guessed and limits.max_usd == math.inf
-    lookahead = estimate.lookahead_batches
-    size = batch_size_for(estimate.samples, means, lookahead=lookahead, sure=sure)
-    if not size:
-        by_room = means.by_room <= means.by_money
-        report.ended = Ended.FULL if by_room else Ended.MAX_USD
-        report.why = (
-            "the cache has no room: what it holds would have to be dropped"
-            if by_room
-            else f"{limits.max_usd:g} USD buy {means.by_money:,.0f} samples, fewer than a look ahead takes"
+    lookahead, memory = estimate.lookahead_batches, memory_of(estimate.record_bytes)
+    size = estimate.samples
+    while True:  # in smaller batches a sample costs more, and so fewer can be paid for
+        sample_usd = estimate.sample_usd(size)
+        means = Means(estimate.free_bytes, memory, limits.max_usd, sample_usd)
+        before, size = size, batch_size_for(estimate.samples, means, lookahead=lookahead, sure=sure)
+        if not size:
+            _look_only(dataset, estimate, means, limits, report)
+            return report
+        if size >= before:
+            break
+    try:
+        sampler = SuperSampler(
+            dataset,
+            batch_size=size,
+            shuffle=shuffle,
+            seed=seed,
+            rank=0,
+            num_replicas=1,
+            coordinator=coordinator,
         )
+    except (CacheError, CoordinatorError) as error:
+        report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
         return report
-    sampler = SuperSampler(
-        dataset,
-        batch_size=size,
-        shuffle=shuffle,
-        seed=seed,
-        rank=0,
-        num_replicas=1,
-        coordinator=coordinator,
-    )
-    with sampler:
+    try:
         allowance = Allowance(len(sampler), size, lookahead)
-        _Filling(sampler, dataset, limits, report, allowance, estimate.sample_usd, tell).run()
+        _Filling(sampler, dataset, limits, report, allowance, sample_usd, tell).run()
+    finally:
+        with contextlib.suppress(CacheError):  # the job is closed; its read reports are gone with the cache
+            sampler.close()
     return report
+
+
+def _look_only(
+    dataset: SuperDataset, estimate: Estimate, means: Means, limits: Limits, report: WarmReport
+) -> None:
+    """Where nothing can be produced: see what of the source is there already."""
+    began_s = time.monotonic()
+    by_room = means.by_room <= means.by_money
+    report.ended = Ended.FULL if by_room else Ended.MAX_USD
+    report.why = (
+        "the cache has no room: what it holds would have to be dropped"
+        if by_room
+        else f"{limits.max_usd:g} USD buy {means.by_money:,.0f} samples, fewer than a look ahead takes"
+    )
+    ids = ids_listed_here(dataset, estimate)
+    if isinstance(ids, str):
+        report.why += f"; what of this source is there could not be looked at: {ids}"
+    else:
+        link = HeaderLink(estimate.cache)
+        try:
+            there = recount(link, ids, limits.patience_s)
+        except CacheError as error:
+            report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
+        else:
+            report.warm, report.record_bytes = there.samples, there.record_bytes
+            if report.warm == report.samples:
+                report.ended, report.why = Ended.ALL, ""
+        finally:
+            link.close()
+    report.seconds = time.monotonic() - began_s
 
 
 class _StopError(Exception):
@@ -208,14 +176,17 @@ class _Filling:
         self._backoff = Backoff(limits.patience_s)
         self._random = random.Random()  # noqa: S311  # jitter guards no secret
         self._link: HeaderLink | None = None
+        self._seen_ids: list[bytes] = []
         self._begin_s = time.monotonic()
 
     def run(self) -> None:
-        """Go through the epoch until there is a reason to end."""
+        """Go through epochs until there is a reason to end."""
         try:
-            self._go_through(iter(self._sampler))
+            self._until_it_stays()
         except _StopError as stop:
             self._report.ended, self._report.why = stop.ended, stop.why
+        except (CacheError, CoordinatorError) as error:
+            self._report.ended, self._report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
         except KeyboardInterrupt:
             self._report.ended = Ended.INTERRUPTED
         finally:
@@ -224,6 +195,38 @@ class _Filling:
             if self._link is not None:
                 self._link.close()
         self._tell(self._report)
+
+    def _until_it_stays(self) -> None:
+        """Go through the source, again where the cache has lost something that nobody dropped."""
+        for number in range(_PASSES):
+            if number:
+                self._begin_again()
+            try:
+                self._go_through(iter(self._sampler))
+            except _StopError as stop:
+                if stop.ended.value in _COUNTED_AGAIN:
+                    self._count_again()
+                raise
+            self._count_again()
+            if not self._report.lost or self._report.dropped:
+                return
+
+    def _begin_again(self) -> None:
+        report, allowance = self._report, self._allowance
+        report.warm = report.failed = report.lost = report.record_bytes = 0
+        report.failures.clear()
+        self._seen_ids.clear()
+        self._held.clear()
+        self._allowance = Allowance(allowance.batches, allowance.batch_size, allowance.lookahead)
+
+    def _count_again(self) -> None:
+        """See what is there of all that was seen; until now each batch was looked at when its turn came."""
+        if self._link is None:
+            return
+        report = self._report
+        there = recount(self._link, b"".join(self._seen_ids), self._limits.patience_s)
+        report.lost = max(0, report.warm - there.samples)
+        report.warm, report.record_bytes = there.samples, there.record_bytes
 
     def _settle(self) -> None:
         """Have all that functions did counted: records are there before the coordinator hears of it."""
@@ -240,6 +243,7 @@ class _Filling:
             ref = next(batches)
             if self._link is None:
                 self._link = HeaderLink(ref.cache)
+            self._seen_ids.append(ref.sample_ids)
             self._held.append((ref, self._wait_for(ref, self._link)))
             self._allowance.seen += 1
             self._release(fresh=False)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.warming.filling import Ended
+from experiments.warming.report import Ended
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.warming.estimate import Estimate
-    from experiments.warming.filling import WarmReport
+    from experiments.warming.report import WarmReport
 
 __all__ = ["WarmProgress", "print_estimate", "print_report"]
 
@@ -29,6 +29,8 @@ _WORDS = {
     Ended.TIMEOUT: "stopped at --timeout",
     Ended.INTERRUPTED: "interrupted",
 }
+
+_EARLY = (Ended.STALLED, Ended.TIMEOUT, Ended.INTERRUPTED)
 
 
 def print_estimate(estimate: Estimate, console: Console) -> None:
@@ -61,8 +63,9 @@ def print_report(report: WarmReport, console: Console) -> None:
     """What was done."""
     rate = report.warm / report.seconds if report.seconds else 0.0
     console.print(f"{_WORDS[report.ended]}{': ' + report.why if report.why else ''}", soft_wrap=True)
+    seen = "were seen" if report.ended in _EARLY else "are"  # what else was made was not looked at
     console.print(
-        f"{report.warm:,} of {report.samples:,} samples are in the cache ({_size(report.record_bytes)}): "
+        f"{report.warm:,} of {report.samples:,} samples {seen} in the cache ({_size(report.record_bytes)}): "
         f"{report.hits:,} were there, {report.produced:,} were made; {report.failed:,} failed",
         soft_wrap=True,
     )
@@ -74,6 +77,12 @@ def print_report(report: WarmReport, console: Console) -> None:
     if report.dropped:
         console.print(
             f"{report.dropped:,} samples were dropped meanwhile: others use this cache beyond its budget",
+            soft_wrap=True,
+        )
+    if report.lost:
+        console.print(
+            f"{report.lost:,} samples were seen in the cache and are not there any more: it was emptied, or "
+            "others' work dropped them; warm again",
             soft_wrap=True,
         )
     for key, reason in report.failures:

@@ -82,4 +82,6 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
         resident_bytes=told.cache.resident_bytes,
         prices={one.name: Prices(**{unit: getattr(one, unit) for unit in units}) for one in told.prices},
         lookahead_batches=max(_LOOKAHEAD_LEAST, told.coordinating.lookahead_batches),
+        cache=told.coordinating.cache,
+        fingerprint=facts.fingerprint,
     )

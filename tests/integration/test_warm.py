@@ -115,7 +115,7 @@ def test_an_estimate_produces_nothing(
     before = records(warmed_by)
     assert warm(warmed_by, source, "--estimate", "--json") == 0
     estimate = told(capsys)["estimate"]
-    assert (estimate["samples"], estimate["fits"], estimate["invocations"]) == (30, 30, 1)
+    assert (estimate["samples"], estimate["fits"], estimate["invocations"]) == (30, 30, 30)
     assert estimate["usd"] == {"local": 0.0}
     assert warm(warmed_by, source) == 2
     assert "--yes begins without asking" in capsys.readouterr().err
@@ -181,6 +181,17 @@ def test_a_cache_that_is_too_small_holds_what_is_read_first(
     assert not any(present[fits:])
 
 
+def test_a_cache_that_has_all_of_it_and_no_room_besides_is_warm(
+    pressed: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_images(tmp_path, 310, side=LARGE)
+    for _ in range(2):
+        assert warm(pressed, source, "--yes", "--json", side=LARGE) == 0
+        report = told(capsys)
+        assert (report["ended"], report["warm"], report["dropped"]) == ("all", 310, 0)
+    assert report["produced"] == 0
+
+
 def plan_presence(stack: Stack, source: Path, *, seed: int) -> list[bool]:
     """What of an epoch's samples is there, in its order; seen before the asking changes it."""
     with stack.valkey.client() as client:
@@ -202,6 +213,8 @@ def test_what_others_have_in_the_cache_stays(
     report = told(capsys)
     assert (report["ended"], report["dropped"]) == ("full", 0)
     assert 0 < report["warm"] < 200
-    assert warm(pressed, second, "--yes", "--json", side=LARGE) == 1  # there is no room for a look ahead
-    assert told(capsys)["ended"] == "full"
+    assert warm(pressed, second, "--yes", "--json", side=LARGE) == 0  # there is no room for a look ahead
+    again = told(capsys)
+    assert (again["ended"], again["produced"]) == ("full", 0)
+    assert again["warm"] >= report["warm"]
     assert all(there(pressed, theirs))

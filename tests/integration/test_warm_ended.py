@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Does something once, when the first samples are warm."""
+    """Does something once, when ``least`` samples are warm."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any, least: int = 1) -> None:
         self.act, self.done = act, False
         tell = WarmProgress.tell
         monkeypatch.setattr(filling, "_STATS_EVERY_S", 0.0)
 
         def telling(progress: WarmProgress, report: Any) -> None:
             tell(progress, report)
-            if report.warm and not self.done:
+            if report.warm >= least and not self.done:
                 self.done = True
                 self.act()
 
@@ -73,6 +73,36 @@ def test_however_far_a_coordinator_looks_ahead_it_drops_nothing(
         fits = report["estimate"]["fits"]
         assert least * fits <= report["warm"] <= fits
         assert code == (0 if report["warm"] else 1)
+    finally:
+        stack.close()
+
+
+def test_a_cache_that_is_emptied_near_the_end_is_filled_again(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = Hook(monkeypatch, lambda: stack.valkey.client().flushall(), least=250)
+    source = write_images(tmp_path, 300, seed=8)
+    assert warm(stack, source, "--yes", "--json") == 0
+    report = told(capsys)
+    assert hook.done
+    assert (report["ended"], report["warm"], report["lost"]) == ("all", 300, 0)
+    assert records(stack) == 300
+
+
+def test_a_cache_that_is_gone_ends_it_with_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(arguments=("--workers", "1"))
+    stack.start()
+    try:
+        hook = Hook(monkeypatch, stack.valkey.kill, least=100)
+        source = write_images(tmp_path, 400)
+        assert warm(stack, source, "--yes", "--json", "--patience", "1") == 1
+        report = told(capsys)
+        assert hook.done
+        assert (report["ended"], report["samples"]) == ("stalled", 400)
+        assert report["warm"] >= 100
+        assert report["why"]
     finally:
         stack.close()
 

@@ -38,7 +38,7 @@ def test_what_fits_is_counted_as_the_coordinator_counts():
     assert estimate.cache_bytes <= 2**34 < estimate.cache_bytes + memory_of(150_592)
     assert estimate_of(standing(free_bytes=-5), CROP, "s3://bucket").fits == 0
     small = estimate_of(standing(samples=10), CROP, "s3://bucket")
-    assert (small.fits, small.invocations, small.gets) == (10, 1, 10)
+    assert (small.fits, small.invocations, small.gets) == (10, 10, 10)
 
 
 def test_money_is_invocations_work_and_gets():
@@ -48,14 +48,23 @@ def test_money_is_invocations_work_and_gets():
     assert estimate.usd["lambda"] == pytest.approx(expected)
     # 1.91 ms at half a core's speed, 50 ms for each request, of 1,769 MB
     assert estimate.gb_s["lambda"] == pytest.approx((6400 * 0.00382 + 100 * 0.05) * 1769 / 1024)
-    assert estimate.sample_usd == pytest.approx(expected / 6400)
+    assert estimate.sample_usd(64) == pytest.approx(expected / 6400)
 
 
-def test_files_cost_no_gets_and_other_executors_no_memory():
-    prices = {"local": Prices(source_request=1.0), "lambda": Prices(gb_s=1.0)}
-    estimate = estimate_of(standing(prices=prices, samples=64), CROP, "file:///data")
+def test_files_cost_no_gets_and_work_costs_as_the_ledger_reckons_with_every_executor():
+    prices = {"local": Prices(source_request=1.0, gb_s=2.0), "lambda": Prices(gb_s=1.0)}
+    estimate = estimate_of(standing(prices=prices, samples=1600), CROP, "file:///data")
     assert estimate.gets == 0
-    assert estimate.usd["local"] == 0.0
-    assert estimate.gb_s["local"] == 0.0
+    assert estimate.usd["local"] == pytest.approx(2 * estimate.gb_s["local"])
+    assert estimate.gb_s["local"] == pytest.approx((1600 * 0.00191 + 25 * 0.05) * 1769 / 1024)
     assert estimate.usd["lambda"] == pytest.approx(estimate.gb_s["lambda"])
     assert list(estimate.to_mapping()["usd"]) == ["local", "lambda"]
+
+
+def test_invocations_are_those_of_the_batches_that_are_taken():
+    prices = {"local": Prices(invocation=0.001)}
+    estimate = estimate_of(standing(prices=prices, samples=320), CROP, "file:///data")
+    assert estimate.invocations == 16
+    assert estimate.usd["local"] == pytest.approx(0.016)
+    assert estimate.sample_usd(1) == pytest.approx(0.001)
+    assert estimate.sample_usd(20) == estimate.usd["local"] / 320
