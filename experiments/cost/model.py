@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from experiments.cost.reuse import embedded_reuse, reuse
+from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from coordinator.price_table import PriceTable
@@ -25,6 +26,7 @@ MONTH_HOURS = 730.0
 _GB = 1e9
 _MIB_PER_GIB = 1024
 _MS = 1e-3
+_VCPU_MB = 1769  # of a function's memory, for one vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
 
 
@@ -83,7 +85,8 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     """The bill of every way of loading, SUPER's first.
 
     Raises:
-        ConfigError: the price table has no machine or node of a name.
+        ConfigError: the price table has no machine or node of a name, or the training loop leaves its
+            machine no vCPU.
     """
     return [
         _shared(scenario, prices, "lambda"),
@@ -101,8 +104,12 @@ def vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: flo
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
-def _least(bounds: dict[str, float]) -> tuple[str, float]:
-    return min(bounds.items(), key=lambda one: one[1])
+def _least(bounds: dict[str, float], scenario: Scenario, machine: str) -> tuple[str, float]:
+    bound, rate = min(bounds.items(), key=lambda one: one[1])
+    if not rate > 0:
+        kept = f"trainer_vcpus is {scenario.trainer_vcpus:g}"
+        raise ConfigError(f"{machine} has no vCPU left to load with: {kept}; take fewer, or another machine")
+    return bound, rate
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
@@ -144,7 +151,9 @@ def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
 def _function_s(scenario: Scenario, prices: PriceTable, executor: str) -> float:
     """Seconds of a vCPU that one sample takes there, what is done in vain included."""
     if executor == "lambda":
-        work_s = scenario.function_cpu_ms * _MS / scenario.lambda_vcpu
+        # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
+        vcpus = scenario.function_mb / _VCPU_MB
+        work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
         return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
     host = prices.machine(scenario.cpu_host)
     return scenario.spare * host.vcpus / vcpus_rate(scenario, host, scenario.function_cpu_ms)
@@ -162,7 +171,9 @@ def _shared_epoch(
             "GPU": scenario.images_per_s * max(machine.gpus, 1),
             "trainer's CPU": vcpus_rate(scenario, machine, scenario.read_cpu_ms, kept=scenario.trainer_vcpus),
             "cache's network": network * scenario.samples / (read + made),
-        }
+        },
+        scenario,
+        scenario.machine,
     )
     hours = scenario.samples / rate / 3600
     of = prices.of(executor)
@@ -211,7 +222,9 @@ def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
             {
                 "GPU": scenario.images_per_s * max(machine.gpus, 1),
                 "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-            }
+            },
+            scenario,
+            scenario.machine,
         )
         count = made * scenario.samples * scenario.jobs
         hours = scenario.samples / rate / 3600
@@ -238,7 +251,7 @@ def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> 
     }
     if disk:
         bounds["disk"] = scenario.disk_mb_per_s * 1e6 / scenario.source_bytes
-    bound, rate = _least(bounds)
+    bound, rate = _least(bounds, scenario, name)
     hours = scenario.samples / rate / 3600
     gets = scenario.jobs * scenario.samples * prices.of("local").source_request
     volume_gb = scenario.jobs * scenario.samples * scenario.source_bytes / _GB

@@ -23,8 +23,6 @@ _EMBEDDED_SHARE = 0.25
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
     """Samples that the cache's nodes hold, after what is reserved and the room for clients' buffers."""
-    if not scenario.cache_nodes:
-        return 0
     node = prices.cache_node(scenario.cache_node)
     maxmemory = int(node.memory_gib * _GIB * (1 - scenario.reserved_share))
     infos = [_node(str(number), maxmemory) for number in range(scenario.cache_nodes)]

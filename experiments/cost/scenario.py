@@ -107,7 +107,9 @@ class Scenario:
         0.05,
         "the first GETs' latency, its share of cold starts",
     )
-    function_mb: int = _given("memory of a function: one vCPU", "MB", 1769)
+    function_mb: int = _given(
+        "memory of a function; with less than 1,769 it has less than one vCPU", "MB", 1769
+    )
     spare: float = _assumed(
         "functions' work against what is needed", "", 1.05, "hedges are 5% at most; retries"
     )
@@ -115,7 +117,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """See that every number can be reckoned with."""
-        least = {"cache_nodes": 0, "endpoints": 0, "trainer_vcpus": 0, "request_s": 0, "reserved_share": 0}
+        least = {"endpoints": 0, "trainer_vcpus": 0, "request_s": 0, "reserved_share": 0}
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, bool | str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from experiments.cost.model import PARTS, Bill, Period
+from experiments.cost.model import MONTH_HOURS, PARTS, Bill, Period
 from experiments.cost.reuse import cache_samples
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], c
     from rich.table import Table
 
     console.print(headline(scenario, prices), highlight=False)
+    longest_h = max(bill.month.hours for bill in bills)
+    if longest_h > MONTH_HOURS:
+        words = f"{scenario.epochs} epochs take up to {longest_h:,.0f} hours, a month has {MONTH_HOURS:,.0f}"
+        console.print(f"{words}: 'the month' is then as long as they take", highlight=False)
     for period, title in _PERIODS.items():
         head, *rows = _rows(bills, period)
         table = Table(

@@ -68,6 +68,8 @@ def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
         (["cifar"], "a preset is one of"),
         (["--set", "machine=abacus"], "no machine 'abacus'"),
         (["--set", "cache_node=tin"], "no cache_node 'tin'"),
+        (["--set", "cache_nodes=0"], "cache_nodes is a number above 0"),
+        (["--set", "trainer_vcpus=4"], "g4dn.xlarge has no vCPU left"),
         (["--json", "--markdown"], "choose one"),
         (["--inputs"], "--inputs goes with --markdown"),
         (["--prices", "/nowhere/mine.toml"], "cannot be read"),
@@ -77,3 +79,10 @@ def test_wrong_use_is_told(capsys, monkeypatch, words, reason):
     monkeypatch.delenv("SUPER_PRICES", raising=False)
     assert main(["cost", *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_month_that_takes_longer_than_a_month_says_so(capsys):
+    assert main(["cost", "--set", "images_per_s=5"]) == 0
+    assert "90 epochs take up to 6,406 hours, a month has 730" in capsys.readouterr().out
+    assert main(["cost"]) == 0
+    assert "a month has" not in capsys.readouterr().out

@@ -12,6 +12,7 @@ from experiments.cost.reuse import cache_samples, embedded_reuse, reuse
 from experiments.cost.scenario import PRESETS, Scenario
 from experiments.simulator.predict import predict
 from experiments.simulator.spec import load_points
+from super_wire.errors import ConfigError
 
 PRICES = load_prices()
 IMAGENET = PRESETS["imagenet"]
@@ -129,7 +130,22 @@ def test_what_fits_is_counted_as_in_production():
     assert cache_samples(WHOLE, PRICES) > IMAGENET.samples
     five = cache_samples(replace(IMAGENET, cache_nodes=5), PRICES)
     assert 4.5 < five / cache_samples(IMAGENET, PRICES) < 5
-    assert cache_samples(replace(IMAGENET, cache_nodes=0), PRICES) == 0
+    with pytest.raises(ConfigError, match="cache_nodes is a number above 0"):
+        replace(IMAGENET, cache_nodes=0)
+
+
+def test_a_training_loop_that_leaves_no_vcpu_is_refused():
+    with pytest.raises(ConfigError, match=r"g4dn\.xlarge has no vCPU left.*trainer_vcpus is 4"):
+        bills(replace(IMAGENET, trainer_vcpus=4.0), PRICES)
+
+
+def test_less_memory_makes_a_function_slower_and_hardly_cheaper():
+    usual = by_name(IMAGENET)["lambda"]
+    small = by_name(replace(IMAGENET, function_mb=512))["lambda"]
+    large = by_name(replace(IMAGENET, function_mb=2 * 1769))["lambda"]
+    assert 0.8 * usual.month.functions < small.month.functions < usual.month.functions
+    assert small.functions_at_once > 2.8 * usual.functions_at_once
+    assert large.month.functions > 1.9 * usual.month.functions
     assert reuse(WHOLE, PRICES) == 1.0
 
 
