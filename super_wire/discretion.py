@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["keep_secrets_out_of_logs", "without_credentials"]
+__all__ = ["keep_secrets_out_of_logs", "text_without_credentials", "without_credentials"]
 
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
@@ -30,3 +30,11 @@ def without_credentials(address: str) -> str:
     scheme, separator, rest = place.rpartition("://")
     shown = re.sub(r"^.*@", "***@", rest, flags=re.DOTALL)
     return f"{scheme}{separator}{shown}{question and '?***'}"
+
+
+def text_without_credentials(text: str) -> str:
+    """A text to be shown, others' words perhaps: without what stands before an ``@`` in URLs within it.
+
+    Keys of objects and names of files may have one, and stay.
+    """
+    return re.sub(r"(?<!s3)(?<!file)://\S*@", "://***@", text)

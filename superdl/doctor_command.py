@@ -120,7 +120,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else Stack()
     variables = {name: os.environ.get(f"SUPER_{name.upper()}", "") for name in _SETTINGS}
-    named = {name: getattr(arguments, name, None) or variables[name] or None for name in _SETTINGS}
+    words = {name: getattr(arguments, name, None) for name in _SETTINGS}
+    named = {name: variables[name] or None if word is None else word for name, word in words.items()}
     if stack.function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": stack.function, "lambda_region": stack.region}
     return Case(
@@ -130,7 +131,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         key_list=_key_list(arguments.key_list),
         coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,
         cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache,
-        given=frozenset(name for name in _SETTINGS if named[name]),
+        given=frozenset(name for name in _SETTINGS if named[name] is not None),
         batch_size=arguments.batch_size,
         batches_per_s=_amount("--batches-per-s", arguments.batches_per_s),
         workers=arguments.workers,
@@ -161,11 +162,13 @@ def _key_list(named: str) -> str:
 
 
 def _positive(text: str) -> int:
-    """A whole number above 0; argparse turns the ValueError into words."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    """A whole number above 0."""
+    from argparse import ArgumentTypeError
+
+    if not (text.isdecimal() and int(text)):
+        msg = f"a whole number above 0 is wanted; not {text!r}"
+        raise ArgumentTypeError(msg)
+    return int(text)
 
 
 def _amount(name: str, value: float, *, above: bool = False) -> float:

@@ -17,6 +17,7 @@ from botocore.config import Config
 
 from coordinator.executors.base import PayloadTooLargeError
 from coordinator.executors.lambda_errors import from_botocore
+from super_wire.discretion import text_without_credentials
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Target:
     endpoint_url: str = ""
 
     def __str__(self) -> str:
-        place = self.endpoint_url or self.region
+        place = text_without_credentials(self.endpoint_url) or self.region
         return f"the function {self.function}{f' ({place})' if place else ''}"
 
 
@@ -90,8 +91,9 @@ class LambdaClient:
             )
         except (ValueError, exceptions.InvalidRegionError) as error:
             msg = (
-                f"{self.target} has no address: {error}; lambda_endpoint_url is a URL such as "
-                "http://127.0.0.1:9001, lambda_region a region such as us-east-1"
+                f"{self.target} has no address: {text_without_credentials(str(error))}; "
+                "lambda_endpoint_url is a URL such as http://127.0.0.1:9001, lambda_region a region such as "
+                "us-east-1"
             )
             raise ConfigError(msg) from error
         except exceptions.BotoCoreError as error:

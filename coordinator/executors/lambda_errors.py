@@ -22,6 +22,7 @@ from coordinator.executors.base import (
     PayloadTooLargeError,
     ThrottledError,
 )
+from super_wire.discretion import text_without_credentials
 from super_wire.request import clean_text
 
 if TYPE_CHECKING:
@@ -87,11 +88,14 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
         )
     if isinstance(error, _NEVER_REACHED):
         return ExecutorError(
-            f"{target} cannot be reached ({error}): check lambda_region, lambda_endpoint_url, the network; "
-            "a VPC without NAT needs an interface endpoint for Lambda"
+            f"{target} cannot be reached ({text_without_credentials(str(error))}): check lambda_region, "
+            "lambda_endpoint_url, the network; a VPC without NAT needs an interface endpoint for Lambda"
         )
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
-        return ConnectionLostError(f"the connection to {target} broke before it had answered: {error}")
+        return ConnectionLostError(
+            f"the connection to {target} broke before it had answered: "
+            + text_without_credentials(str(error))
+        )
     return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {str(error)[:_MAX_WORDS]}")
 
 

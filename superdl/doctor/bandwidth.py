@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
 
-__all__ = ["check_bandwidth", "judge_bandwidth"]
+__all__ = ["check_bandwidth", "judge_bandwidth", "samples_at_once"]
 
 _SECONDS = 0.5
 _BYTES = 2 * 2**30
+_READ_BYTES = 2**25  # by all readers at a time, so that a slow network is measured and not given up
 
 
 def check_bandwidth(case: Case, seen: Seen) -> Found:
@@ -28,11 +29,16 @@ def check_bandwidth(case: Case, seen: Seen) -> Found:
     from super_dataset.reader import BatchReader, ReadSettings
     from super_wire.record import HEADER_BYTES
 
-    ref = _as_large_as(seen.ref, case.batch_size)
+    ref = _as_large_as(seen.ref, samples_at_once(case, max(seen.record_bytes, HEADER_BYTES)))
     reader = BatchReader(ReadSettings(read_timeout_s=10.0, record_bytes=seen.record_bytes or HEADER_BYTES))
     alone = _measured(reader, ref, 1)
     together = _measured(reader, ref, case.workers) if case.workers > 1 else alone
     return judge_bandwidth(case, alone, together, seen.record_bytes)
+
+
+def samples_at_once(case: Case, record_bytes: int) -> int:
+    """What each reader asks for in one read: a batch, or less where that would take a slow network long."""
+    return min(case.batch_size, max(1, _READ_BYTES // (case.workers * record_bytes)))
 
 
 def judge_bandwidth(case: Case, alone: float, together: float, record_bytes: int) -> Found:

@@ -75,6 +75,8 @@ class Seen:
     golden_on_ray: str = ""
     function_name: str = ""
     places_on_ray: int = 0
+    capacities: dict[str, int] = field(default_factory=dict)
+    """Functions at once at most, by executor, as the coordinator tells; none for one that is not there."""
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
     clocks: list[Clock] = field(default_factory=list)

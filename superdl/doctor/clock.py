@@ -21,13 +21,17 @@ _NOTICED_S = 5.0
 """From here on :mod:`coordinator.executors.function_clock` steps in."""
 
 
-def check_clock(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all checks are asked alike
+def check_clock(case: Case, seen: Seen) -> Found:
     """How far apart they are, where that was measured."""
-    return judge_clocks(seen.clocks)
+    aws = case.source.startswith("s3:") or "lambda" in seen.functions(case).executors
+    return judge_clocks(seen.clocks, aws=aws)
 
 
-def judge_clocks(clocks: Sequence[Clock]) -> Found:
-    """What differences mean; of each only what its measuring leaves no doubt about."""
+def judge_clocks(clocks: Sequence[Clock], *, aws: bool) -> Found:
+    """What differences mean; of each only what its measuring leaves no doubt about.
+
+    ``aws`` says whether anything is signed for AWS, which refuses what a wrong clock has signed.
+    """
     if not clocks:
         return skipped("nobody has told a clock: with a source, a cache or a coordinator one is measured")
     told = ", ".join(
@@ -43,7 +47,7 @@ def judge_clocks(clocks: Sequence[Clock]) -> Found:
         else f"the clock of {worst.name}, or this machine's,"
     )
     remedy = f"set {whose} right: NTP (chronyd, systemd-timesyncd; on AWS 169.254.169.123)"
-    if certain_s >= _REFUSED_S:
+    if aws and certain_s >= _REFUSED_S:
         why = f"{told}: AWS refuses what is signed by a clock that is five minutes off"
         return bad(why, remedy, **measured)
     if certain_s >= _NOTICED_S:

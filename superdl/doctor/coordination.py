@@ -43,6 +43,7 @@ def check_coordinator(case: Case, seen: Seen) -> Found:
         remedy = "install one version of SUPER on both sides"
         return doubtful(f"{why}; it does not tell what it is, so it is an older SUPER", remedy)
     told = seen.coordinating = answer.coordinating
+    seen.capacities = {one.name: one.capacity for one in answer.executors}
     if told.clock_s:
         seen.clock("the coordinator", told.clock_s, asked_s)
     ours = installed_version()

@@ -91,7 +91,16 @@ def check_clients(case: Case, seen: Seen) -> Found:
             "this user may not ask the cache for its clients (INFO)", "to look, use the coordinator's"
         )
     settings = seen.functions(case)
-    places = {"lambda": settings.lambda_concurrency, "local": settings.workers, "ray": seen.places_on_ray}
+    if seen.coordinating is None:
+        places = {"lambda": settings.lambda_concurrency, "local": settings.workers, "ray": seen.places_on_ray}
+    else:
+        places = {**seen.capacities}
+        if "lambda" in settings.executors:
+            places["lambda"] = settings.lambda_concurrency
+    unknown = [name for name in settings.executors if not places.get(name)]
+    if unknown:
+        words = f"how many functions run at once is not known of {', '.join(unknown)}"
+        return skipped(words, "see superdl stats, or the coordinator's log")
     functions = sum(places[name] for name in settings.executors)
     more = functions + case.workers + _COORDINATORS_OWN
     words = f"{connected} clients are connected"

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from super_wire.discretion import text_without_credentials
 from super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 from superdl.doctor.finding import Finding, Found, Verdict, bad, doubtful, skipped
 
@@ -78,7 +79,8 @@ def run_checks(
             if blamed or found.verdict is Verdict.BAD:
                 failed[check.name] = blamed or check.name
             seconds = round(time.monotonic() - began_s, 3)
-            yield Finding(check.name, found.verdict, found.reason, found.remedy, seconds, found.measured)
+            reason, remedy = map(text_without_credentials, (found.reason, found.remedy))
+            yield Finding(check.name, found.verdict, reason, remedy, seconds, found.measured)
     finally:
         failure = within(_CLOSING_S, seen.closing.close)
         if isinstance(failure, BaseException):

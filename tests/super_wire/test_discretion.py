@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from super_wire.discretion import keep_secrets_out_of_logs
+from super_wire.discretion import keep_secrets_out_of_logs, text_without_credentials
 
 
 @pytest.mark.parametrize("name", ["botocore.auth", "botocore.parsers", "urllib3.connectionpool"])
@@ -23,3 +23,10 @@ def test_a_level_above_stays(monkeypatch):
     monkeypatch.setattr(logging.getLogger("boto3"), "level", logging.ERROR)
     keep_secrets_out_of_logs()
     assert logging.getLogger("boto3").level == logging.ERROR
+
+
+def test_urls_within_a_text_are_shown_without_their_credentials():
+    told = "the function f (http://u:a/b@c@host:1) does not answer: 'https://:x@host'; s3://bucket/a@b.jpg"
+    expected = "the function f (http://***@host:1) does not answer: 'https://***@host'; s3://bucket/a@b.jpg"
+    assert text_without_credentials(told) == expected
+    assert text_without_credentials("http://host:1/x and mail@host") == "http://host:1/x and mail@host"

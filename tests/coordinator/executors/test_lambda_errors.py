@@ -109,3 +109,7 @@ def test_any_answer_is_an_error_of_ours_or_a_result(payload, failed, log):
 def test_what_a_function_says_can_be_encoded():
     said = json.dumps({"errorType": "Odd\udfff", "errorMessage": "no \ud800 name"}).encode()
     assert str(from_function(said, TARGET)).encode().endswith(b"Odd?: no ? name")
+
+
+def test_a_function_is_named_without_a_password():
+    assert str(Target("f", "us-east-1", "http://u:hunter2@host:1")) == "the function f (http://***@host:1)"

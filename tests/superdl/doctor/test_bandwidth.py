@@ -9,7 +9,7 @@ import pytest
 from coordinator.settings import Settings
 from super_wire.recipe import Recipe
 from superdl.doctor import Verdict
-from superdl.doctor.bandwidth import judge_bandwidth
+from superdl.doctor.bandwidth import judge_bandwidth, samples_at_once
 from superdl.doctor.case import Case
 
 CASE = Case(settings=Settings(), recipe=Recipe.image(crop=224), batch_size=100, workers=4)
@@ -31,3 +31,10 @@ def test_judgement(alone, together, wanted, verdict):
     assert found.measured["batches_per_s"] == 3
     assert "300 samples or 3.0 batches of 100 a second" in found.reason
     assert ("zone" in found.remedy) is (verdict is Verdict.DOUBTFUL)
+
+
+def test_large_batches_are_read_in_parts_that_a_slow_network_brings_in_time():
+    case = replace(CASE, batch_size=2048)
+    assert 4 * samples_at_once(case, 150_592) * 150_592 <= 2**25
+    assert samples_at_once(case, 2**30) == 1
+    assert samples_at_once(CASE, 1000) == 100

@@ -24,7 +24,7 @@ from superdl.doctor.clock import judge_clocks
     ],
 )
 def test_judgement(ahead_s, within_s, verdict):
-    found = judge_clocks([Clock("S3", 0.0, 0.5), Clock("the function", ahead_s, within_s)])
+    found = judge_clocks([Clock("S3", 0.0, 0.5), Clock("the function", ahead_s, within_s)], aws=True)
     assert found.verdict is verdict
     assert "the function" in found.reason
     if verdict is not Verdict.GOOD:
@@ -32,12 +32,12 @@ def test_judgement(ahead_s, within_s, verdict):
 
 
 def test_where_all_others_agree_it_is_this_machines():
-    found = judge_clocks([Clock("S3", 90.0, 0.5), Clock("the cache", 90.2, 0.1)])
+    found = judge_clocks([Clock("S3", 90.0, 0.5), Clock("the cache", 90.2, 0.1)], aws=True)
     assert "set this machine's clock right" in found.remedy
 
 
 def test_nobody_told():
-    assert judge_clocks([]).verdict is Verdict.SKIPPED
+    assert judge_clocks([], aws=True).verdict is Verdict.SKIPPED
 
 
 def test_a_date_is_as_good_as_its_seconds():
@@ -53,3 +53,11 @@ def test_no_date_is_no_clock(date):
     seen = Seen()
     note_clock(seen, "S3", {"HTTPHeaders": {} if date is None else {"date": date}}, time.time())
     assert not seen.clocks
+
+
+def test_five_minutes_are_no_end_where_nothing_is_signed():
+    clocks = [Clock("the cache", 400.0, 0.1)]
+    found = judge_clocks(clocks, aws=False)
+    assert found.verdict is Verdict.DOUBTFUL
+    assert "AWS" not in found.reason
+    assert judge_clocks(clocks, aws=True).verdict is Verdict.BAD

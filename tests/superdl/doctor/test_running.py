@@ -127,3 +127,15 @@ def test_several_looks_are_one_finding():
 )
 def test_sizes(size, text):
     assert size_text(size) == text
+
+
+def test_no_finding_tells_a_password_in_an_address():
+    def refused(_case, _seen):
+        raise CacheError("cannot connect to http://u:hunter2@host:1/x and 'rediss://:hunter2@cache'")
+
+    check = Check("b", lambda _c, _s: bad("x (http://u:hun/ter2@host)", "ask http://u:hunter2@host"))
+    first, second = run(Check("a", refused), check)
+    assert first.reason == "CacheError: cannot connect to http://***@host:1/x and 'rediss://***@cache'"
+    assert (second.reason, second.remedy) == ("x (http://***@host)", "ask http://***@host")
+    (third,) = run(Check("c", lambda _c, _s: bad("s3://bucket/a@b.jpg is empty", "")))
+    assert third.reason == "s3://bucket/a@b.jpg is empty"
