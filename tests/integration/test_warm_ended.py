@@ -207,7 +207,7 @@ def test_a_ctrl_c_at_a_terminal_ends_it(tmp_path: Path) -> None:
             assert process.wait(60) == 130
         shown += os.read(ours, 65536)
         assert b"interrupted" in shown
-        assert b"of 6,000 samples are in the cache" in shown
+        assert b"of 6,000 samples were seen in the cache" in shown
         assert b"Traceback" not in shown
     finally:
         os.close(theirs)
