@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,6 +59,8 @@ class Trainer:
         """Whatever the test did: leave no process."""
         for member in self.family() if self.process.poll() is None else []:
             member.kill()
+        with contextlib.suppress(ProcessLookupError):  # a worker may have been forked meanwhile
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=END_TIMEOUT_S)
 
 

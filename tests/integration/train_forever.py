@@ -18,7 +18,11 @@ def main(directory: str, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
     sampler = SuperSampler(dataset, batch_size=8, seed=0)
-    loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+    # A worker of torch's whose parent is killed before it has looked who that is outlives it, with or without
+    # us: so that no test kills at such a moment, workers are forked once.
+    loader = DataLoader(
+        dataset, sampler=sampler, batch_size=None, num_workers=workers, persistent_workers=workers > 0
+    )
     for epoch in range(1_000_000):
         for number, (images, _) in enumerate(loader):
             sys.stdout.write(f"{epoch} {number} {len(images)}\n")
