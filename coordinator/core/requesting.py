@@ -51,26 +51,33 @@ def request(
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Make the rivals of stragglers."""
-    for number in stragglers_to_race(state, now):
-        late = state.requests[number]
-        member = state.roster_of(late.samples.dataset).choose(now, other_than=late.executor)
-        if member is None:
-            continue
-        state.stragglers.raced(number)
-        late.counters.hedges += 1
-        rival = RequestInFlight(
-            late.samples,
-            late.indices,
-            late.job,
-            late.counters,
-            0,
-            now,
-            late.unsettled,
-            member.number,
-            rival=number,
-        )
-        late.rival = _send(state, rival, now)
+    """Make the rivals of stragglers; again, while that leaves functions idle, which another executor has."""
+    made = 1
+    while made:
+        made = sum(_race(state, number, now) for number in stragglers_to_race(state, now))
+
+
+def _race(state: State, number: int, now: float) -> bool:
+    """Make the rival of a straggler, if there is a place for it."""
+    late = state.requests[number]
+    member = state.roster_of(late.samples.dataset).choose(now, other_than=late.executor)
+    if member is None:
+        return False
+    state.stragglers.raced(number)
+    late.counters.hedges += 1
+    rival = RequestInFlight(
+        late.samples,
+        late.indices,
+        late.job,
+        late.counters,
+        0,
+        now,
+        late.unsettled,
+        member.number,
+        rival=number,
+    )
+    late.rival = _send(state, rival, now)
+    return True
 
 
 def _send(state: State, made: RequestInFlight, now: float) -> int:
