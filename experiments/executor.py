@@ -27,7 +27,7 @@ def executor_of(spec: Spec) -> str | None:
     Raises:
         ConfigError: the spec names an executor, and the environment a coordinator, whose affair it is.
     """
-    if spec.loader.kind == "torch":
+    if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not coordinator:

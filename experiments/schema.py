@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "build",
     "choice",
+    "mappings",
     "number",
+    "optional_mappings",
     "optional_number",
     "optional_text",
     "optional_whole",
@@ -33,6 +36,8 @@ __all__ = [
 
 Made = TypeVar("Made", bound="DataclassInstance")
 Check = Callable[[object, str], object]
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def whole(default: int, *, at_least: int) -> int:
@@ -152,6 +157,41 @@ def choices(default: str, allowed: tuple[str, ...], alone: str) -> str:
         return ",".join(names)
 
     return field(default=default, metadata={"check": check})
+
+
+def optional_mappings() -> tuple[dict[str, Any], ...] | None:
+    """Declare a field that holds a list of mappings, whose content is another's to check, or null."""
+
+    def check(value: object, key: str) -> tuple[dict[str, Any], ...] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
+            raise ConfigError(f"{key} must be a list of mappings or null, not {value!r}")
+        return tuple(dict(item) for item in value)
+
+    return field(default=None, metadata={"check": check})
+
+
+def mappings() -> dict[str, dict[str, Any]]:
+    """Declare a field that holds mappings by a name that can be a folder's; empty if left out.
+
+    What they hold is another's to check.
+    """
+
+    def check(value: object, key: str) -> dict[str, dict[str, Any]]:
+        named = {} if value is None else value
+        if not isinstance(named, Mapping):
+            raise ConfigError(f"{key} must be a mapping of names to mappings, not {value!r}")
+        for name, content in named.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{key} has a name that is not of letters, digits, '.', '-' and '_': {name!r}"
+                )
+            if content is not None and not isinstance(content, Mapping):
+                raise ConfigError(f"{key}.{name} must be a mapping of keys to values, not {content!r}")
+        return {name: dict(content or {}) for name, content in named.items()}
+
+    return field(default_factory=dict, metadata={"check": check})
 
 
 def section(cls: type[Made]) -> dict[str, Check]:

@@ -1,7 +1,8 @@
 """What a run is: a YAML file turned into frozen dataclasses, checked when they are made.
 
-Imports no torch, so that the command line can refuse a bad spec at once. How keys are checked is in
-`experiments.schema`; how a run is carried out is in `experiments.run`.
+Imports no torch, so that the command line can refuse a bad spec at once. The sections are in
+`experiments.spec_sections`, how keys are checked in `experiments.schema`, how a run is carried out in
+`experiments.run`.
 """
 
 from __future__ import annotations
@@ -14,127 +15,34 @@ from typing import Any
 
 import yaml
 
-from experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
-from experiments.schema import (
-    build,
-    choice,
-    choices,
-    number,
-    optional_text,
-    optional_whole,
-    section,
-    text,
-    whole,
+from experiments.schema import build, choice, choices, mappings, section, text, whole
+from experiments.spec_sections import (
+    CompareSpec,
+    CostSpec,
+    DataSpec,
+    LoaderSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RecipeSpec,
+    TrainingSpec,
 )
 from super_wire.errors import ConfigError
 
 __all__ = [
-    "DATA_KINDS",
-    "DATA_SETS",
     "DEVICES",
     "EXECUTORS",
-    "LOADER_KINDS",
-    "MODEL_NAMES",
-    "DataSpec",
-    "LoaderSpec",
-    "ModelSpec",
-    "OptimizerSpec",
-    "RecipeSpec",
     "Spec",
     "apply_overrides",
+    "apply_values",
     "load_spec",
     "parse_spec",
     "spec_file",
 ]
 
-DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
-DATA_KINDS = ("auto", "directory", "url", *DATA_SETS)
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTORS = ("local", "ray", "lambda")
-LOADER_KINDS = ("super", "super_threads", "torch")
-MODEL_NAMES = ("small_cnn",)
 
 _BUILT_IN_SPECS = Path(__file__).parent / "specs"
-
-
-@dataclass(frozen=True, slots=True)
-class DataSpec:
-    """Where the images are. With kind `auto`: the digits, unless ``train`` names a source.
-
-    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples``
-    are the training images of a set that is drawn; null: those that are there, else the whole set.
-    """
-
-    kind: str = choice("auto", DATA_KINDS)
-    directory: str | None = optional_text()
-    samples: int | None = optional_whole(at_least=1)
-    train: str | None = optional_text()
-    val: str | None = optional_text()
-    train_key_list: str | None = optional_text()
-    val_key_list: str | None = optional_text()
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions, which no single key shows."""
-        if self.kind in DATA_SETS and (self.train or self.val):
-            raise ConfigError(
-                f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
-            )
-        if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
-            raise ConfigError(
-                f"data.samples is for the sets that are drawn ({', '.join(MADE_SETS)} and what they stand in "
-                f"for), not for data.kind {self.kind}"
-            )
-        if self.kind in ("directory", "url") and not self.train:
-            raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
-        if self.val and not self.train:
-            raise ConfigError("data.val is given without data.train; name both, or neither for the digits")
-        for split, source, key_list in (
-            ("train", self.train, self.train_key_list),
-            ("val", self.val, self.val_key_list),
-        ):
-            if key_list and not source:
-                raise ConfigError(f"data.{split}_key_list is given without data.{split}, the source it lists")
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeSpec:
-    """What is done to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``."""
-
-    resize: int = whole(64, at_least=1)
-    crop: int = whole(64, at_least=1)
-
-    def __post_init__(self) -> None:
-        """Refuse a crop that would have to invent pixels."""
-        if self.crop > self.resize:
-            raise ConfigError(
-                f"recipe.crop ({self.crop}) must not be larger than recipe.resize ({self.resize})"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderSpec:
-    """How batches come; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default)."""
-
-    kind: str = choice("super", LOADER_KINDS)
-    batch_size: int = whole(32, at_least=1)
-    num_workers: int = whole(2, at_least=0)
-    read_timeout: float = number(120.0, above=0.0)
-    coordinator: str | None = optional_text()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """Which model; its number of classes follows from the data."""
-
-    name: str = choice("small_cnn", MODEL_NAMES)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    """AdamW under a one-cycle schedule whose highest learning rate is ``lr``."""
-
-    lr: float = number(0.005, above=0.0)
-    weight_decay: float = number(0.01, at_least=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +50,8 @@ class Spec:
     """One run, whole. Relative paths are relative to the working directory.
 
     ``executor`` is how the embedded default runs functions, several names the cheapest first; auto: as
-    ``SUPER_EXECUTOR`` says, else local.
+    ``SUPER_EXECUTOR`` says, else local. ``trials`` are runs that ``superdl compare`` has in each arm at once,
+    values by dotted keys, by the trial's name; none: the run itself.
     """
 
     name: str = text("digits")
@@ -156,6 +65,10 @@ class Spec:
     loader: LoaderSpec = field(default_factory=LoaderSpec, metadata=section(LoaderSpec))
     model: ModelSpec = field(default_factory=ModelSpec, metadata=section(ModelSpec))
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec, metadata=section(OptimizerSpec))
+    training: TrainingSpec = field(default_factory=TrainingSpec, metadata=section(TrainingSpec))
+    cost: CostSpec = field(default_factory=CostSpec, metadata=section(CostSpec))
+    compare: CompareSpec = field(default_factory=CompareSpec, metadata=section(CompareSpec))
+    trials: dict[str, dict[str, Any]] = mappings()
 
     def __post_init__(self) -> None:
         """Refuse a name that would not be one folder name, and functions that could not do their work."""
@@ -163,8 +76,10 @@ class Spec:
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
         if self.executor == "auto":
             return
-        if self.loader.kind == "torch":
-            raise ConfigError(f"executor={self.executor}, but loader.kind torch runs no functions")
+        if not self.loader.runs_functions:
+            raise ConfigError(
+                f"executor={self.executor}, but loader.kind {self.loader.kind} runs no functions"
+            )
         if self.loader.coordinator is not None:
             raise ConfigError(
                 f"executor={self.executor}, but loader.coordinator names a coordinator, and how functions "
@@ -197,11 +112,14 @@ def spec_file(name: str | Path) -> Path:
     raise ConfigError(f"no spec at {path}; give a YAML file or a built-in spec: {', '.join(built_in)}")
 
 
-def load_spec(name: str | Path = "digits", overrides: Iterable[str] = ()) -> Spec:
+def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
     """Read a spec file, apply ``a.b=c`` overrides and check the whole.
 
+    A file may have a section ``quick``, values by dotted keys that make it a small one: they are checked
+    always, and applied, before the overrides, if ``quick`` is asked for.
+
     Raises:
-        ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
+        ConfigError: the file is missing or not YAML, a key or a value is not allowed, or it has no ``quick``.
 
     """
     path = spec_file(name)
@@ -210,9 +128,29 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = ()) -> Spe
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the spec {path}: {error}") from error
     try:
-        return parse_spec(apply_overrides({} if mapping is None else mapping, overrides))
+        full, small = _variants({} if mapping is None else mapping)
+        return parse_spec(apply_overrides(_asked_for(full, small, quick=quick), overrides))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _variants(mapping: Any) -> tuple[Any, dict[str, Any] | None]:
+    """A spec as it is, and its quick variant, checked, if it has one."""
+    if not isinstance(mapping, Mapping) or "quick" not in mapping:
+        return mapping, None
+    values = mapping["quick"]
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
+    full = {key: value for key, value in mapping.items() if key != "quick"}
+    small = apply_values(full, values)
+    parse_spec(small)
+    return full, small
+
+
+def _asked_for(full: Any, small: dict[str, Any] | None, *, quick: bool) -> Any:
+    if quick and small is None:
+        raise ConfigError("it has no section quick, so there is no quick variant of it")
+    return small if quick else full
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
@@ -240,15 +178,35 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(f"cannot apply {override!r}: write key.key=value, as in loader.batch_size=128")
-        target = result
-        for key in keys[:-1]:
-            if target.get(key) is None:
-                target[key] = {}
-            target = target[key]
-            if not isinstance(target, dict):
-                raise ConfigError(f"cannot apply {override!r}: {key} holds {target!r}, not a mapping")
-        target[keys[-1]] = _scalar(raw, override)
+        _put(result, keys, _scalar(raw, override), override)
     return result
+
+
+def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``mapping`` with each value set at its dotted key, ``{"loader.kind": "torch"}``.
+
+    Raises:
+        ConfigError: a key is no text, or leads through a key that holds no mapping.
+
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(mapping))
+    for path, value in values.items():
+        keys = path.split(".") if isinstance(path, str) else [""]
+        if not all(keys):
+            raise ConfigError(f"cannot set {path!r}: write dotted keys, as in loader.batch_size: 128")
+        _put(result, keys, copy.deepcopy(value), f"{path}: {value}")
+    return result
+
+
+def _put(result: dict[str, Any], keys: list[str], value: Any, named: str) -> None:
+    target = result
+    for key in keys[:-1]:
+        if target.get(key) is None:
+            target[key] = {}
+        target = target[key]
+        if not isinstance(target, dict):
+            raise ConfigError(f"cannot apply {named!r}: {key} holds {target!r}, not a mapping")
+    target[keys[-1]] = value
 
 
 def _scalar(raw: str, override: str) -> str | float | bool | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from experiments.loaders.interface import Batch, BatchFigures, Loader
     from experiments.monitoring import GpuReading
-    from experiments.spec import OptimizerSpec
+    from experiments.spec_sections import OptimizerSpec
 
 __all__ = ["GpuGauge", "Listener", "Trainer"]
 

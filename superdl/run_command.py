@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="override one value, such as data.train=s3://bucket/train; may be repeated",
     )
+    parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -33,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     from experiments import load_spec
     from experiments.run import run as run_spec
 
+    spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
-    report = run_spec(load_spec(arguments.spec, arguments.overrides), console=console)
+    report = run_spec(spec, console=console)
     if arguments.json:
         sys.stdout.write(json.dumps(report.to_mapping(), indent=2) + "\n")
     return 0

@@ -18,7 +18,7 @@ from super_wire.errors import ConfigError, SourceNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from experiments.spec import DataSpec
+    from experiments.spec_sections import DataSpec
 
 __all__ = ["PreparedData", "Source", "prepare_data"]
 

@@ -19,7 +19,7 @@ __all__ = ["LOADERS", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"
 
 LOADERS: Mapping[str, LoaderFactory] = {
     "super": open_super,
-    "super_threads": open_super_threads,
+    "super-threads": open_super_threads,
     "torch": open_torch,
 }
 

@@ -15,7 +15,7 @@ from experiments.records import JobStatsSource
 
 if TYPE_CHECKING:
     from experiments.data import Source
-    from experiments.spec import LoaderSpec, RecipeSpec
+    from experiments.spec_sections import LoaderSpec, RecipeSpec
 
 __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"]
 
@@ -79,7 +79,10 @@ class Loader(JobStatsSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order."""
+    """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order.
+
+    Of each epoch the loader gives the part of ``rank``, one of ``replicas``; the batch size is a rank's.
+    """
 
     source: Source
     recipe: RecipeSpec
@@ -87,6 +90,8 @@ class LoaderRequest:
     training: bool
     seed: int
     pin_memory: bool
+    rank: int = 0
+    replicas: int = 1
 
 
 LoaderFactory = Callable[[LoaderRequest], Loader]

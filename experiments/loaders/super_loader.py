@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from experiments.loaders.interface import Batch, Loader, LoaderRequest
     from experiments.records import JobStats
+    from experiments.spec_sections import RecipeSpec
     from sampler import SuperSampler
-    from super_dataset import SuperDataset
+    from super_dataset import Recipe, SuperDataset
 
 __all__ = ["open_super", "open_super_threads"]
 
@@ -42,11 +43,11 @@ def open_super_threads(request: LoaderRequest) -> Loader:
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
     from sampler import SuperSampler  # a run with another loader needs neither
-    from super_dataset import Recipe, SuperDataset
+    from super_dataset import SuperDataset
 
     dataset = SuperDataset(
         request.source.url,
-        recipe=Recipe.image(resize=request.recipe.resize, crop=request.recipe.crop),
+        recipe=_recipe(request.recipe),
         key_list=request.source.key_list,
         return_info=True,
         read_timeout=request.loader.read_timeout,
@@ -57,8 +58,18 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         shuffle=request.training,
         seed=request.seed,
         coordinator=request.loader.coordinator,
+        rank=request.rank,
+        num_replicas=request.replicas,
     )
     return dataset, sampler
+
+
+def _recipe(spec: RecipeSpec) -> Recipe:
+    from super_dataset import Recipe
+
+    if spec.steps is None:
+        return Recipe.image(resize=spec.resize, crop=spec.crop)
+    return Recipe(spec.steps, augment_seed=spec.augment_seed)
 
 
 class _SuperLoader:

@@ -184,6 +184,8 @@ def open_torch(request: LoaderRequest) -> Loader:
             f"{request.source.url}"
             f"{f' with {request.source.key_list}' if request.source.key_list else ''}; set loader.kind=super",
         )
+    if request.recipe.steps is not None:
+        raise ConfigError("loader.kind torch does not know recipe.steps yet; set loader.kind=super")
     dataset = FolderImages(
         directory, resize=request.recipe.resize, crop=request.recipe.crop, key_list=key_list
     )

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from experiments.spec import (
-    LOADER_KINDS,
-    MODEL_NAMES,
     Spec,
     apply_overrides,
+    apply_values,
     load_spec,
     parse_spec,
     spec_file,
 )
+from experiments.spec_sections import LOADER_KINDS, MODEL_NAMES
 from super_wire.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["optimizer.weight_decay=-1"], r"optimizer\.weight_decay must be a number of at least 0"),
         (
             ["loader.kind=supr"],
-            r"loader\.kind must be one of super, super_threads, torch, not 'supr' \(did you mean super\?\)",
+            r"loader\.kind must be one of super, super-threads, torch, not 'supr' \(did you mean super\?\)",
         ),
         (["model.name=resnet18"], r"model\.name must be one of small_cnn"),
         (["device=tpu"], r"device must be one of auto, cpu, cuda"),
@@ -190,3 +190,60 @@ def test_reading_a_spec_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("epochs: 25\nquick:\n  epochs: 2\n  loader.batch_size: 8\n")
+    assert load_spec(path).epochs == 25
+    small = load_spec(path, ["loader.batch_size=4"], quick=True)
+    assert (small.epochs, small.loader.batch_size) == (2, 4)
+
+
+def test_a_quick_variant_is_checked_also_where_it_is_not_asked_for(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("quick: {loader.batchsize: 2}\n")
+    with pytest.raises(ConfigError, match=r"study\.yaml: unknown key loader\.batchsize"):
+        load_spec(path)
+    path.write_text("quick: 5\n")
+    with pytest.raises(ConfigError, match="quick must be a mapping of dotted keys to values, not 5"):
+        load_spec(path)
+
+
+def test_a_spec_without_a_quick_variant_says_so(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("epochs: 1\n")
+    with pytest.raises(ConfigError, match=r"study\.yaml: it has no section quick"):
+        load_spec(path, quick=True)
+
+
+def test_arms_and_trials_keep_their_values_as_they_are():
+    spec = parse_spec({"compare": {"arms": {"plain": {"loader.kind": "torch"}, "super": None}}})
+    assert spec.compare.arms == {"plain": {"loader.kind": "torch"}, "super": {}}
+    assert parse_spec(spec.to_mapping()) == spec
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"trials": [1]}, r"trials must be a mapping of names to mappings, not \[1\]"),
+        ({"trials": {"a/b": {}}}, r"trials has a name that is not of letters, .*: 'a/b'"),
+        ({"compare": {"arms": {"a": 5}}}, r"compare\.arms\.a must be a mapping of keys to values, not 5"),
+        ({"recipe": {"steps": 5}}, r"recipe\.steps must be a list of mappings or null, not 5"),
+        ({"training": {"strategy": "dp"}}, r"training\.strategy must be one of auto, single, ddp, fsdp"),
+    ],
+)
+def test_bad_mappings_are_named(mapping, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_spec(mapping)
+
+
+def test_values_are_set_by_dotted_keys():
+    assert apply_values({"a": {"b": 1, "c": 2}}, {"a.b": [3], "d": "x=y"}) == {
+        "a": {"b": [3], "c": 2},
+        "d": "x=y",
+    }
+    with pytest.raises(ConfigError, match="a holds 1, not a mapping"):
+        apply_values({"a": 1}, {"a.b": 2})
+    with pytest.raises(ConfigError, match="write dotted keys"):
+        apply_values({}, {5: 2})

@@ -14,7 +14,7 @@ from experiments.device import ComputeSpan, pick_device, seed_everything
 from experiments.loaders import LoaderRequest, open_loader
 from experiments.models import build_model
 from experiments.monitoring import GpuReading
-from experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
+from experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
 from experiments.training import Trainer, _correct_within
 from super_wire.errors import ConfigError
 

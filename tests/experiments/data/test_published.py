@@ -13,7 +13,7 @@ from PIL import Image
 from coordinator.catalog import list_source
 from experiments.data import prepare_data
 from experiments.data.published import find_published
-from experiments.spec import DataSpec
+from experiments.spec_sections import DataSpec
 from super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import files_of, write_images
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
-from experiments.spec import DataSpec
+from experiments.spec_sections import DataSpec
 from super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 

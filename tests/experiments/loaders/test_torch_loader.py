@@ -12,7 +12,7 @@ from PIL import Image
 from experiments.data import Source
 from experiments.loaders import Loader, LoaderRequest, open_loader
 from experiments.loaders.torch_loader import FolderImages
-from experiments.spec import LoaderSpec, RecipeSpec
+from experiments.spec_sections import LoaderSpec, RecipeSpec
 from super_wire.errors import ConfigError, SourceEmptyError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -169,5 +169,5 @@ def test_an_unknown_loader_is_named():
     request = LoaderRequest(
         Source("s3://b/x"), RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False
     )
-    with pytest.raises(ConfigError, match=r"one of super, super_threads, torch, not 'dali'"):
+    with pytest.raises(ConfigError, match=r"one of super, super-threads, torch, not 'dali'"):
         open_loader("dali", request)
