@@ -61,6 +61,38 @@ class JobStats(Protocol):
     def cache_misses(self) -> int:
         """Samples that they did not find."""
 
+    @property
+    def samples_reused(self) -> int:
+        """Samples that were resident when planned."""
+
+    @property
+    def retries(self) -> int:
+        """Samples that were asked for again."""
+
+    @property
+    def gb_s(self) -> float:
+        """Memory times duration of the invocations, in GB-seconds."""
+
+    @property
+    def source_requests(self) -> int:
+        """GETs of objects."""
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of objects fetched."""
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes put into the cache."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read out of it."""
+
+    @property
+    def usd(self) -> float:
+        """The job's share of what was spent, in US dollars."""
+
 
 class JobStatsSource(Protocol):
     """Whatever can tell a job's counters: a sampler, or a loader that decodes by itself."""
@@ -81,6 +113,14 @@ class JobCounters:
     samples_failed: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    samples_reused: int = 0
+    retries: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    source_bytes: int = 0
+    record_bytes: int = 0
+    read_bytes: int = 0
+    usd: float = 0.0
 
     @classmethod
     def read(cls, stats: JobStats) -> JobCounters:
