@@ -316,8 +316,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(msg)
         core = self._engine.core
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
+        with_stalls = request.with_stalls and len(request.jobs) == 1
         return pb.JobStatsList(
-            jobs=[job_stats(core, job, self._jobs[job.name].listing.source) for job in jobs],
+            jobs=[
+                job_stats(core, job, self._jobs[job.name].listing.source, with_stalls=with_stalls)
+                for job in jobs
+            ],
             cache=cache_stats(core, self._engine.now_s()),
             coordinating=coordinating(self._settings) if self._settings else None,
             prices=executor_prices(core),

@@ -33,12 +33,12 @@ _TOLD_OCCURRENCES = 4
 _TIMES = ("fetch", "decode", "push", "read", "wait")
 
 
-def job_stats(core: Core, job: Job, source: str) -> pb.JobStats:
-    """The account of a job."""
+def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
+    """The account of a job; with its newest stalls one by one, if asked for."""
     counters = asdict(job.counters)
     seconds = {f"{name}_s": counters.pop(f"{name}_us") / 1e6 for name in _TIMES}
     epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
-    return pb.JobStats(
+    told = pb.JobStats(
         job=job.name,
         source=source,
         epoch=epoch,
@@ -50,6 +50,17 @@ def job_stats(core: Core, job: Job, source: str) -> pb.JobStats:
         **counters,
         **seconds,
     )
+    for cause, batches in job.stalls.batches.items():
+        told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
+    for stall in job.stalls.recent if with_stalls else ():
+        told.recent_stalls.add(
+            rank=stall.rank,
+            epoch=stall.epoch,
+            position=stall.position,
+            cause=stall.cause.value,
+            wait_s=stall.wait_us / 1e6,
+        )
+    return told
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:

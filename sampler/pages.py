@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sampler.client import Patience
 from sampler.farewell import stop_at_exit
 from sampler.feed import Feed, is_ready, planned_batch
+from sampler.stats import StatusChecks
 from super_wire.errors import CoordinatorError, SuperError, UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Pager:
         self._given: GivenOut | None = None  # of the latest iteration
         self._prepared: tuple[Place, Feed] | None = None  # for an iteration that has not begun
         self._silent = False
+        self.checks = StatusChecks()
         self.pid = os.getpid()
         stop_at_exit(self)
 
@@ -149,8 +151,10 @@ class Pager:
                     self._wake.notify_all()
                     raise error
                 # The thread answers each feed with a page or an error, in bounded time.
+                begun_s = time.perf_counter()
                 if not self._wake.wait(_THREAD_CHECK_S):
                     self._check_thread()
+                self.checks.wait_s += time.perf_counter() - begun_s
 
     def _check_thread(self) -> None:
         if self._thread is not None and not self._thread.is_alive():
@@ -275,4 +279,11 @@ class Pager:
             self._silent = True
 
     def _ask(self, epoch: int, position: int, count: int, **how: Any) -> Any:
-        return self._session.pages_from(epoch, position, count, stopped=self._stopped, **how)
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+        try:
+            return self._session.pages_from(epoch, position, count, stopped=self._stopped, **how)
+        finally:
+            checks = self.checks
+            checks.calls += 1
+            checks.call_s += time.perf_counter() - begun_s
+            checks.cpu_s += time.thread_time() - begun_cpu_s

@@ -206,8 +206,10 @@ class SuperSampler(Sampler[BatchRef]):
             )
 
     def job_stats(self) -> SamplerStats:
-        """What the coordinator has counted for this job until now, over all ranks."""
-        return self._session.stats()
+        """What the coordinator has counted for this job until now, over all ranks, and what status checks
+        have cost this process.
+        """
+        return self._session.stats(self._pager.checks)
 
     def close(self) -> None:
         """Close the job on this rank and end the background thread. Idempotent; iterating then fails."""

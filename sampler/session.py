@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
 from sampler.identity import job_id
-from sampler.stats import SamplerStats
+from sampler.stats import SamplerStats, StatusChecks
 from super_wire.binding import Bindable, DatasetBinding
 from super_wire.errors import (
     ConfigError,
@@ -269,14 +269,15 @@ class Session:
                 f"{bound.total_s:g} s: {error}"
             ) from error
 
-    def stats(self) -> SamplerStats:
-        """The job's counters as the coordinator has them now."""
+    def stats(self, checks: StatusChecks) -> SamplerStats:
+        """The job's counters as the coordinator has them now, with what status checks have cost here."""
         from super_wire import coordinator_pb2 as pb
 
-        reply = self._client.call("GetJobStats", pb.GetJobStatsRequest(jobs=[self.job]), FIRST_CONTACT)
+        request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
+        reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
         if not reply.jobs:
             raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
-        return SamplerStats.from_messages(reply.jobs[0], reply.cache)
+        return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks)
 
     def close(self) -> None:
         """Tell the coordinator that this rank is done with the job."""

@@ -6,9 +6,41 @@ Counters run from the opening of the job and go over all its ranks. Showing them
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["SamplerStats"]
+__all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks"]
+
+
+class StallTotal(NamedTuple):
+    """How many batches stalled for one cause, and how long readers waited, several at once maybe."""
+
+    cause: str
+    batches: int
+    wait_s: float
+
+
+class Stall(NamedTuple):
+    """A batch of this job that a reader waited for."""
+
+    rank: int
+    epoch: int
+    position: int
+    cause: str
+    wait_s: float
+
+
+@dataclass(slots=True)
+class StatusChecks:
+    """What asking for pages of the plan has cost this process, each of them the status check of its batches.
+
+    ``calls`` were made by the sampler's own thread, in ``call_s`` seconds, of which ``cpu_s`` were CPU time
+    of that thread; the loop waited ``wait_s`` for a page that was not there yet.
+    """
+
+    calls: int = 0
+    call_s: float = 0.0
+    cpu_s: float = 0.0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +51,13 @@ class SamplerStats:
     first GET found, ``samples_reused`` those that were resident when planned; seconds are summed over
     function processes (``fetch_s``, ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls``
     are batches that a reader had to wait for, ``hedges`` second requests that raced a straggler; ``usd`` is
-    this job's share of what was spent. The fields from ``budget_bytes`` on describe the whole cache;
-    ``needed_bytes`` is the budget with which nothing would be dropped.
+    this job's share of what was spent. The fields from ``budget_bytes`` to ``free_bytes`` describe the whole
+    cache; ``needed_bytes`` is the budget with which nothing would be dropped.
+
+    ``stall_causes`` say why batches stalled, ``recent_stalls`` are the newest (up to 1,024), oldest first;
+    docs/runs.md lists the causes. ``status_calls`` and the following are of this process: how many calls for
+    pages of the plan its background thread has made, the seconds and the CPU seconds that took there, and
+    the seconds that the loop waited for a page.
     """
 
     job: str
@@ -67,14 +104,31 @@ class SamplerStats:
     usd_per_hour: float
     spending: str
     free_bytes: int
+    stall_causes: tuple[StallTotal, ...] = ()
+    recent_stalls: tuple[Stall, ...] = ()
+    status_calls: int = 0
+    status_s: float = 0.0
+    status_cpu_s: float = 0.0
+    status_wait_s: float = 0.0
 
     @classmethod
-    def from_messages(cls, job: Any, cache: Any) -> SamplerStats:
-        """From the proto messages ``JobStats`` and ``CacheStats``."""
+    def from_messages(cls, job: Any, cache: Any, checks: StatusChecks) -> SamplerStats:
+        """From the proto messages ``JobStats`` and ``CacheStats``, and what this sampler has counted."""
         of_job = {field.name for field in job.DESCRIPTOR.fields}
+        told = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(
-            **{
-                field.name: getattr(job if field.name in of_job else cache, field.name)
-                for field in fields(cls)
-            }
+            **{name: getattr(job if name in of_job else cache, name) for name in told},
+            stall_causes=tuple(StallTotal(one.cause, one.batches, one.wait_s) for one in job.stall_causes),
+            recent_stalls=tuple(
+                Stall(one.rank, one.epoch, one.position, one.cause, one.wait_s) for one in job.recent_stalls
+            ),
+            status_calls=checks.calls,
+            status_s=checks.call_s,
+            status_cpu_s=checks.cpu_s,
+            status_wait_s=checks.wait_s,
         )
+
+
+_COMPUTED = frozenset(
+    {"stall_causes", "recent_stalls", "status_calls", "status_s", "status_cpu_s", "status_wait_s"}
+)

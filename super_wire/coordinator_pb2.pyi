@@ -212,10 +212,12 @@ class CloseJobReply(_message.Message):
     def __init__(self, closed: bool = ...) -> None: ...
 
 class GetJobStatsRequest(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "with_stalls")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    WITH_STALLS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    with_stalls: bool
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., with_stalls: bool = ...) -> None: ...
 
 class JobStatsList(_message.Message):
     __slots__ = ("jobs", "cache", "coordinating", "prices", "executors")
@@ -292,7 +294,7 @@ class ExecutorPrices(_message.Message):
     def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "stall_causes", "recent_stalls")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,8 @@ class JobStats(_message.Message):
     SOURCE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
+    STALL_CAUSES_FIELD_NUMBER: _ClassVar[int]
+    RECENT_STALLS_FIELD_NUMBER: _ClassVar[int]
     job: str
     source: str
     epoch: int
@@ -351,7 +355,33 @@ class JobStats(_message.Message):
     source_requests: int
     read_bytes: int
     usd: float
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
+    stall_causes: _containers.RepeatedCompositeFieldContainer[StallTotal]
+    recent_stalls: _containers.RepeatedCompositeFieldContainer[Stall]
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ...) -> None: ...
+
+class StallTotal(_message.Message):
+    __slots__ = ("cause", "batches", "wait_s")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    batches: int
+    wait_s: float
+    def __init__(self, cause: _Optional[str] = ..., batches: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Stall(_message.Message):
+    __slots__ = ("rank", "epoch", "position", "cause", "wait_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    epoch: int
+    position: int
+    cause: str
+    wait_s: float
+    def __init__(self, rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., cause: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class CacheStats(_message.Message):
     __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes")

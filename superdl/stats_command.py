@@ -98,6 +98,13 @@ def _print_jobs(answer: dict[str, Any]) -> None:
             f"{job['cache_misses']:,} samples hit, {job['samples_reused']:,} resident when planned; "
             f"{job['stalls']:,} batches stalled"
         )
+        if job["stall_causes"]:
+            causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])
+            told = [
+                f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)"
+                for one in causes
+            ]
+            console.print(f"  stalled by: {', '.join(told)}")
         console.print(
             f"  functions: {job['invocations']:,} calls ({job['hedges']:,} to race a straggler), "
             f"{job['requests_in_flight']:,} in flight, {job['samples_produced']:,} samples produced, "

@@ -9,6 +9,7 @@ from coordinator.core.demands import BatchPlace
 from coordinator.core.eviction import next_use
 from coordinator.core.jobs import Ahead, LaneSpan
 from coordinator.core.samples import SampleState
+from coordinator.core.stalls import record_lost
 from coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def audited(state: State, event: Audited, now: float) -> None:
 def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: float) -> None:
     asker = asked.asker
     if isinstance(asker, BatchPlace):
+        record_lost(state, asker)
         state.demands.add_urgent(now, asked.samples, absent, asker)
         return
     found = state.lane(asker.job, asker.rank)

@@ -27,7 +27,15 @@ def problems(state: State) -> Iterator[str]:
     yield from _waits(state)
     yield from _executors(state)
     yield from _lanes(state)
+    yield from _stalls(state)
     yield from _money(state)
+
+
+def _stalls(state: State) -> Iterator[str]:
+    for job in state.jobs.values():
+        with_a_cause = sum(job.stalls.batches.values())
+        if with_a_cause != job.counters.stalls:
+            yield f"{job.name} has {job.counters.stalls} stalls, and causes of {with_a_cause}"
 
 
 def _memory(state: State) -> Iterator[str]:

@@ -55,4 +55,5 @@ def forget_empty_sets(state: State, now: float) -> None:
     for dataset in unused & state.unused_datasets:
         del state.datasets[dataset]
         state.unfit.pop(dataset, None)
+        state.stalls.works.pop(dataset, None)
     state.unused_datasets = unused

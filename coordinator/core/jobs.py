@@ -14,6 +14,7 @@ import numpy as np
 
 from coordinator.core.journal import NOTES_PER_LANE
 from coordinator.core.samples import EVERY_EPOCH, SetKey
+from coordinator.core.stalls import JobStalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,6 +97,8 @@ class Lane:
     pace: Pace
     counted: int = 0
     """All before it has been counted as reused or not."""
+    fresh: bool = True
+    """Nothing of it was read since it was opened, or sought out another place."""
     caution: float = 1.0
     lapsed: bool = False
     """It has shown no sign of life lately."""
@@ -110,6 +113,7 @@ class Lane:
         self.read_ahead.clear()
         self.pending.clear()
         self.last_read_s = now
+        self.fresh = True
         self.pace.restart(now)
 
     def look_again(self) -> None:
@@ -133,6 +137,7 @@ class Lane:
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
         """A batch was read; batches may be read out of order, and reports may be lost."""
+        self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
             if stalled
@@ -184,6 +189,7 @@ class Job:
     plan: Plan
     lanes: dict[int, Lane] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
+    stalls: JobStalls = field(default_factory=JobStalls)
     lapsed: bool = False
     """Whether no rank of it has shown a sign of life lately."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.core import stalls
 from coordinator.core.actions import Drop
 from coordinator.core.auditing import audit
 from coordinator.core.demands import BatchPlace
@@ -121,6 +122,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         return
     renew(state, job, lane, now)
     position = job.absolute(event.epoch, event.position)
+    place = BatchPlace(job.name, event.rank, event.epoch, event.position)
     if event.done:
         counters = job.counters
         counters.batches_read += 1
@@ -129,19 +131,21 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         counters.read_us += event.read_us
         counters.wait_us += event.wait_us
         counters.read_bytes += event.size_bytes
-        counters.stalls += event.hits < event.samples
+        if event.hits < event.samples:
+            counters.stalls += 1
+            stalls.read(state, place, job, event.wait_us, now)
         state.ledger.used(job.dataset, job.name, event.samples, event.size_bytes, now)
-        state.awaited.discard(BatchPlace(job.name, event.rank, event.epoch, event.position))
+        state.awaited.discard(place)
         if position < lane.asked:
             lane.notes.append(LaneNote(now, Kind.READ, position, position + 1, event.hits))
             lane.read(position, now, stalled=event.hits < event.samples)
         state.wake(job, lane)
     elif event.missed.size:
         lane.notes.append(LaneNote(now, Kind.MISSED, position, position + 1, event.missed.size))
-        _missed(state, job, event, now)
+        _missed(state, job, place, event, now)
 
 
-def _missed(state: State, job: Job, event: BatchRead, now: float) -> None:
+def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: float) -> None:
     batch = job.plan.batch(event.epoch, event.position, event.rank).indices
     missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
@@ -153,7 +157,7 @@ def _missed(state: State, job: Job, event: BatchRead, now: float) -> None:
         samples.move(samples.among(spoilt, SampleState.RESIDENT), SampleState.ABSENT)
         state.actions.append(Drop(key, spoilt))
     wanted = state.unique(batch[missed])
-    place = BatchPlace(job.name, event.rank, event.epoch, event.position)
+    stalls.missed(state, place, samples, wanted, now)
     state.awaited.report(place, key, wanted, now)
     state.demands.add_urgent(now, key, samples.among(wanted, SampleState.ABSENT), place)
     # The report may be older than the sample, so the cache is asked before a record is believed lost.

@@ -154,6 +154,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     member = state.fleet.members[request.executor]
     if event.kind is FailureKind.THROTTLED:
         member.concurrency.throttled(member.in_flight, now)
+        state.stalls.work_for(request.samples.dataset).throttled += 1
     elif event.kind is FailureKind.LOST:
         member.concurrency.lost(member.in_flight, now)
     if event.kind in _INNOCENT_FAILURES:
@@ -207,6 +208,7 @@ def _charge(
     counters.gb_s += gb_s
     record_bytes = 0
     if answer is not None:
+        state.stalls.work_for(request.samples.dataset).add(answer)
         record_bytes = int(answer.record_bytes[answer.outcomes == _CACHED].sum())
         counters.fetch_us += answer.fetch_us
         counters.decode_us += answer.decode_us

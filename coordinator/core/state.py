@@ -23,6 +23,7 @@ from coordinator.core.journal import RequestNotes
 from coordinator.core.leases import LeaseQueue
 from coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
 from coordinator.core.samples import Account, SampleSet, SetKey
+from coordinator.core.stalls import Stalls
 from coordinator.core.thrash import Thrash
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class State:
     crowding: Crowding = field(default_factory=Crowding)
     leases: LeaseQueue = field(default_factory=LeaseQueue)
     stragglers: Stragglers = field(default_factory=Stragglers)
+    stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
     notes: RequestNotes = field(default_factory=RequestNotes)
     lanes_of: Counter[bytes] = field(default_factory=Counter)

@@ -120,7 +120,18 @@ def test_stats_have_every_field_of_the_protocol(coordinator):
     assert isinstance(stats, SamplerStats)
     assert (stats.job, stats.invocations, stats.decode_s, stats.budget_bytes) == (sampler.job, 3, 1.5, 77)
     wire = {field.name for kind in (pb.JobStats, pb.CacheStats) for field in kind.DESCRIPTOR.fields}
-    assert set(SamplerStats.__dataclass_fields__) == wire
+    here = {"status_calls", "status_s", "status_cpu_s", "status_wait_s"}
+    assert set(SamplerStats.__dataclass_fields__) == wire | here
+
+
+def test_status_checks_are_counted_where_they_are_made(coordinator):
+    with make(coordinator) as sampler:
+        assert sampler.job_stats().status_calls == 0
+        next(iter(sampler))
+        stats = sampler.job_stats()
+    assert 0 < stats.status_calls <= len(coordinator.requests("NextBatches"))
+    assert stats.status_s >= stats.status_cpu_s > 0
+    assert stats.status_wait_s > 0, "nothing was there when the first batch was asked for"
 
 
 def test_close_closes_the_job_once(coordinator):

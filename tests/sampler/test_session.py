@@ -9,6 +9,7 @@ import pytest
 
 from sampler.client import RUNNING, Client, Undertaking
 from sampler.session import MAX_REOPENS, JobSpec, Session
+from sampler.stats import StatusChecks
 from super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
@@ -175,7 +176,7 @@ def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
 
 def test_stats_of_an_unknown_job(coordinator):
     opened = session(coordinator)
-    assert opened.stats().invocations == 3
+    assert opened.stats(StatusChecks()).invocations == 3
     coordinator.jobs.clear()
     with pytest.raises(UnknownJobError, match=opened.job):
-        opened.stats()
+        opened.stats(StatusChecks())
