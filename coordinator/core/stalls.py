@@ -43,9 +43,9 @@ class Cause(enum.Enum):
     THROTTLE = "throttle"
     """Executors took fewer requests at once than they have functions."""
     SOURCE = "source"
-    """Functions were busy, most of the time fetching."""
+    """Functions were at work, and waited for objects more than they decoded."""
     DECODE = "decode"
-    """Functions were busy, most of the time decoding."""
+    """Functions were at work, decoding most of the time."""
     RETRY = "retry"
     """Its samples had failed and waited for another attempt."""
     CACHE_MEMORY = "cache_memory"
@@ -77,6 +77,7 @@ class Work:
     throttled: int = 0
     fetch_us: int = 0
     decode_us: int = 0
+    duration_us: int = 0
 
     def add(self, answer: RequestDone) -> None:
         """A function has answered."""
@@ -84,6 +85,7 @@ class Work:
         self.cold_starts += answer.cold_start
         self.fetch_us += answer.fetch_us
         self.decode_us += answer.decode_us
+        self.duration_us += answer.duration_us
 
     def since(self, earlier: Work) -> Work:
         """What came after ``earlier``."""
@@ -93,7 +95,15 @@ class Work:
             self.throttled - earlier.throttled,
             self.fetch_us - earlier.fetch_us,
             self.decode_us - earlier.decode_us,
+            self.duration_us - earlier.duration_us,
         )
+
+    @property
+    def waits_for_the_source(self) -> bool:
+        """Whether the source is what keeps functions from more. They fetch several objects at once, so that
+        the sum of those times alone says little: decoding must leave them half of their time too.
+        """
+        return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 
 @dataclass(slots=True)
@@ -196,7 +206,7 @@ def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
     if done.throttled or _is_limited(state, job, now):
         return Cause.THROTTLE
     seen = done if done.fetch_us + done.decode_us else whole
-    return Cause.SOURCE if seen.fetch_us > seen.decode_us else Cause.DECODE
+    return Cause.SOURCE if seen.waits_for_the_source else Cause.DECODE
 
 
 def _is_limited(state: State, job: Job, now: float) -> bool:

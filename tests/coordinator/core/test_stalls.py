@@ -33,7 +33,17 @@ def answer(
     outcomes = np.full(count, OUTCOME_ORDER.index(Outcome.CACHED), dtype=np.uint8)
     lengths = np.full(count, RECORD_BYTES)
     driver.step(
-        RequestDone(request.request_id, outcomes, lengths, 10, fetch_us, decode_us, 1, cold_start=cold_start),
+        RequestDone(
+            request_id=request.request_id,
+            outcomes=outcomes,
+            record_bytes=lengths,
+            source_bytes=10,
+            fetch_us=fetch_us,
+            decode_us=decode_us,
+            push_us=1,
+            duration_us=6000,
+            cold_start=cold_start,
+        ),
         after_s=0.01,
     )
 
@@ -56,7 +66,12 @@ def driver_under_way(**settings: int) -> Driver:
 
 
 @pytest.mark.parametrize(
-    ("fetch_us", "decode_us", "cause"), [(100, 5000, Cause.DECODE), (5000, 100, Cause.SOURCE)]
+    ("fetch_us", "decode_us", "cause"),
+    [
+        (100, 5000, Cause.DECODE),
+        (5000, 100, Cause.SOURCE),
+        (40_000, 4000, Cause.DECODE),  # many at once, and decoding all the time
+    ],
 )
 def test_functions_that_were_busy_are_the_cause_by_what_they_did(fetch_us, decode_us, cause):
     driver = driver_under_way(capacity=1)
