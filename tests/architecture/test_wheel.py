@@ -77,7 +77,7 @@ def test_its_metadata_is_the_projects(wheel):
     metadata = Parser().parsestr(wheel.read(f"{DIST_INFO}/METADATA").decode())
     assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], PROJECT["version"])
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra")) == {"bench", "dev", "parquet", "ray", "train"}
+    assert set(metadata.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     assert f"{DIST_INFO}/licenses/LICENSE" in wheel.namelist()
     entry_points = wheel.read(f"{DIST_INFO}/entry_points.txt").decode().split()
     assert " ".join(entry_points) == "[console_scripts] superdl = superdl.main:main"
