@@ -17,11 +17,10 @@ from benchmarks import (
     litdata_chunks,
     mds_shards,
     object_store,
-    plain_loaders,
     ram_array,
     socket_loop,
+    spec_loaders,
     super_loaders,
-    webdataset_shards,
 )
 
 if TYPE_CHECKING:
@@ -119,14 +118,14 @@ class Kind:
 _STREAMING = Package("streaming", "mosaicml-streaming")
 
 CONTENDERS: Mapping[str, Kind] = {
-    PILLOW: Kind("DataLoader + Pillow", plain_loaders.open_pillow, decodes=True),
-    BOTO3: Kind("DataLoader + boto3", plain_loaders.open_boto3, decodes=True, needs_store=True),
+    PILLOW: Kind("DataLoader + Pillow", spec_loaders.opener("torch"), decodes=True),
+    BOTO3: Kind("DataLoader + boto3", spec_loaders.open_boto3, decodes=True, needs_store=True),
     "webdataset": Kind(
         "WebDataset",
-        webdataset_shards.open_loader,
+        spec_loaders.opener("webdataset"),
         decodes=True,
-        format=webdataset_shards.FORMAT,
-        convert=webdataset_shards.write,
+        format="webdataset",
+        convert=spec_loaders.convert_for("webdataset"),
         package=Package("webdataset", "webdataset"),
     ),
     "mds-jpeg": Kind(

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks.loading import Contender, Loading, Opened
-from benchmarks.plain_loaders import Pairs, shared_bytes
+from benchmarks.plain_loaders import Pairs
+from experiments.loaders.decoding import shared_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

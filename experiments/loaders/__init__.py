@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
 from experiments.loaders.super_loader import open_super, open_super_threads
 from experiments.loaders.torch_loader import open_torch
+from experiments.loaders.webdataset_loader import open_webdataset
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ LOADERS: Mapping[str, LoaderFactory] = {
     "super": open_super,
     "super-threads": open_super_threads,
     "torch": open_torch,
+    "webdataset": open_webdataset,
 }
 
 

@@ -5,8 +5,9 @@ How batches come to be is left to the modules beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -67,6 +68,10 @@ class Loader(JobStatsSource, Protocol):
     def sample_count(self) -> int:
         """How many samples the split has."""
 
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """What it was opened with, by the names of its own documentation, for the report."""
+
     def __len__(self) -> int:
         """How many batches an epoch has."""
 
@@ -77,11 +82,17 @@ class Loader(JobStatsSource, Protocol):
         """End the workers and the job; the loader is of no use after it."""
 
 
+def _no_one(_: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
     """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order.
 
     Of each epoch the loader gives the part of ``rank``, one of ``replicas``; the batch size is a rank's.
+    ``converted`` is where a loader with a format of its own keeps the images in it, and ``tell`` gets a line
+    for people when it writes them.
     """
 
     source: Source
@@ -92,6 +103,8 @@ class LoaderRequest:
     pin_memory: bool
     rank: int = 0
     replicas: int = 1
+    converted: Path = Path("data/converted")
+    tell: Callable[[str], None] = _no_one
 
 
 LoaderFactory = Callable[[LoaderRequest], Loader]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from experiments.loaders.interface import Batch, Loader, LoaderRequest
     from experiments.records import JobStats
@@ -21,15 +21,14 @@ __all__ = ["open_super", "open_super_threads"]
 def open_super(request: LoaderRequest) -> Loader:
     """Open a split through the coordinator that the spec names, else the default one."""
     dataset, sampler = _open(request)
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        sampler=sampler,
-        batch_size=None,
-        num_workers=request.loader.num_workers,
-        persistent_workers=request.loader.num_workers > 0,
-        pin_memory=request.pin_memory,
-    )
-    return _SuperLoader(dataset, sampler, batches)
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "num_workers": request.loader.num_workers,
+        "persistent_workers": request.loader.num_workers > 0,
+        "pin_memory": request.pin_memory,
+    }
+    batches: DataLoader[Any] = DataLoader(dataset, sampler=sampler, **options)
+    return _SuperLoader(dataset, sampler, batches, options)
 
 
 def open_super_threads(request: LoaderRequest) -> Loader:
@@ -38,7 +37,7 @@ def open_super_threads(request: LoaderRequest) -> Loader:
 
     dataset, sampler = _open(request)
     device = "cuda" if request.pin_memory else None
-    return _SuperLoader(dataset, sampler, SuperLoader(dataset, sampler, device))
+    return _SuperLoader(dataset, sampler, SuperLoader(dataset, sampler, device), {"device": device})
 
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
@@ -75,10 +74,17 @@ def _recipe(spec: RecipeSpec) -> Recipe:
 class _SuperLoader:
     """A dataset, its sampler and the loader over both."""
 
-    def __init__(self, dataset: SuperDataset, sampler: SuperSampler, batches: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        dataset: SuperDataset,
+        sampler: SuperSampler,
+        batches: Iterable[Any],
+        settings: Mapping[str, object],
+    ) -> None:
         self._dataset = dataset
         self._sampler = sampler
         self._batches: Iterable[Any] | None = batches
+        self._settings = settings
 
     @property
     def classes(self) -> Sequence[str]:
@@ -87,6 +93,10 @@ class _SuperLoader:
     @property
     def sample_count(self) -> int:
         return len(self._dataset)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {**self._settings, "documentation": "README.md"}
 
     def __len__(self) -> int:
         return len(self._sampler)

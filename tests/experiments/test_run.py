@@ -172,6 +172,7 @@ def test_two_runs_in_one_second_have_two_directories(colours):
 
 def test_different_classes_are_refused_by_name(colours):
     (colours / "val" / "green").mkdir()
+    Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")
     with pytest.raises(ConfigError, match=r"different classes \(only in one of them: green\)"):
         run(spec_of(colours), console=quiet())
     loaded = json.loads((the_run(colours) / "report.json").read_text())

@@ -71,7 +71,7 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["optimizer.weight_decay=-1"], r"optimizer\.weight_decay must be a number of at least 0"),
         (
             ["loader.kind=supr"],
-            r"loader\.kind must be one of super, super-threads, torch, not 'supr' \(did you mean super\?\)",
+            r"loader\.kind must be one of super, super-threads, .*, not 'supr' \(did you mean super\?\)",
         ),
         (["model.name=resnet18"], r"model\.name must be one of small_cnn"),
         (["device=tpu"], r"device must be one of auto, cpu, cuda"),

@@ -11,9 +11,11 @@ from PIL import Image
 
 from experiments.data import Source
 from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.loaders.torch_loader import FolderImages
+from experiments.loaders.pixels import ImageMaker
+from experiments.loaders.samples import list_samples
+from experiments.loaders.torch_loader import SourceImages
 from experiments.spec_sections import LoaderSpec, RecipeSpec
-from super_wire.errors import ConfigError, SourceEmptyError, SourceNotFoundError
+from super_wire.errors import BadSampleError, ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +47,13 @@ def opened(directory: Path, *, training: bool = False, workers: int = 0, seed: i
             pin_memory=False,
         ),
     )
+
+
+def images_of(directory: Path, *, resize: int, crop: int, key_list: Path | None = None) -> SourceImages:
+    samples = list_samples(
+        Source(f"file://{directory}", None if key_list is None else f"file://{key_list}"), "torch"
+    )
+    return SourceImages(samples, ImageMaker(RecipeSpec(resize=resize, crop=crop), samples.bucket))
 
 
 def green_values(loader: Loader) -> list[tuple[int, int]]:
@@ -106,7 +115,7 @@ def test_pixels_are_a_resized_shorter_side_and_its_centre(tmp_path):
     (tmp_path / "a").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (30, 47, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a" / "x.png")
-    item = FolderImages(tmp_path, resize=20, crop=16)[0]
+    item = images_of(tmp_path, resize=20, crop=16)[0, 0]
     resized = Image.fromarray(pixels).resize((31, 20), Image.Resampling.BILINEAR)  # int(20 * 47 / 30)
     expected = np.asarray(resized)[2:18, 8:24]  # round((31 - 16) / 2) is 8: half to even, as torchvision
     np.testing.assert_array_equal(item.pixels, expected)
@@ -116,58 +125,66 @@ def test_pixels_are_a_resized_shorter_side_and_its_centre(tmp_path):
 def test_other_modes_become_rgb(tmp_path, mode):
     (tmp_path / "a").mkdir()
     Image.new("RGB", (9, 9), (10, 20, 30)).convert(mode).save(tmp_path / "a" / "x.tif")
-    assert FolderImages(tmp_path, resize=9, crop=9)[0].pixels.shape == (9, 9, 3)
+    assert images_of(tmp_path, resize=9, crop=9)[0, 0].pixels.shape == (9, 9, 3)
 
 
-def test_directories_that_are_missing_or_empty_are_named(tmp_path):
+def test_sources_that_are_missing_or_empty_are_named(tmp_path):
     with pytest.raises(SourceNotFoundError, match="absent"):
-        FolderImages(tmp_path / "absent", resize=8, crop=8)
+        opened(tmp_path / "absent")
     (tmp_path / "class").mkdir()
-    with pytest.raises(SourceEmptyError, match="no class folder below"):
-        FolderImages(tmp_path, resize=8, crop=8)
+    with pytest.raises(SourceEmptyError, match="holds no image"):
+        opened(tmp_path)
+
+
+def test_an_image_that_cannot_be_decoded_is_named(folders):
+    (folders / "ants" / "0.png").write_bytes(b"no image")
+    for workers in (0, 1):
+        loader = opened(folders, workers=workers)
+        with pytest.raises(BadSampleError, match=rf"file://{folders}/ants/0\.png: Pillow cannot decode it"):
+            next(iter(loader))
+        loader.close()
+
+
+def test_a_file_that_is_gone_is_named(folders):
+    loader = opened(folders)
+    (folders / "ants" / "1.png").unlink()
+    with pytest.raises(SourceNotFoundError, match=r"ants/1\.png is gone since it was listed"):
+        next(iter(loader))
 
 
 def test_a_key_list_names_images_and_classes(folders):
     key_list = folders / "keys.csv"
     key_list.write_text("label,key\nzebra,bees/2.png\nape,bees/1.png\nzebra,ants/deep/5.png\n")
-    images = FolderImages(folders, resize=10, crop=8, key_list=key_list)
-    assert images.classes == ("ape", "zebra")
-    assert [(item.key, item.label) for item in images] == [
+    images = images_of(folders, resize=10, crop=8, key_list=key_list)
+    assert [(images[0, place].key, images[0, place].label) for place in range(len(images))] == [
         ("ants/deep/5.png", 1), ("bees/1.png", 0), ("bees/2.png", 1),
     ]  # fmt: skip
-    source = Source(f"file://{folders}", key_list=f"file://{key_list}")
+    source = Source(f"file://{folders}", key_list=str(key_list))
     request = LoaderRequest(source, RecipeSpec(resize=10, crop=8), LoaderSpec(num_workers=0), False, 0, False)
     loader = open_loader("torch", request)
     assert (tuple(loader.classes), loader.sample_count) == (("ape", "zebra"), 3)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "error", "message"),
     [
-        ("key,name\nants/1.png,ant\n", "has no column 'label'"),
-        ("key,label\nants/1.png,3\n", "the label '3' .* is no class name"),
-        ("key,label\nants/1.png\n", "the label None"),
-        ("key,label\n../ants/1.png,ant\n", "is not a path below the source"),
+        ("key,name\nants/1.png,ant\n", SourceError, "label"),
+        ("key,label\nants/1.png,3\n", ConfigError, r"are numbers, .* set loader\.kind=super"),
+        ("key,label\n../ants/1.png,ant\n", SourceError, r"\.\./ants/1\.png"),
+        ("key,label\nants/100.png,ant\n", SourceError, r"1 of its 1 keys are not in .*ants/100\.png"),
     ],
 )
-def test_a_key_list_that_cannot_be_taken_is_named(folders, content, message):
+def test_a_key_list_that_cannot_be_taken_is_named(folders, content, error, message):
     (folders / "keys.csv").write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        FolderImages(folders, resize=10, crop=8, key_list=folders / "keys.csv")
-    with pytest.raises(SourceNotFoundError, match=r"no key list .*absent\.csv"):
-        FolderImages(folders, resize=10, crop=8, key_list=folders / "absent.csv")
-
-
-@pytest.mark.parametrize("source", [Source("s3://bucket/x"), Source("file:///x", key_list="keys.parquet")])
-def test_sources_it_cannot_read_are_refused(source):
-    request = LoaderRequest(source, RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False)
-    with pytest.raises(ConfigError, match=r"set loader\.kind=super"):
-        open_loader("torch", request)
+    with pytest.raises(error, match=message):
+        images_of(folders, resize=10, crop=8, key_list=folders / "keys.csv")
+    with pytest.raises(SourceNotFoundError, match=r"absent\.csv"):
+        images_of(folders, resize=10, crop=8, key_list=folders / "absent.csv")
 
 
 def test_an_unknown_loader_is_named():
     request = LoaderRequest(
         Source("s3://b/x"), RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False
     )
-    with pytest.raises(ConfigError, match=r"one of super, super-threads, torch, not 'dali'"):
+    with pytest.raises(ConfigError, match=r"one of super, super-threads, torch, webdataset, not 'dali'"):
         open_loader("dali", request)
