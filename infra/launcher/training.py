@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from infra.launcher.cluster import Cluster
     from infra.launcher.settings import LaunchSettings
 
-__all__ = ["ranks_here", "training"]
+__all__ = ["ranks_here", "training", "visible_gpus"]
 
 _DEVICES = Path("/dev")
 _TORCH_RUN = Path(__file__).with_name("torch_run.py")
@@ -42,14 +42,16 @@ def ranks_here(settings: LaunchSettings, environment: Mapping[str, str], devices
             msg = f"SM_NUM_GPUS is a number; not {text[:80]!r}"
             raise ConfigError(msg)
         return max(1, int(text))
-    return max(1, _gpus(environment, devices))
+    return max(1, len(visible_gpus(environment, devices)))
 
 
-def _gpus(environment: Mapping[str, str], devices: Path) -> int:
+def visible_gpus(environment: Mapping[str, str], devices: Path = _DEVICES) -> list[str]:
+    """The GPUs that may be used here, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
-    return sum(bool(re.fullmatch(r"nvidia[0-9]+", entry.name)) for entry in os.scandir(devices))
+        return [name.strip() for name in visible.split(",") if name.strip() not in {"", "-1"}]
+    found = sum(bool(re.fullmatch(r"nvidia[0-9]+", entry.name)) for entry in os.scandir(devices))
+    return [str(number) for number in range(found)]
 
 
 def training(

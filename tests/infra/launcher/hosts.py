@@ -27,6 +27,7 @@ END_WAIT_S = 60.0
 _POLL_S = 0.02
 _MARK = "SUPER_TEST_RUN"
 
+LOCAL = "local"
 LEADER, DATA, TRAINER_0, TRAINER_1 = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 
 
@@ -64,7 +65,6 @@ class Hosts:
             told += [f"--training-hosts={','.join(self.training_hosts)}"]
         for host in only or self.data_hosts + self.training_hosts:
             own = [f"--host={host}", f"--failure-file={self.failure_file(host)}", "--config-dir=/nonexistent"]
-            path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
             with self.log(host).open("wb") as log:
                 self.processes[host] = subprocess.Popen(
                     [
@@ -78,14 +78,31 @@ class Hosts:
                     stdout=log,
                     stderr=log,
                     cwd=self.directory,
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": path,
-                        "TMPDIR": str(self.temporary),
-                        _MARK: self.mark,
-                        **(environment or {}),
-                    },
+                    env=self._environment(environment),
                 )
+
+    def start_local(
+        self,
+        *command: str,
+        options: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start all of them by the one launcher for this machine; it goes by the name of ``LOCAL``."""
+        told = [f"--{name}-port={port}" for name, port in self.ports.items()]
+        with self.log(LOCAL).open("wb") as log:
+            self.processes[LOCAL] = subprocess.Popen(
+                [sys.executable, "-m", "infra.launcher.local", *told, *options, "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=self._environment(environment),
+            )
+
+    def _environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), _MARK: self.mark}
+        return {**os.environ, **own, **(more or {})}
 
     def log(self, host: str) -> Path:
         return self.directory / f"{host}.log"

@@ -14,12 +14,12 @@ PAGE = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
 
 def test_every_option_is_an_option():
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", PAGE))
-    sources = [ROOT / "infra/launcher/options.py", ROOT / "infra/launcher/submit.py"]
+    sources = [ROOT / f"infra/launcher/{name}.py" for name in ("options", "submit", "local")]
     code = "".join(source.read_text(encoding="utf-8") for source in sources)
     ports = {
         f"{name.removesuffix('_port')}-port" for name in LaunchSettings.__slots__ if name.endswith("_port")
     }
-    scripts = {"epochs", "source"}  # of the examples' train.py
+    scripts = {"epochs", "source", "set"}  # of the examples' train.py and superdl run
     assert {name for name in named - ports - scripts if f'"--{name}"' not in code} == set()
 
 

@@ -1,0 +1,171 @@
+"""One command runs all hosts of a run on this machine: it gives the run's exit code, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from infra.launcher.local import main
+from infra.launcher.one_machine import LocalHost, confined_to, free_ports, local_hosts
+from super_wire.errors import ConfigError
+from tests.infra.launcher.hosts import LOCAL
+
+# With a coordinator that is there already, nothing but training is started.
+BARE = ("--data-hosts=1", "--training-hosts=2", "--no-torchrun", "--coordinator=127.0.0.1:1")
+FOR_EVER = (
+    "echo begun $NODE_RANK; trap 'echo saved $NODE_RANK; exit 1' TERM; setsid sleep 1000 & sleep 1000 & wait"
+)
+
+
+def shares(data, training, cores, *, data_cores=0, training_cores=0):
+    hosts = local_hosts(
+        data, training, data_cores=data_cores, training_cores=training_cores, cores=cores, gpus=()
+    )
+    return [(host.name, None if host.cores is None else sorted(host.cores)) for host in hosts]
+
+
+@pytest.mark.usefixtures("hosts")  # for its being skipped where there is one loopback address
+class TestShares:
+    def test_cores_are_divided_and_what_is_left_is_shared_by_the_others(self):
+        assert shares(1, 1, [0, 1]) == [("data 127.0.0.2", None), ("training 127.0.0.3", None)]
+        assert shares(1, 1, [4, 7], training_cores=1) == [
+            ("data 127.0.0.2", [7]),
+            ("training 127.0.0.3", [4]),
+        ]
+        assert shares(2, 1, range(8), training_cores=2) == [
+            ("data 127.0.0.2", [2, 3, 4, 5, 6, 7]),
+            ("data 127.0.0.3", [2, 3, 4, 5, 6, 7]),
+            ("training 127.0.0.4", [0, 1]),
+        ]
+        assert shares(1, 2, range(4), data_cores=1) == [
+            ("data 127.0.0.2", [0]),
+            ("training 127.0.0.3", [1, 2, 3]),
+            ("training 127.0.0.4", [1, 2, 3]),
+        ]
+        assert shares(0, 1, [0, 1], training_cores=1) == [("training 127.0.0.2", [0])]
+
+    @pytest.mark.parametrize(
+        ("told", "why"),
+        [
+            (
+                {"training_cores": 2},
+                r"2 cores are asked for .* and one at least for the others; 2 can be used",
+            ),
+            ({"training_cores": 2, "data_cores": 1}, "3 cores are asked for"),
+            ({"training_cores": -1}, "not negative"),
+        ],
+    )
+    def test_more_cores_than_there_are_is_refused(self, told, why):
+        with pytest.raises(ConfigError, match=why):
+            shares(1, 1, [0, 1], **told)
+
+    def test_cores_on_a_system_that_holds_nothing_to_them_are_refused(self):
+        with pytest.raises(ConfigError, match="leave --training-cores and --data-cores out"):
+            shares(1, 1, [], training_cores=1)
+
+    def test_gpus_are_divided_where_each_host_can_have_one(self):
+        def seen(training, gpus):
+            hosts = local_hosts(1, training, data_cores=0, training_cores=0, cores=(), gpus=gpus)
+            return [host.gpus for host in hosts if host.trains]
+
+        assert seen(2, ["0", "1", "2", "3"]) == [("0", "1"), ("2", "3")]
+        assert seen(2, ["0"]) == [None, None]
+        assert seen(1, ["0", "1"]) == [None]
+
+    def test_ports_are_different_ones(self):
+        ports = free_ports([LocalHost("127.0.0.2", trains=True), LocalHost("127.0.0.3", trains=False)])
+        assert len(set(ports.values())) == len(ports) == 5
+        assert all(name.endswith("_port") for name in ports)
+
+
+def test_what_is_started_within_is_held_to_its_cores(hosts):
+    before = os.sched_getaffinity(0)
+    with confined_to(frozenset({min(before)})):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_run_ends_with_its_code_and_each_host_has_its_cores(hosts):
+    script = (
+        "import json, os; told = {name: os.environ[name] for name in ('NODE_RANK', 'SUPER_COORDINATOR')}; "
+        "print(json.dumps({**told, 'cores': sorted(os.sched_getaffinity(0))}))"
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    options = ("--data-hosts=1", "--no-torchrun", "--executor=local", "--cache-bytes=64mb")
+    options += ("--training-cores=1",) if len(cores) > 1 else ()
+    hosts.start_local("python3", "-c", script, options=options)
+    assert hosts.codes() == {LOCAL: 0}, hosts.said(LOCAL)
+    told = json.loads(re.search(r"(?m)^\[training 127.0.0.3\] (\{.*\})$", hosts.said(LOCAL))[1])
+    assert told == {
+        "NODE_RANK": "0",
+        "SUPER_COORDINATOR": f"127.0.0.2:{hosts.ports['coordinator']}",
+        "cores": cores[:1],
+    }
+    assert re.search(r"(?m)^\[data 127.0.0.2\] .*the cache is ready", hosts.said(LOCAL))
+    assert hosts.left() == []
+
+
+def test_the_code_of_the_host_that_fails_is_the_runs(hosts):
+    hosts.start_local("sh", "-c", "[ $NODE_RANK = 1 ] && exit 7; sleep 1000", options=BARE)
+    assert hosts.codes() == {LOCAL: 7}, hosts.said(LOCAL)
+    assert "training ended with exit code 7 on 127.0.0.4" in hosts.said(LOCAL)
+    assert hosts.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_lets_training_save_and_ends_every_host(hosts, number):
+    hosts.start_local("sh", "-c", FOR_EVER, options=BARE)
+    for rank in (0, 1):
+        hosts.until_said(LOCAL, f"begun {rank}")
+    hosts.signal(LOCAL, number)
+    assert hosts.codes() == {LOCAL: 128 + number}, hosts.said(LOCAL)
+    for rank in (0, 1):
+        assert f"saved {rank}" in hosts.said(LOCAL)
+    assert hosts.left() == []
+
+
+@pytest.mark.slow
+def test_who_asks_twice_does_not_wait_for_training(hosts):
+    hosts.start_local(
+        "sh", "-c", "trap '' TERM; echo begun $NODE_RANK; while :; do sleep 1000; done", options=BARE
+    )
+    for rank in (0, 1):
+        hosts.until_said(LOCAL, f"begun {rank}")
+    hosts.signal(LOCAL, signal.SIGINT)
+    hosts.until_said(LOCAL, "SIGTERM: the run is to end")
+    hosts.signal(LOCAL, signal.SIGINT)
+    assert hosts.codes() == {LOCAL: 128 + signal.SIGINT}
+    assert hosts.left() == []
+
+
+def test_nothing_stays_when_it_is_killed(hosts):
+    hosts.start_local("sh", "-c", FOR_EVER, options=BARE)
+    for rank in (0, 1):
+        hosts.until_said(LOCAL, f"begun {rank}")
+    hosts.signal(LOCAL, signal.SIGKILL)
+    assert hosts.codes() == {LOCAL: -signal.SIGKILL}
+    hosts.until_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--training-hosts=0",), "at least one host trains"),
+        (("--host=127.0.0.2",), "--host is for a launcher of one host"),
+        (("--no-such-option",), "--no-such-option"),
+        (("--data-hosts=many",), "invalid int value: 'many'"),
+        (("--executor=ray", "--control-port=0"), "control_port is from 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(options, why, capsys):
+    assert main([*options, "--", "true"]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_run_without_a_command_is_refused(capsys):
+    assert main(["--training-hosts", "2"]) == 2
+    assert "the training command comes after --" in capsys.readouterr().err
