@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from super_wire.errors import CoordinatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "EpochSummary",
@@ -21,6 +24,7 @@ __all__ = [
     "PassSummary",
     "PassTotals",
     "StepRecord",
+    "ToldStall",
 ]
 
 _log = logging.getLogger(__name__)
@@ -93,6 +97,46 @@ class JobStats(Protocol):
     def usd(self) -> float:
         """The job's share of what was spent, in US dollars."""
 
+    @property
+    def status_calls(self) -> int:
+        """Calls for pages of the plan, each the status check of its batches, by this process."""
+
+    @property
+    def status_s(self) -> float:
+        """Seconds that those calls took, in a thread of their own."""
+
+    @property
+    def status_cpu_s(self) -> float:
+        """CPU seconds of that thread in them."""
+
+    @property
+    def status_wait_s(self) -> float:
+        """Seconds that the loop waited for a page."""
+
+    @property
+    def recent_stalls(self) -> Sequence[ToldStall]:
+        """The newest batches that readers waited for, oldest first."""
+
+
+class ToldStall(Protocol):
+    """A batch that a reader waited for, by its place in the loader's plan, and why."""
+
+    @property
+    def rank(self) -> int:
+        """Whose batch it was."""
+
+    @property
+    def epoch(self) -> int:
+        """The loader's epoch."""
+
+    @property
+    def position(self) -> int:
+        """Which batch of the rank's epoch, from 0."""
+
+    @property
+    def cause(self) -> str:
+        """Why; `coordinator.core.stalls` has the causes."""
+
 
 class JobStatsSource(Protocol):
     """Whatever can tell a job's counters: a sampler, or a loader that decodes by itself."""
@@ -121,6 +165,15 @@ class JobCounters:
     record_bytes: int = 0
     read_bytes: int = 0
     usd: float = 0.0
+    status_calls: int = 0
+    status_s: float = 0.0
+    status_cpu_s: float = 0.0
+    status_wait_s: float = 0.0
+
+    @property
+    def recent_stalls(self) -> Sequence[ToldStall]:
+        """None: a loader that decodes by itself has nobody who could tell."""
+        return ()
 
     @classmethod
     def read(cls, stats: JobStats) -> JobCounters:
@@ -175,7 +228,8 @@ class StepRecord:
     step on the device. ``fetch_s`` and ``decode_s`` are what the batch's samples once cost to produce, maybe
     long ago. ``finished_at_s`` is a Unix timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for a
     model of five classes or fewer, which is never wrong by it. The GPU's figures are those of the last sample
-    before the step was given out; None where there is none.
+    before the step was given out; None where there is none. ``plan_epoch`` and ``position`` are the batch's
+    place in the loader's plan, where it has one.
     """
 
     epoch: int
@@ -198,6 +252,8 @@ class StepRecord:
     top5_accuracy: float | None = None
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
+    plan_epoch: int | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

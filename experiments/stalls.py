@@ -1,0 +1,159 @@
+"""Which steps of a pass waited for data, and why.
+
+A step stalled if the trainer waited for more than a twentieth of its time, and a millisecond at least. Of a
+batch that a reader had to wait for the coordinator tells the cause; of one that was all in the cache, and of
+loaders that decode by themselves, the step's own figures do. `docs/runs.md` lists the causes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from super_wire.errors import CoordinatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from experiments.records import JobStatsSource, StepRecord
+
+__all__ = [
+    "STALL_COLUMNS",
+    "CauseTotal",
+    "StallMeter",
+    "StallSummary",
+    "StalledStep",
+    "cause_of",
+    "is_stalled",
+    "stall_rows",
+]
+
+_log = logging.getLogger(__name__)
+
+_LEAST_SHARE = 0.05
+_LEAST_S = 0.001
+_ASKED_AFTER = 512
+"""Stalled steps with misses; the coordinator remembers twice as many one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalledStep:
+    """A step whose batch the trainer waited ``wait_s`` seconds for; ``cause`` is one of `docs/runs.md`."""
+
+    epoch: int
+    split: str
+    step: int
+    batch_id: str
+    wait_s: float
+    misses: int
+    cause: str
+
+
+STALL_COLUMNS = tuple(StalledStep.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTotal:
+    """How many steps of a pass stalled for one cause, and how many seconds the trainer waited in them."""
+
+    steps: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallSummary:
+    """The stalls of a pass. All other steps were bound by computing; there were ``steps`` in all."""
+
+    steps: int
+    stalled: int
+    wait_s: float
+    causes: dict[str, CauseTotal]
+
+
+def is_stalled(step: StepRecord) -> bool:
+    """Whether the trainer waited noticeably for the batch of a step."""
+    return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
+
+
+def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
+    """Why a step stalled; ``told`` has the causes that the coordinator knows, by epoch and position."""
+    if step.misses:
+        if step.plan_epoch is None or step.position is None:
+            return "unknown"
+        return told.get((step.plan_epoch, step.position), "unknown")
+    if step.step == 0:
+        return "worker_start"
+    if step.hits:
+        return "cache_transfer"
+    if not step.fetch_s and not step.decode_s:
+        return "loading"
+    return "source" if step.fetch_s > step.decode_s else "decode"
+
+
+class StallMeter:
+    """Collects the stalled steps of one split and asks its job for their causes, once for many.
+
+    Args:
+        source: the loader; its ``job_stats`` tells recent stalls.
+        rank: whose stalls are meant.
+    """
+
+    def __init__(self, source: JobStatsSource, rank: int = 0) -> None:
+        self._source = source
+        self._rank = rank
+        self._steps = 0
+        self._waiting: list[StepRecord] = []  # for their causes
+        self._missed = 0
+        self._known: list[StalledStep] = []
+
+    def add(self, steps: Iterable[StepRecord]) -> None:
+        """Some steps are done."""
+        for step in steps:
+            self._steps += 1
+            if is_stalled(step):
+                self._waiting.append(step)
+                self._missed += step.misses > 0
+        if self._missed >= _ASKED_AFTER:
+            self._ask()
+
+    def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
+        """The stalls since the last lap."""
+        self._ask()
+        steps, known = self._steps, self._known
+        self._steps, self._known = 0, []
+        causes: dict[str, list[float]] = {}
+        for stall in known:
+            causes.setdefault(stall.cause, []).append(stall.wait_s)
+        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
+        longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
+        return StallSummary(steps, len(known), sum(one.wait_s for one in known), longest_first), known
+
+    def _ask(self) -> None:
+        told = self._told() if self._missed else {}
+        self._known += [
+            StalledStep(
+                step.epoch,
+                step.split,
+                step.step,
+                step.batch_id,
+                step.wait_s,
+                step.misses,
+                cause_of(step, told),
+            )
+            for step in self._waiting
+        ]
+        self._waiting, self._missed = [], 0
+
+    def _told(self) -> dict[tuple[int, int], str]:
+        try:
+            recent = self._source.job_stats().recent_stalls
+        except CoordinatorError as error:
+            _log.warning("the coordinator did not tell why batches stalled: %s", error)
+            return {}
+        return {(stall.epoch, stall.position): stall.cause for stall in recent if stall.rank == self._rank}
+
+
+def stall_rows(stalls: Iterable[StalledStep]) -> list[dict[str, object]]:
+    """Rows of ``stalls.jsonl`` and ``stalls.csv``."""
+    return [asdict(stall) for stall in stalls]

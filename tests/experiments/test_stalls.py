@@ -1,0 +1,126 @@
+"""Which steps stalled, and why: told by the coordinator for what was missed, else by the step itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from experiments.records import JobCounters, StepRecord
+from experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
+from super_wire.errors import CoordinatorError
+
+STEP = StepRecord(
+    epoch=1,
+    split="train",
+    step=3,
+    batch_id="ab",
+    samples=8,
+    wait_s=0.5,
+    read_s=0.0,
+    fetch_s=0.0,
+    decode_s=0.0,
+    compute_s=0.5,
+    total_s=1.0,
+    hits=0,
+    misses=0,
+    size_bytes=1,
+    loss=0.0,
+    accuracy=0.0,
+    finished_at_s=0.0,
+    plan_epoch=7,
+    position=9,
+)
+
+
+class Told(NamedTuple):
+    rank: int
+    epoch: int
+    position: int
+    cause: str
+
+
+class Job:
+    """Tells stalls, or fails."""
+
+    def __init__(self, *stalls: Told, error: Exception | None = None) -> None:
+        self.stalls = stalls
+        self.error = error
+        self.asked = 0
+
+    def job_stats(self):
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        stalls = self.stalls
+
+        class Stats(JobCounters):
+            @property
+            def recent_stalls(self):
+                return stalls
+
+        return Stats()
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "total_s", "stalled"),
+    [(0.5, 1.0, True), (0.051, 1.0, True), (0.05, 1.0, False), (0.0009, 0.001, False), (0.0011, 0.002, True)],
+)
+def test_a_step_stalls_by_its_share_and_by_a_least_time(wait_s, total_s, stalled):
+    assert is_stalled(replace(STEP, wait_s=wait_s, total_s=total_s)) is stalled
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"misses": 2, "hits": 6}, "throttle"),
+        ({"misses": 2, "position": 8}, "unknown"),
+        ({"misses": 2, "plan_epoch": None}, "unknown"),
+        ({"hits": 8}, "cache_transfer"),
+        ({"hits": 8, "step": 0}, "worker_start"),
+        ({"fetch_s": 0.2, "decode_s": 0.1}, "source"),
+        ({"fetch_s": 0.1, "decode_s": 0.2}, "decode"),
+        ({}, "loading"),
+    ],
+)
+def test_each_stall_has_one_cause(changes, cause):
+    assert cause_of(replace(STEP, **changes), {(7, 9): "throttle"}) == cause
+
+
+def test_a_pass_is_summed_up_and_the_next_begins_with_nothing():
+    job = Job(Told(0, 7, 9, "decode"), Told(1, 7, 10, "retry"), Told(0, 7, 10, "cold_start"))
+    meter = StallMeter(job)
+    slow, missed = replace(STEP, hits=8, wait_s=2.0), replace(STEP, misses=8, wait_s=0.25)
+    meter.add([slow, missed, replace(STEP, wait_s=0.0)])
+    meter.add([replace(missed, position=10)])
+    summary, stalls = meter.lap()
+    assert (summary.steps, summary.stalled, summary.wait_s) == (4, 3, 2.5)
+    assert list(summary.causes.items()) == [
+        ("cache_transfer", CauseTotal(1, 2.0)),
+        ("decode", CauseTotal(1, 0.25)),
+        ("cold_start", CauseTotal(1, 0.25)),
+    ]
+    assert [stall.cause for stall in stalls] == ["cache_transfer", "decode", "cold_start"]
+    assert job.asked == 1
+    assert tuple(stall_rows(stalls)[0]) == STALL_COLUMNS
+    assert meter.lap() == (replace(summary, steps=0, stalled=0, wait_s=0.0, causes={}), [])
+    assert job.asked == 1, "nothing was missed, so there was nothing to ask"
+
+
+def test_the_coordinator_is_asked_before_it_forgets():
+    job = Job()
+    meter = StallMeter(job)
+    for position in range(1024):
+        job.stalls = (*job.stalls[-1023:], Told(0, 7, position, f"cause {position}"))
+        meter.add([replace(STEP, misses=1, position=position)])
+    _, stalls = meter.lap()
+    assert [stall.cause for stall in stalls] == [f"cause {position}" for position in range(1024)]
+    assert job.asked == 2
+
+
+def test_a_coordinator_that_does_not_answer_ends_no_training():
+    meter = StallMeter(Job(error=CoordinatorError("gone")))
+    meter.add([replace(STEP, misses=1)])
+    summary, _ = meter.lap()
+    assert list(summary.causes) == ["unknown"]
