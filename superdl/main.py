@@ -19,6 +19,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "run": "train from a spec and report",
+    "compare": "run the loaders of a spec side by side, and say how they differ",
     "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",

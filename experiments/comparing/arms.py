@@ -1,0 +1,131 @@
+"""What is compared: the arms of a spec, each with its trials, as whole specs, checked before anything runs.
+
+In which order they run is `experiments.comparing.schedule`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from experiments.spec import Spec, apply_values, parse_spec
+from experiments.spec_sections import LOADER_KINDS, SUPER_KINDS
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DEFAULT_ARMS", "Arm", "Trial", "arms_of"]
+
+DEFAULT_ARMS: dict[str, dict[str, Any]] = {
+    "super": {"loader.kind": "super"},
+    "torch": {"loader.kind": "torch"},
+}
+"""What is compared where the spec names no arms."""
+
+_RESERVED = ("name", "output", "compare", "trials", "quick")
+"""What the comparison itself decides for its runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of an arm; the trial of an arm that is one run has no name."""
+
+    name: str
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of doing the work: its trials run at once. ``values`` are what it sets, by dotted keys."""
+
+    name: str
+    values: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+
+    @property
+    def shares_services(self) -> bool:
+        """Whether several trials want one coordinator, which somebody has to start for them."""
+        return sum(_wants_services(trial.spec) for trial in self.trials) > 1
+
+
+def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
+    """Return the arms of a spec, or the ``chosen`` ones; a loader's kind is an arm too, if asked for.
+
+    Raises:
+        ConfigError: an arm is unknown, sets what is the comparison's, or makes a spec that is not allowed.
+
+    """
+    named = dict(spec.compare.arms) or dict(DEFAULT_ARMS)
+    if chosen is not None:
+        named = {name: _values_of(name, named) for name in chosen}
+        if not named or len(named) < len(chosen):
+            raise ConfigError(f"--arms names each arm once, with commas between, not {','.join(chosen)!r}")
+    return tuple(_arm(spec, name, values) for name, values in named.items())
+
+
+def _values_of(name: str, named: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if name in named:
+        return named[name]
+    if name in LOADER_KINDS:
+        return {"loader.kind": name}
+    known = ", ".join(dict.fromkeys((*named, *LOADER_KINDS)))
+    raise ConfigError(
+        f"--arms names {name!r}, which is neither in compare.arms nor a loader; there are {known}"
+    )
+
+
+def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
+    where = f"compare.arms.{name}"
+    _check_values(where, values)
+    if not spec.trials:
+        return Arm(name, values, (Trial("", _spec_of(spec, name, values, {}, where)),))
+    trials = []
+    for trial, own in spec.trials.items():
+        _check_values(f"trials.{trial}", own)
+        made = _spec_of(spec, f"{name}-{trial}", values, own, f"trials.{trial} in {where}")
+        trials.append(Trial(trial, made))
+    return Arm(name, values, tuple(trials))
+
+
+def _check_values(where: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if str(key).split(".")[0] in _RESERVED:
+            raise ConfigError(f"{where}: {key} is what the comparison decides for its runs; leave it out")
+        if isinstance(value, Mapping):  # it would take the place of the whole section
+            first = next(iter(value), "key")
+            raise ConfigError(f"{where}: {key} holds a mapping; write dotted keys, as in {key}.{first}: ...")
+
+
+def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
+    """The spec of one run: the common one, the arm's values over it, the trial's over these."""
+    common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
+    try:
+        mapping = apply_values(apply_values(common, arm), trial)
+        made = parse_spec(_without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    warmup = spec.compare.warmup_epochs
+    if made.epochs <= warmup:
+        raise ConfigError(
+            f"{where}: of {made.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; set "
+            "more epochs or fewer warm-up epochs"
+        )
+    return made
+
+
+def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """How functions run is said once, for the arms that have some: the others are spared it."""
+    loader = mapping["loader"]
+    if not isinstance(loader, dict) or loader.get("kind") in SUPER_KINDS:
+        return mapping
+    if "executor" not in own:
+        mapping["executor"] = "auto"
+    if "loader.coordinator" not in own:
+        loader["coordinator"] = None
+    return mapping
+
+
+def _wants_services(spec: Spec) -> bool:
+    return spec.loader.runs_functions and spec.loader.coordinator is None

@@ -1,0 +1,197 @@
+"""The arithmetic of a comparison: what one round of an arm comes to, and how its repeats spread. Pure.
+
+Reading runs is `experiments.comparing.measured`'s, what may be concluded `experiments.comparing.verdicts`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from experiments.comparing.measured import PassMeasured, RoundMeasured, RunMeasured
+
+__all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "round_figures", "spread_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that people see: its name in `RoundFigures`, its title with unit, and which way is better.
+
+    ``whole`` says that it is of the whole run, warm-up included.
+    """
+
+    key: str
+    title: str
+    unit: str
+    digits: int
+    more_is_better: bool
+    whole: bool = False
+
+
+FIGURES = (
+    Figure("images_per_s", "throughput", "images/s", 0, more_is_better=True),
+    Figure("wait_percent", "waiting for data", "% of training time", 1, more_is_better=False),
+    Figure("cpu_ms_per_image", "CPU of all processes", "ms/image", 3, more_is_better=False),
+    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image", 3, more_is_better=False),
+    Figure("usd_per_epoch", "cost", "USD/epoch", 6, more_is_better=False),
+    Figure("decodes_per_image", "decodes", "per image of the set", 2, more_is_better=False, whole=True),
+    Figure("cpu_s", "CPU in all", "s", 1, more_is_better=False, whole=True),
+    Figure("wall_s", "wall time", "s", 1, more_is_better=False, whole=True),
+    Figure("first_batch_s", "first batch after", "s", 2, more_is_better=False, whole=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """What one round of an arm comes to; None where it was not measured.
+
+    Epochs after the warm-up alone are in the first five. Rates are added up over runs that went on at once;
+    waiting is the share of all their training time. CPU is that of every process, the model's own work with
+    it; outside the trainer is what DataLoader workers, functions, coordinator and cache take, and
+    ``cpu_ms_by_group`` says which of them. ``decodes_per_image`` are the images that were fetched and decoded
+    for all runs together, for each that the set has, training and validation alike. The first batch is that
+    of the run which got it last.
+    """
+
+    images_per_s: float
+    wait_percent: float
+    cpu_ms_per_image: float | None
+    outside_ms_per_image: float | None
+    usd_per_epoch: float | None
+    decodes_per_image: float | None
+    cpu_s: float | None
+    wall_s: float | None
+    first_batch_s: float | None
+    cpu_ms_by_group: Mapping[str, float]
+    decodes_by_epoch: Mapping[int, float]
+    val_accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over repeats."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.values)
+
+    @property
+    def least(self) -> float:
+        """The smallest."""
+        return min(self.values)
+
+    @property
+    def most(self) -> float:
+        """The largest."""
+        return max(self.values)
+
+
+def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
+    """How a figure spreads over rounds; None if no round has it."""
+    values = [value for one in rounds if (value := getattr(one, key)) is not None]
+    return Spread(tuple(values)) if values else None
+
+
+def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
+    """Work one round out, leaving the first epochs of each run out where `RoundFigures` says so."""
+    counted = [
+        [one for one in run.passes if one.split == "train" and one.epoch >= warmup_epochs]
+        for run in measured.runs
+    ]
+    everything = [one for passes in counted for one in passes]
+    wall_s = math.fsum(one.wall_s for one in everything)
+    by_group = _cpu_by_group(measured, warmup_epochs)
+    images = _images(measured.runs, warmup_epochs)
+    per_image = {name: 1000 * used / images for name, used in by_group.items()} if images else {}
+    decodes = _decodes_by_epoch(measured.runs)
+    return RoundFigures(
+        images_per_s=math.fsum(_rate(passes) for passes in counted),
+        wait_percent=100 * math.fsum(one.wait_s for one in everything) / wall_s if wall_s > 0 else 0.0,
+        cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
+        outside_ms_per_image=(
+            math.fsum(used for name, used in per_image.items() if name != "trainer") if per_image else None
+        ),
+        usd_per_epoch=None,
+        decodes_per_image=None if decodes is None else math.fsum(decodes.values()),
+        cpu_s=measured.cpu_s,
+        wall_s=measured.wall_s,
+        first_batch_s=max(
+            (value for run in measured.runs if (value := _first_batch_s(run)) is not None), default=None
+        ),
+        cpu_ms_by_group=per_image,
+        decodes_by_epoch=decodes or {},
+        val_accuracy=tuple(value for run in measured.runs if (value := _val_accuracy(run)) is not None),
+    )
+
+
+def _rate(passes: Sequence[PassMeasured]) -> float:
+    wall_s = math.fsum(one.wall_s for one in passes)
+    return sum(one.samples for one in passes) / wall_s if wall_s > 0 else 0.0
+
+
+def _images(runs: Sequence[RunMeasured], warmup_epochs: int) -> int:
+    """Images trained on or validated with, after the warm-up."""
+    return sum(one.samples for run in runs for one in run.passes if one.epoch >= warmup_epochs)
+
+
+def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
+    """CPU seconds after the warm-up, by group; without a warm-up the start of the runs is in it."""
+    used: dict[str, float] = defaultdict(float)
+    for run in measured.runs:
+        for phase in run.phases:
+            epoch = -1 if phase.epoch is None else phase.epoch
+            if epoch >= warmup_epochs or warmup_epochs == 0:
+                for name, seconds in phase.cpu_s.items():
+                    used[name] += seconds
+    for name, seconds in _services_cpu_s(measured, warmup_epochs).items():
+        used[name] += seconds
+    return dict(used)
+
+
+def _services_cpu_s(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
+    """What the shared services used after the first of the runs was through its warm-up.
+
+    So what they did for the warm-up of slower runs is counted too: in doubt against them.
+    """
+    if not measured.services:
+        return {}
+    last = measured.services[-1][1]
+    before: Mapping[str, float] = {}
+    ends = [run.epoch_ends_at_s.get(warmup_epochs - 1, -math.inf) for run in measured.runs]
+    if warmup_epochs > 0 and ends:
+        earlier = [used for at_s, used in measured.services if at_s <= min(ends)]
+        before = earlier[-1] if earlier else {}
+    return {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in last.items()}
+
+
+def _decodes_by_epoch(runs: Sequence[RunMeasured]) -> dict[int, float] | None:
+    """How often an image of the set was decoded, on average, in each epoch, for all runs; None: not told."""
+    images = max((run.train_samples + run.val_samples for run in runs), default=0)
+    if not images or any(one.produced is None for run in runs for one in run.passes):
+        return None
+    produced: dict[int, int] = defaultdict(int)
+    for run in runs:
+        for one in run.passes:
+            produced[one.epoch] += one.produced or 0
+    return {epoch: count / images for epoch, count in sorted(produced.items())}
+
+
+def _first_batch_s(run: RunMeasured) -> float | None:
+    """From the start of the run, its data and its services until the first training batch was there."""
+    start = [phase.wall_s for phase in run.phases if phase.epoch is None]
+    first = [one.first_batch_s for one in run.passes if one.split == "train"]
+    return math.fsum(start) + first[0] if start and first else None
+
+
+def _val_accuracy(run: RunMeasured) -> float | None:
+    validated = [one.accuracy for one in run.passes if one.split == "val"]
+    return validated[-1] if validated else None

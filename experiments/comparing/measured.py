@@ -1,0 +1,152 @@
+"""Reads what a run has left, its report and its samples of the processes, as far as a comparison needs it.
+
+What follows from it is `experiments.comparing.figures`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["CpuSample", "PassMeasured", "PhaseMeasured", "RoundMeasured", "RunMeasured", "read_run"]
+
+CpuSample = tuple[float, "dict[str, float]"]
+"""A Unix timestamp, and the CPU seconds by then of each group of processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassMeasured:
+    """A pass over one split; ``produced`` are samples fetched and decoded for it, None where nobody told."""
+
+    epoch: int
+    split: str
+    samples: int
+    wall_s: float
+    wait_s: float
+    first_batch_s: float
+    produced: int | None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMeasured:
+    """What the processes of a run used in its start (no epoch) or in a pass: CPU seconds by group."""
+
+    epoch: int | None
+    split: str
+    wall_s: float
+    cpu_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeasured:
+    """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1."""
+
+    name: str
+    status: str
+    train_samples: int
+    val_samples: int
+    passes: tuple[PassMeasured, ...]
+    phases: tuple[PhaseMeasured, ...]
+    epoch_ends_at_s: Mapping[int, float] = field(default_factory=dict)
+    reason: str | None = None
+    wall_s: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMeasured:
+    """One go of an arm: its runs, which went on at once.
+
+    ``wall_s`` is from the start of the first process until the last run has ended, ``cpu_s`` the CPU time of
+    all processes that came of it, as the system accounts for them; ``services`` are samples of what the runs
+    shared. All three are absent for runs that were found, not made.
+    """
+
+    arm: str
+    repeat: int
+    runs: tuple[RunMeasured, ...]
+    wall_s: float | None = None
+    cpu_s: float | None = None
+    services: tuple[CpuSample, ...] = ()
+
+
+def read_run(directory: Path) -> RunMeasured:
+    """Read the run that has left ``directory``.
+
+    Raises:
+        ConfigError: there is no report of ``superdl run`` in it, or not one of this version's.
+
+    """
+    path = directory / "report.json"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return _run(report, _epoch_ends(directory / "utilization.jsonl"))
+    except FileNotFoundError:
+        raise ConfigError(f"{directory} holds no report.json, so no run has ended there") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not a report as this version writes it: {error!r}") from error
+
+
+def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
+    passes = [
+        _pass(epoch["epoch"], split, epoch[split])
+        for epoch in report["epochs"]
+        for split in ("train", "val")
+        if epoch[split] is not None
+    ]
+    utilization = report["utilization"]
+    phases = [] if utilization is None else [_phase(phase) for phase in utilization["phases"]]
+    return RunMeasured(
+        name=str(report["name"]),
+        status=str(report["status"]),
+        reason=report["reason"],
+        train_samples=int(report["train_samples"]),
+        val_samples=int(report["val_samples"] or 0),
+        passes=tuple(passes),
+        phases=tuple(phases),
+        epoch_ends_at_s=ends,
+        wall_s=float(report["wall_s"]),
+        facts=report,
+    )
+
+
+def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
+    job = figures["job"]
+    return PassMeasured(
+        epoch=epoch,
+        split=split,
+        samples=int(figures["samples"]),
+        wall_s=float(figures["wall_s"]),
+        wait_s=float(figures["wait_s"]),
+        first_batch_s=float(figures["first_batch_s"]),
+        produced=None if job is None else int(job["samples_produced"]),
+        accuracy=figures["accuracy"],
+    )
+
+
+def _phase(phase: Mapping[str, Any]) -> PhaseMeasured:
+    used = {name: float(group["cpu_s"]) for name, group in phase["groups"].items()}
+    return PhaseMeasured(phase["epoch"], phase["split"], float(phase["wall_s"]), used)
+
+
+def _epoch_ends(path: Path) -> dict[int, float]:
+    """When the start and each epoch ended: the last sample of each, which is taken on the border."""
+    ends: dict[int, float] = {}
+    if not path.is_file():
+        return ends
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["epoch"] is not None or row["split"] == "start":
+            epoch = -1 if row["epoch"] is None else int(row["epoch"])
+            ends[epoch] = max(ends.get(epoch, 0.0), float(row["at_s"]))
+    return ends

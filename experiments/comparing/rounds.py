@@ -1,0 +1,105 @@
+"""Carries one round out: an arm's runs in processes of their own, with what they share, and measures them.
+
+Which rounds there are is `experiments.comparing.schedule`'s, what they come to
+`experiments.comparing.figures`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import yaml
+
+from experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
+from experiments.comparing.processes import EndedRun, RunRequest, run_together
+from experiments.comparing.services import SharedServices, shared_services
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from experiments.comparing.arms import Arm, Trial
+    from experiments.comparing.schedule import Round
+
+__all__ = ["RoundDone", "run_round"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A round that was carried out: what it measured, or, where a run of it failed, how its runs ended."""
+
+    round: Round
+    folder: Path
+    ended: tuple[EndedRun, ...]
+    measured: RoundMeasured | None
+
+    @property
+    def failed(self) -> tuple[EndedRun, ...]:
+        """The runs that failed, without those that were ended because of them."""
+        unfinished = [run for run in self.ended if not run.is_finished]
+        return tuple(run for run in unfinished if not run.was_told_to) or tuple(unfinished)
+
+
+def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
+    """Run every trial of ``arm`` at once, below ``folder``, and read what they have left.
+
+    Raises:
+        SuperError: what the trials share cannot be started, or a run left no report.
+        KeyboardInterrupt: a person ended it; the runs have written their reports.
+
+    """
+    before_s = _children_cpu_s()
+    with ExitStack() as stack:
+        start_s = time.monotonic()
+        services = None
+        if arm.shares_services and not os.environ.get("SUPER_COORDINATOR"):
+            services = stack.enter_context(shared_services(arm.trials[0].spec))
+        requests = [_request(trial, folder, one, services) for trial in arm.trials]
+        begun_s = time.monotonic() - start_s
+        ended = run_together(requests, services.sample if services else _nothing)
+    cpu_s = _children_cpu_s() - before_s
+    measured = None
+    if all(run.is_finished for run in ended):
+        measured = RoundMeasured(
+            arm=arm.name,
+            repeat=one.repeat,
+            runs=tuple(_read(request.output.parent) for request in requests),
+            wall_s=begun_s + max(run.wall_s for run in ended),
+            cpu_s=cpu_s,
+            services=tuple(services.samples) if services else (),
+        )
+    return RoundDone(one, folder, ended, measured)
+
+
+def _request(trial: Trial, folder: Path, one: Round, services: SharedServices | None) -> RunRequest:
+    """Write the trial's spec, whole, so that ``superdl run`` repeats it."""
+    place = folder / trial.name if trial.name else folder
+    place.mkdir(parents=True)
+    spec = replace(trial.spec, output=str(place))
+    if services is not None and spec.loader.runs_functions:
+        loader = replace(spec.loader, coordinator=services.address)
+        spec = replace(spec, executor="auto", loader=loader)
+    file = place / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec.to_mapping(), sort_keys=False), encoding="utf-8")
+    title = f"{one.arm}, repeat {one.repeat}" + (f", trial {trial.name}" if trial.name else "")
+    return RunRequest(title, file, place / "output.txt")
+
+
+def _read(place: Path) -> RunMeasured:
+    """The run whose directory is the one in ``place``."""
+    directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
+    return read_run(directories[-1] if directories else place)
+
+
+def _children_cpu_s() -> float:
+    """CPU time of all children that were waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _nothing() -> None:
+    """What the runs share has nothing to be looked at."""
