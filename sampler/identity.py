@@ -13,10 +13,10 @@ from collections import Counter
 
 import torch.distributed
 
-from super_wire.errors import ConfigError
+from super_wire.errors import ConfigError, UsageError
 from super_wire.ids import digest128
 
-__all__ = ["job_id", "place_in_run", "run_id"]
+__all__ = ["check_still_there", "job_id", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
 
@@ -26,13 +26,13 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     else 0 and 1.
 
     Raises:
-        ConfigError: a variable is no number, or the rank is not below the replicas.
+        ConfigError: a variable is no number, the rank is not below the replicas, or there are several
+            replicas and nothing says which one this is.
     """
     if rank is None or num_replicas is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            found = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        else:
-            found = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
+        found = _place_in_group() or _place_in_environment(
+            alone=num_replicas == 1, rank_given=rank is not None
+        )
         rank = found[0] if rank is None else rank
         num_replicas = found[1] if num_replicas is None else num_replicas
     if num_replicas < 1:
@@ -40,6 +40,49 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     if not 0 <= rank < num_replicas:
         raise ConfigError(f"rank is from 0 to num_replicas - 1 = {num_replicas - 1}; not {rank}")
     return rank, num_replicas
+
+
+def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
+    """Refuse a place that was found before torch.distributed was there to tell, and that it tells otherwise.
+
+    ``by_default``: whether rank and replicas were found, not given. What was given may differ from the
+    process group: of several ranks that share a model, all may want the same samples.
+
+    Raises:
+        UsageError: this process is another rank, or one of another number of ranks.
+    """
+    group = _place_in_group()
+    if group is None:
+        return
+    here = tuple(
+        found if default else own
+        for found, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
+    )
+    if here != (rank, num_replicas):
+        raise UsageError(
+            f"this SuperSampler was made for rank {rank} of {num_replicas}, and torch.distributed says that "
+            f"this is rank {group[0]} of {group[1]}: it was made before the process group was, and some "
+            "ranks would get what others get. Make it after init_process_group (with Lightning in the hook "
+            "train_dataloader(), with Accelerate after Accelerator()), or pass rank= and num_replicas="
+        )
+
+
+def _place_in_group() -> tuple[int, int] | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _place_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
+    place = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
+    if place[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
+        raise ConfigError(
+            f"the variable WORLD_SIZE says that there are {place[1]} ranks, but RANK is not set and "
+            "torch.distributed has no process group yet, so that nothing says which rank this is: make the "
+            "SuperSampler after init_process_group (with Lightning in the hook train_dataloader()), or pass "
+            "rank= and num_replicas="
+        )
+    return place
 
 
 def _number_from_environment(name: str, default: int) -> int:

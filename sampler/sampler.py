@@ -13,14 +13,14 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from torch.utils.data import Sampler
+from torch.utils.data.distributed import DistributedSampler
 
 from sampler.address import checked_address
 from sampler.checkpoint import Checkpoint
 from sampler.client import Client
 from sampler.embedded import embedded_for
 from sampler.farewell import GOODBYES
-from sampler.identity import place_in_run, run_id
+from sampler.identity import check_still_there, place_in_run, run_id
 from sampler.pages import Pager
 from sampler.plan_iterator import Cursor, PlanIterator
 from sampler.session import JobSpec, Session
@@ -44,8 +44,12 @@ _INT64 = 2**63
 _DATASET_NAMES = ("source", "recipe", "key_list", "bind", "ping_cache")
 
 
-class SuperSampler(Sampler[BatchRef]):
+class SuperSampler(DistributedSampler[BatchRef]):
     """Samples whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
+
+    It is a ``DistributedSampler`` because it does what one does: each rank gets its own part of the epoch.
+    Frameworks that would wrap any other sampler in one, and so leave out what their wrapper gives to other
+    ranks (Lightning, Ray Train), ask for this class and then leave the sampler alone.
 
     Making it registers the dataset with the coordinator, waits until the source is listed, opens the job and
     pings the cache; from then on ``len(sampler)``, ``len(dataset)`` and ``dataset.classes`` are known. Each
@@ -122,11 +126,17 @@ class SuperSampler(Sampler[BatchRef]):
         if not client.alone:
             GOODBYES.add(client.address, self._session.job, spec.rank)
         self._client = client
-        self._rank = spec.rank
+        self._by_default = (rank is None, num_replicas is None)
         self._checkpoint = Checkpoint(
             spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
         )
         self._cursor = Cursor()
+        # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
+        self.dataset: Any = dataset
+        self.rank, self.num_replicas = place
+        self.shuffle, self.seed, self.drop_last = shuffle, spec.seed, drop_last
+        self.num_samples = _samples_of_a_rank(self._session.binding.size, spec)
+        self.total_size = self.num_samples * self.num_replicas
         self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
         self._pid = os.getpid()
         self._closed = False
@@ -137,13 +147,23 @@ class SuperSampler(Sampler[BatchRef]):
         """The id of the job, 32 hex digits; the ranks of a run share it."""
         return self._session.job
 
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
+        """The epoch that the next iteration begins."""
+        return self._cursor.peek().epoch
+
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
         return self._session.batches_per_epoch
 
     def __iter__(self) -> PlanIterator:
-        """A new pass over the next epoch; it begins when its first batch is asked for."""
+        """A new pass over the next epoch; it begins when its first batch is asked for.
+
+        Raises:
+            UsageError: this is not the process that made the sampler, or not the rank that it was made for.
+        """
         self._check_process()
+        check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
         return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -216,7 +236,7 @@ class SuperSampler(Sampler[BatchRef]):
         if self._closed:
             return
         self._closed = True
-        GOODBYES.discard(self._client.address, self.job, self._rank)
+        GOODBYES.discard(self._client.address, self.job, self.rank)
         self._pager.stop()
         try:
             self._session.close()
@@ -247,6 +267,12 @@ def _check_dataset(dataset: object) -> None:
             f"SuperSampler takes the SuperDataset itself, as in SuperSampler(dataset, batch_size=256); "
             f"this {type(dataset).__name__} has no {', '.join(missing)}"
         )
+
+
+def _samples_of_a_rank(size: int, spec: JobSpec) -> int:
+    """Samples that each rank gets in an epoch, padding with them."""
+    whole, rest = divmod(size, spec.batch_size * spec.num_replicas)
+    return whole * spec.batch_size + (0 if spec.drop_last else -(-rest // spec.num_replicas))
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch.distributed
 
-from sampler.identity import job_id, place_in_run, run_id
-from super_wire.errors import ConfigError
+from sampler.identity import check_still_there, job_id, place_in_run, run_id
+from super_wire.errors import ConfigError, UsageError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,15 +32,45 @@ def test_variables_are_the_default_and_arguments_win(monkeypatch):
     assert place_in_run(0, 1) == (0, 1)
 
 
-def test_torch_distributed_wins_over_variables(monkeypatch, tmp_path):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
+@pytest.fixture
+def process_group(tmp_path):
+    """One of one rank."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert place_in_run(None, None) == (0, 1)
-    finally:
-        torch.distributed.destroy_process_group()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_torch_distributed_wins_over_variables(monkeypatch, process_group):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert place_in_run(None, None) == (0, 1)
+
+
+def test_several_ranks_of_which_nobody_says_which_this_is(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as Lightning leaves it to the processes that it starts
+    for replicas in (None, 2):
+        with pytest.raises(ConfigError, match=r"2 ranks, but RANK is not set.*train_dataloader\(\)"):
+            place_in_run(None, replicas)
+    assert place_in_run(1, None) == (1, 2)
+    assert place_in_run(None, 1) == (0, 1)
+
+
+def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_group):
+    check_still_there(0, 1, by_default=(True, True))
+    for rank, replicas, by_default in ((1, 2, (True, True)), (1, 2, (True, False)), (0, 2, (False, True))):
+        with pytest.raises(
+            UsageError, match=rf"rank {rank} of {replicas}, and .* rank 0 of 1.*train_dataloader"
+        ):
+            check_still_there(rank, replicas, by_default=by_default)
+
+
+def test_a_place_that_was_given_is_believed(process_group):
+    check_still_there(1, 2, by_default=(False, False))
+
+
+def test_without_torch_distributed_nobody_says_otherwise():
+    check_still_there(1, 2, by_default=(True, True))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.distributed
+from torch.utils.data.distributed import DistributedSampler
 
+from coordinator.core.plan import Plan
 from sampler import SamplerStats, SuperSampler
 from sampler.client import Patience
 from super_wire import coordinator_pb2 as pb
@@ -82,6 +85,37 @@ def test_once_made_the_dataset_knows_and_the_cache_was_reached(coordinator):
         assert len(sampler) == 50
         assert len(dataset.bindings) == 1
         assert dataset.pinged == ["unix:///nowhere/redis.sock"]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("size", "batch_size", "ranks"), [(150, 8, 2), (96, 8, 3), (7, 1, 4), (100, 100, 1)])
+def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ranks, drop_last):
+    coordinator.script.size = size
+    plan = Plan(size=size, batch_size=batch_size, replicas=ranks, seed=3, shuffle=False, drop_last=drop_last)
+    place = {"batch_size": batch_size, "rank": ranks - 1, "num_replicas": ranks}
+    with make(coordinator, **place, seed=3, shuffle=False, drop_last=drop_last) as sampler:
+        assert isinstance(sampler, DistributedSampler)
+        assert (sampler.rank, sampler.num_replicas) == (ranks - 1, ranks)
+        assert (sampler.shuffle, sampler.seed, sampler.drop_last) == (False, 3, drop_last)
+        assert sampler.total_size == plan.samples_per_epoch + plan.padding_per_epoch
+        assert sampler.num_samples * ranks == sampler.total_size
+        assert sampler.epoch == 0
+        next(iter(sampler))
+        assert sampler.epoch == 1
+        sampler.set_epoch(5)
+        assert sampler.epoch == 5
+
+
+def test_a_sampler_made_before_the_ranks_knew_one_another_is_refused(coordinator, tmp_path):
+    with make(coordinator) as sampler, make(coordinator, rank=0, num_replicas=1) as told:
+        store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+        torch.distributed.init_process_group("fake", store=store, rank=1, world_size=2)
+        try:
+            with pytest.raises(UsageError, match="rank 0 of 1, and torch.distributed .* rank 1 of 2"):
+                iter(sampler)
+            assert next(iter(told)).position == 0
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 def test_a_cache_that_does_not_answer_is_told_by_the_constructor(coordinator):
