@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["BatchInfo", "batch_info"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: what Lightning does to batches it refuses to do to those
 class BatchInfo:
     """Where a batch came from, what it cost and what was wrong with it.
 
-    It pickles small; pinning and collating leave it as it is.
+    It pickles small; pinning and collating leave it as it is, and so does moving it to a device.
     ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
     (bool of shape (samples,); ``None``: no sample is padding) follow the delivered samples, in their order,
     also where some were skipped or replaced.
@@ -57,6 +57,10 @@ class BatchInfo:
     """Samples that it did not find, or found corrupt."""
     bad: tuple[tuple[str, str], ...] = ()
     """(key, reason) of samples that could not be produced and were skipped or replaced."""
+
+    def to(self, *_args: object, **_how: object) -> Self:
+        """Itself: there is nothing in it to be moved. Frameworks call this on all that a batch holds."""
+        return self
 
 
 def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:

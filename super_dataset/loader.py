@@ -97,6 +97,11 @@ class SuperLoader(Generic[_Ref]):
         self._latest: _Progress | None = None
         weakref.finalize(self, self._threads.stop)
 
+    @property
+    def batch_sampler(self) -> None:
+        """There is none, as in a DataLoader with ``batch_size=None``. Lightning asks."""
+        return None
+
     def __len__(self) -> int:
         """Batches in an epoch, of this rank."""
         return len(self.sampler)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
+from accelerate.utils import send_to_device
+from lightning.fabric.utilities import move_data_to_device
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import default_convert
 
 from super_dataset.info import batch_info
@@ -42,6 +47,15 @@ def test_as_planned_it_is_the_plan_s(ref_and_read):
     assert info.sample_ids == ref.sample_ids
     assert info.keys == ref.keys
     assert info.padding.dtype == np.bool_
+
+
+def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
+    info = batch_info(ref_and_read[1], None)
+    assert info.to("meta", non_blocking=True) is info
+    assert send_to_device([info], "meta") == [info]
+    assert move_data_to_device([info], "meta") == [info]
+    (converted,) = apply_to_collection([info], dtype=torch.Tensor, function=torch.Tensor.half)
+    assert all(getattr(converted, item.name) is not None for item in fields(info))
 
 
 def test_it_pickles_small_and_collating_leaves_it_alone(ref_and_read):
