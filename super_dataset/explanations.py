@@ -72,5 +72,8 @@ def how_to_use(index: object) -> str:
         )
     return (
         f"SuperDataset is indexed by the BatchRefs that a SuperSampler yields, not by {type(index).__name__} "
-        f"({str(index)[:40]}): it reads whole batches. The intended way:\n{_THREE_LINES}"
+        f"({str(index)[:40]}): it reads whole batches. The intended way:\n{_THREE_LINES}\n"
+        "If it was done so, a framework has put a sampler of its own in the place of the SuperSampler: "
+        "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
+        "(docs/frameworks.md)"
     )

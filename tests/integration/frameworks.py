@@ -1,0 +1,61 @@
+"""What the tests of frameworks share: the code of docs/frameworks.md, and what batches are known by."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+from tests.integration.delivery import pixels_of
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
+GLOBAL_BATCH = 16
+BATCHES = 10  # of the 150 images
+EPOCHS = 3
+SEED = 0
+
+Batch = list[str]
+
+
+class Stopped(Exception):  # noqa: N818  # it ends a training, and is no error
+    """The training was stopped where the test wanted."""
+
+
+def code_of(section: str, source: str, *, ranks: int = 1) -> dict[str, Any]:
+    """The names that a section's code makes, run with this source, small images and small batches."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks)
+    for written, here in (
+        ("s3://my-bucket/imagenet/train", source),
+        ("resize=256, crop=224", f"resize={SIDE}, crop={SIDE}"),
+        ("batch_size=256", f"batch_size={GLOBAL_BATCH // ranks}"),
+    ):
+        assert written in code, written
+        code = code.replace(written, here)
+    names: dict[str, Any] = {"__name__": section}
+    exec(compile(code, f"{PAGE} ({section})", "exec"), names)  # noqa: S102  # our own page
+    return names
+
+
+def named(images: torch.Tensor, labels: torch.Tensor) -> Batch:
+    """A batch as its images' digests and labels."""
+    pairs = zip(pixels_of(images), labels.tolist(), strict=True)
+    return [f"{hashlib.sha256(pixels).hexdigest()[:16]} {label}" for pixels, label in pairs]
+
+
+def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list[Batch]]:
+    """What an ordinary loop in one process gets in each epoch."""
+    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
+    with SuperSampler(dataset, batch_size=GLOBAL_BATCH, seed=SEED, coordinator=coordinator) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        return [[named(images, labels) for images, labels in loader] for _ in range(epochs)]
