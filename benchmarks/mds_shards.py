@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.loading import Contender, Loading, Opened
 from benchmarks.plain_loaders import Pairs, collate
-from benchmarks.torchvision_operators import declare_operators
 from experiments.loaders.pixels import recipe_pixels
+from experiments.torchvision_operators import declare_operators
 
 if TYPE_CHECKING:
     from torch import Tensor
