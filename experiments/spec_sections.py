@@ -41,7 +41,7 @@ __all__ = [
 
 DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 DATA_KINDS = ("auto", "directory", "url", *DATA_SETS)
-LOADER_KINDS = ("super", "super-threads", "torch", "webdataset")
+LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
 MODEL_NAMES = ("small_cnn",)
 PRECISIONS = ("auto", "float32", "bfloat16")

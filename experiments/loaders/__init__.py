@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
+from experiments.loaders.litdata_loader import open_litdata
+from experiments.loaders.mds_loader import open_mds
 from experiments.loaders.super_loader import open_super, open_super_threads
 from experiments.loaders.torch_loader import open_torch
 from experiments.loaders.webdataset_loader import open_webdataset
@@ -23,6 +25,8 @@ LOADERS: Mapping[str, LoaderFactory] = {
     "super-threads": open_super_threads,
     "torch": open_torch,
     "webdataset": open_webdataset,
+    "mds": open_mds,
+    "litdata": open_litdata,
 }
 
 

@@ -30,6 +30,7 @@ __all__ = ["Converted", "Format", "convert_once"]
 
 _COST = "conversion.json"
 _ORDER = "order.npy"
+_IMAGES = "images"
 _SHUFFLE_SEED = 0  # of the order in which shards are written, whatever a run's own shuffle is
 _FILES = 4096  # more than the shards of any set here
 _MEGABYTE = 1e6
@@ -114,7 +115,7 @@ def convert_once(samples: Samples, form: Format, request: LoaderRequest) -> Conv
             )
     cost = _Cost(**json.loads((directory / _COST).read_text(encoding="utf-8")))
     order = np.load(directory / _ORDER, allow_pickle=False).tolist()
-    return Converted(directory, order, cost.seconds, cost.size_bytes, reused)
+    return Converted(directory / _IMAGES, order, cost.seconds, cost.size_bytes, reused)
 
 
 def _write(
@@ -137,7 +138,8 @@ def _write(
         order = np.random.default_rng(_SHUFFLE_SEED).permutation(order)
     with written_whole(directory, manifest) as staging:
         start_s = time.perf_counter()
-        form.write(samples, order.tolist(), size_bytes, staging)
+        (staging / _IMAGES).mkdir()
+        form.write(samples, order.tolist(), size_bytes, staging / _IMAGES)
         np.save(staging / _ORDER, order, allow_pickle=False)
         taken = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         cost = _Cost(time.perf_counter() - start_s, taken)

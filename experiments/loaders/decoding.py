@@ -5,6 +5,7 @@ Which samples come in which order is left to the loaders' own modules.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from dataclasses import dataclass
@@ -174,3 +175,4 @@ class DecodingLoader:
     def close(self) -> None:
         """Let go of the last reference: persistent workers end with it."""
         self._batches = None
+        gc.collect()  # a loader may hold itself in a cycle, as LitData's does

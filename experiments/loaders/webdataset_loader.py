@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
@@ -52,7 +53,7 @@ _Raw = dict[str, Any]
 
 def shard_count(samples: int, size_bytes: int) -> int:
     """How many shards so many samples are written into: a multiple of 48, unless there are fewer samples."""
-    return min(_SHARDS * max(-(-size_bytes // (_SHARDS * _SHARD_BYTES)), 1), samples)
+    return min(_SHARDS * max(ceil(size_bytes / (_SHARDS * _SHARD_BYTES)), 1), samples)
 
 
 def _write(samples: Samples, order: Sequence[int], size_bytes: int, directory: Path) -> None:
@@ -147,7 +148,7 @@ def _shuffled(shards: list[str], request: LoaderRequest, samples: int) -> tuple[
         .repeat()
     )
     batch = request.loader.batch_size
-    return [read, _OfLength(longest)], sum(-(-count // batch) for count in longest)
+    return [read, _OfLength(longest)], sum(ceil(count / batch) for count in longest)
 
 
 def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[list[Any], int]:
@@ -158,8 +159,8 @@ def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[
         shards, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False
     )
     batch = request.loader.batch_size
-    share = -(-samples // request.replicas)
-    return [read, _RankThenWorker(request.rank, request.replicas, batch)], -(-share // batch)
+    share = ceil(samples / request.replicas)
+    return [read, _RankThenWorker(request.rank, request.replicas, batch)], ceil(share / batch)
 
 
 class _OfRank:

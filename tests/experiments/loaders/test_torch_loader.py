@@ -186,5 +186,7 @@ def test_an_unknown_loader_is_named():
     request = LoaderRequest(
         Source("s3://b/x"), RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False
     )
-    with pytest.raises(ConfigError, match=r"one of super, super-threads, torch, webdataset, not 'dali'"):
+    with pytest.raises(
+        ConfigError, match=r"one of super, super-threads, torch, webdataset, mds, litdata, not 'dali'"
+    ):
         open_loader("dali", request)
