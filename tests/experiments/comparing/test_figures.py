@@ -1,0 +1,124 @@
+"""Figures by hand-computed numbers, and what two spreads allow to be said."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.comparing.figures import Spread, round_figures, spread_of
+from experiments.comparing.measured import PassMeasured, PhaseMeasured, RoundMeasured, RunMeasured
+from experiments.comparing.verdicts import chance_of_apart, verdict_of
+
+
+def one_pass(epoch, split="train", *, samples=100, wall_s=2.0, wait_s=0.5, first_batch_s=0.25, produced=0):
+    return PassMeasured(
+        epoch, split, samples, wall_s, wait_s, first_batch_s, produced, accuracy=0.5 + epoch / 10
+    )
+
+
+def run_of(*passes, phases=(), ends=None, images=(100, 50)):
+    return RunMeasured("r", "finished", images[0], images[1], passes, phases, ends or {})
+
+
+ALONE = run_of(
+    one_pass(0, wall_s=10.0, wait_s=9.0, first_batch_s=3.0, produced=100),
+    one_pass(0, "val", samples=50, produced=50),
+    one_pass(1, wall_s=2.0, wait_s=0.5),
+    one_pass(1, "val", samples=50),
+    one_pass(2, wall_s=3.0, wait_s=0.75),
+    one_pass(2, "val", samples=50),
+    phases=(
+        PhaseMeasured(None, "start", 4.0, {"trainer": 2.0, "coordinator": 1.0}),
+        PhaseMeasured(0, "train", 10.0, {"trainer": 5.0, "functions": 6.0}),
+        PhaseMeasured(0, "val", 1.0, {"trainer": 1.0}),
+        PhaseMeasured(1, "train", 2.0, {"trainer": 1.5, "workers": 0.3}),
+        PhaseMeasured(1, "val", 1.0, {"trainer": 0.5}),
+        PhaseMeasured(2, "train", 3.0, {"trainer": 1.5, "workers": 0.3}),
+        PhaseMeasured(2, "val", 1.0, {"trainer": 0.4}),
+    ),
+)
+
+
+def test_a_run_alone_after_its_warmup():
+    figures = round_figures(RoundMeasured("a", 1, (ALONE,), wall_s=30.0, cpu_s=25.0), warmup_epochs=1)
+    assert figures.images_per_s == pytest.approx(200 / 5.0)
+    assert figures.wait_percent == pytest.approx(100 * 1.25 / 5.0)
+    # 4.5 s of CPU for 200 training and 100 validation images
+    assert figures.cpu_ms_per_image == pytest.approx(1000 * 4.5 / 300)
+    assert figures.outside_ms_per_image == pytest.approx(1000 * 0.6 / 300)
+    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 13.0, "workers": 2.0})
+    assert figures.decodes_per_image == 1.0
+    assert figures.decodes_by_epoch == {0: 1.0, 1: 0.0, 2: 0.0}
+    assert figures.first_batch_s == pytest.approx(4.0 + 3.0)
+    assert (figures.wall_s, figures.cpu_s) == (30.0, 25.0)
+    assert figures.val_accuracy == (0.7,)
+
+
+def test_without_warmup_the_start_and_all_epochs_count():
+    figures = round_figures(RoundMeasured("a", 1, (ALONE,)), warmup_epochs=0)
+    assert figures.images_per_s == pytest.approx(300 / 15.0)
+    assert figures.wait_percent == pytest.approx(100 * 10.25 / 15.0)
+    assert figures.cpu_ms_per_image == pytest.approx(1000 * (4.5 + 3.0 + 11.0 + 1.0) / 450)
+    assert figures.wall_s is None
+    assert figures.cpu_s is None
+
+
+def test_runs_at_once_share_what_was_decoded_and_are_added_up():
+    first = run_of(one_pass(0, produced=70, wall_s=1.0), one_pass(1, wall_s=1.0), images=(100, 0))
+    second = run_of(one_pass(0, produced=30, wall_s=4.0), one_pass(1, wall_s=4.0), images=(100, 0))
+    figures = round_figures(RoundMeasured("a", 1, (first, second)), warmup_epochs=1)
+    assert figures.decodes_per_image == 1.0
+    assert figures.images_per_s == pytest.approx(100 / 1.0 + 100 / 4.0)
+    assert figures.wait_percent == pytest.approx(100 * 1.0 / 5.0)
+    plain = [run_of(one_pass(0, produced=100), one_pass(1, produced=100), images=(100, 0))] * 8
+    assert round_figures(RoundMeasured("b", 1, tuple(plain)), 0).decodes_per_image == 16.0
+
+
+def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
+    services = ((10.0, {"cache": 1.0}), (20.0, {"cache": 2.0}), (30.0, {"cache": 5.0, "functions": 7.0}))
+    runs = tuple(
+        run_of(
+            one_pass(0),
+            one_pass(1),
+            phases=(PhaseMeasured(1, "train", 2.0, {"trainer": 1.0}),),
+            ends={0: end},
+        )
+        for end in (21.0, 29.0)
+    )
+    figures = round_figures(RoundMeasured("a", 1, runs, services=services), warmup_epochs=1)
+    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 10.0, "cache": 15.0, "functions": 35.0})
+    whole = round_figures(RoundMeasured("a", 1, runs, services=services), warmup_epochs=0)
+    assert whole.cpu_ms_by_group["cache"] == pytest.approx(1000 * 5.0 / 400)
+
+
+def test_what_was_not_told_is_absent_and_not_zero():
+    silent = run_of(one_pass(0, produced=None), one_pass(1, produced=3))
+    figures = round_figures(RoundMeasured("a", 1, (silent,)), warmup_epochs=1)
+    assert figures.decodes_per_image is None
+    assert figures.cpu_ms_per_image is None
+    assert figures.first_batch_s is None
+    assert spread_of([figures], "cpu_ms_per_image") is None
+
+
+def test_a_spread_is_the_median_and_the_range():
+    spread = Spread((3.0, 1.0, 10.0))
+    assert (spread.median, spread.least, spread.most) == (3.0, 1.0, 10.0)
+
+
+def test_ranges_that_touch_are_not_apart():
+    verdict = verdict_of(Spread((1.0, 2.0)), Spread((2.0, 3.0)))
+    assert verdict.apart is False
+    assert verdict.ratio == pytest.approx(1.5 / 2.5)
+    assert verdict_of(Spread((1.0, 1.9)), Spread((2.0, 3.0))).apart is True
+    assert verdict_of(Spread((4.0, 4.9)), Spread((2.0, 3.0))).apart is True
+
+
+def test_one_repeat_allows_no_verdict_and_nothing_divides_by_zero():
+    assert verdict_of(Spread((1.0,)), Spread((2.0, 3.0))).apart is None
+    assert verdict_of(Spread((1.0, 1.0)), Spread((0.0, 0.0))).ratio is None
+
+
+def test_chance_of_ranges_apart_is_counted_from_orders():
+    # of 6 orders of aabb, aabb and bbaa have the arms apart
+    assert chance_of_apart(2, 2) == pytest.approx(2 / 6)
+    assert chance_of_apart(3, 3) == pytest.approx(2 / 20)
+    assert chance_of_apart(1, 1) == 1.0
