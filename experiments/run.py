@@ -26,6 +26,7 @@ from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.report import RunReport, print_report, write_report
 from experiments.step_log import StepLog
+from experiments.step_modules import shipped_steps_allowed
 from experiments.tensorboard_log import TensorBoardLog
 from experiments.training import Listener, Trainer
 from super_wire.errors import ConfigError
@@ -132,6 +133,7 @@ def _train(state: _RunState, console: Console) -> None:
     spec = state.spec
     seed_everything(spec.seed)
     with ExitStack() as stack:
+        stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.executor = executor_of(spec)
         monitor = _monitor(state, stack)
         data = prepare_data(spec.data, lambda line: _say(console, line))

@@ -1,0 +1,102 @@
+"""``experiments.augmentations.heavy:heavy@1``: augmentation that costs a CPU far more than decoding does.
+
+A stand-in for the long chains of random transforms that small images are trained with. Arithmetic is whole
+numbers, or floating point without functions of the platform's library, so that one seed gives the same bytes
+wherever Pillow is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ROUNDS_MAX", "heavy"]
+
+ROUNDS_MAX = 32
+
+_CHANNELS = 3
+_BEND = 0.2  # of scales and shears, over all rounds
+_SHIFT = 0.1  # of the side, likewise
+_BLUR_PIXELS = 0.8  # radius, likewise
+_GAIN = 77  # of 256: brightness and contrast go up and down by so much, likewise
+_NOISE = 24.0  # grey levels, likewise
+_GREY = (128, 128, 128)
+_HALF = 128  # of 256, so that what is divided is rounded
+_LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: how bright red, green and blue are
+
+
+def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
+    """An image flipped, bent, blurred, coloured anew and made noisy; of the same shape.
+
+    Args:
+        array: uint8 of shape (height, width, 3).
+        seed: decides all that is drawn.
+        rounds: the work grows with it, while each round changes less, so that images can be learnt from.
+
+    Raises:
+        ValueError: the array is no image, or ``rounds`` is out of range.
+    """
+    if array.dtype != np.uint8 or array.ndim != _CHANNELS or array.shape[2] != _CHANNELS:
+        raise ValueError(f"heavy takes uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
+    if not isinstance(rounds, int) or not 1 <= rounds <= ROUNDS_MAX:
+        raise ValueError(f"rounds is a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
+    random = np.random.default_rng(seed)
+    picture = Image.fromarray(np.ascontiguousarray(array))
+    if random.random() < 0.5:  # noqa: PLR2004  # every other one
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    share = 1.0 / math.sqrt(rounds)  # independent changes add up by their squares
+    for _ in range(rounds):
+        blurred = _bent(picture, random, share).filter(
+            ImageFilter.GaussianBlur(_BLUR_PIXELS * share * random.random())
+        )
+        coloured = _coloured(np.asarray(blurred), random, share)
+        picture = Image.fromarray(_noisy(coloured, random, share))
+    return np.asarray(picture)
+
+
+heavy.__step_version__ = "1"  # type: ignore[attr-defined]  # read by lambda_prefetch.custom_steps
+
+
+def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:
+    """Scaled, sheared and shifted about its centre; what comes from outside is grey."""
+    bend = (2.0 * random.random(4) - 1.0) * (_BEND * share)
+    a, b, d, e = 1.0 + bend[0], bend[1], bend[2], 1.0 + bend[3]
+    x, y = picture.width / 2.0, picture.height / 2.0
+    shift = (2.0 * random.random(2) - 1.0) * (_SHIFT * share)
+    c = x - a * x - b * y + shift[0] * picture.width
+    f = y - d * x - e * y + shift[1] * picture.height
+    return picture.transform(
+        picture.size,
+        Image.Transform.AFFINE,
+        (a, b, c, d, e, f),
+        resample=Image.Resampling.BICUBIC,
+        fillcolor=_GREY,
+    )
+
+
+def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
+    """Brightness of each channel, contrast and saturation changed; not yet cut to what a byte holds."""
+    most = max(1, round(_GAIN * share))
+    gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
+    contrast, saturation = (
+        256 + random.integers(-most, most, size=2, dtype=np.int32, endpoint=True)
+    ).tolist()
+    bright = (pixels.astype(np.int32) * gains + _HALF) >> 8
+    spread = 128 + (((bright - 128) * contrast + _HALF) >> 8)
+    grey = ((spread @ _LUMA + _HALF) >> 8)[:, :, np.newaxis]
+    mixed: NDArray[np.int32] = grey + (((spread - grey) * saturation + _HALF) >> 8)
+    return mixed
+
+
+def _noisy(pixels: NDArray[np.int32], random: np.random.Generator, share: float) -> NDArray[np.uint8]:
+    """With noise of each pixel's own, the sum of three even draws, which is nearly normal."""
+    most = max(1, round(_NOISE * share))
+    noise = random.integers(-most, most, size=(_CHANNELS, *pixels.shape), dtype=np.int32, endpoint=True)
+    noisy: NDArray[np.uint8] = np.clip(pixels + ((noise.sum(axis=0) + 1) >> 1), 0, 255).astype(np.uint8)
+    return noisy
