@@ -6,6 +6,7 @@ and position are taken when the first batch is. Where batches come from is :mod:
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "PlanIterator"]
 
+_LOG = logging.getLogger(__name__)
+
 
 class Cursor:
     """Where a sampler's next iteration starts; one that begins makes the following epoch the next.
@@ -34,6 +37,12 @@ class Cursor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = Place()
+        self._named: int | None = None
+
+    @property
+    def named(self) -> int | None:
+        """The epoch that was set since an iteration began last."""
+        return self._named
 
     def peek(self) -> Place:
         """Where the next iteration will start, which does not begin by that."""
@@ -44,17 +53,20 @@ class Cursor:
         """Where an iteration starts that begins now."""
         with self._lock:
             taken, self._next = self._next, Place(self._next.epoch + 1)
+            self._named = None
             return taken
 
     def pass_over(self, epoch: int) -> None:
         """An iteration of ``epoch`` begins that has a place of its own: a later epoch is the next."""
         with self._lock:
+            self._named = None
             if self._next.epoch <= epoch:
                 self._next = Place(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the next epoch; a place already set in that same epoch stays."""
         with self._lock:
+            self._named = epoch
             if epoch != self._next.epoch:
                 self._next = Place(epoch)
 
@@ -82,6 +94,7 @@ class PlanIterator(Iterator[BatchRef]):
         self._pid = os.getpid()
         self._loaded: Place | None = None
         self._feed: Feed | None = None
+        self._warned = False
 
     @property
     def epoch(self) -> int:
@@ -127,6 +140,8 @@ class PlanIterator(Iterator[BatchRef]):
         batch = self._pager.take(self._feed)
         if batch is None:
             raise StopIteration
+        if not self._warned:
+            self._warn_of_another_epoch(batch.epoch)
         return batch
 
     def _begin(self) -> Place:
@@ -134,6 +149,20 @@ class PlanIterator(Iterator[BatchRef]):
             return self._cursor.take()
         self._cursor.pass_over(self._loaded.epoch)
         return self._loaded
+
+    def _warn_of_another_epoch(self, epoch: int) -> None:
+        """Tell once who set the epoch too late for an iteration that has begun, and goes on as it began."""
+        named = self._cursor.named
+        if named is None or named == epoch:
+            return
+        self._warned = True
+        _LOG.warning(
+            "set_epoch(%d) was called while an iteration of epoch %d goes on: it stays in that epoch. A "
+            "DataLoader with workers begins as soon as iter() makes its iterator, and set_epoch comes before "
+            "that (where Lightning goes on from an epoch's end it does not: docs/frameworks.md)",
+            named,
+            epoch,
+        )
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

@@ -62,6 +62,22 @@ def test_set_epoch_names_the_next(sampler):
     assert epochs(sampler) == {8}, "an epoch may be repeated"
 
 
+def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
+    iterator = iter(sampler)
+    next(iterator)
+    sampler.set_epoch(0)  # what it is, as Lightning says in each first epoch
+    next(iterator)
+    assert caplog.messages == []
+    sampler.set_epoch(3)
+    assert epochs(iterator) == {0}
+    (told,) = caplog.messages
+    assert "set_epoch(3)" in told
+    assert "iteration of epoch 0" in told
+    assert epochs(sampler) == {3}
+    assert epochs(sampler) == {4}
+    assert len(caplog.messages) == 1, "an ordinary loop has nothing to be told"
+
+
 def test_an_iterator_keeps_its_sampler_alive(coordinator):
     iterator = iter(SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address))
     assert len(list(iterator)) == 50
