@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # Installed before all else, so that it can be replaced: make TORCH=torch==2.12.0 test
 TORCH ?= torch==2.13.0
+# Without its dependencies, which could bring another torch. Beside a torch without CUDA its models work, its operators do not.
+TORCHVISION ?= torchvision==0.28.0
 # Added to the command of `make run`: make run ARGS="--set loader.batch_size=128"
 ARGS ?=
 
@@ -41,6 +43,7 @@ $(BIN)/python:
 # Installed again when pyproject.toml changes. The stamp comes last, so a broken installation is tried again.
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-deps '$(TORCHVISION)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev,train,parquet]'
 	@touch $@
 
@@ -55,6 +58,7 @@ $(RAY_STAMP): $(STAMP)
 $(BENCH_STAMP): pyproject.toml | $(BIN)/python
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps '$(TORCHVISION)'
 	echo '$(TORCH)' > $(BENCH_VENV)/constraints.txt
 	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint $(BENCH_VENV)/constraints.txt --editable '.[bench,train]'
 	@touch $@

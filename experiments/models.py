@@ -1,6 +1,7 @@
 """The models that a spec may name: each takes uint8 images as they come and normalises them on the device.
 
-Training is left to `experiments.training`.
+Those of torchvision are made in `experiments.vision_models`, pretrained weights read in
+`experiments.weights`; training is left to `experiments.training`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from experiments.spec_sections import MODEL_NAMES
+from experiments.vision_models import make_vision_model
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-__all__ = ["MODELS", "SmallCNN", "build_model", "small_cnn"]
+__all__ = ["SmallCNN", "build_model", "small_cnn"]
 
 _CLASSES_MIN = 2
 
@@ -58,19 +61,20 @@ def small_cnn(num_classes: int) -> nn.Module:
     return SmallCNN(num_classes)
 
 
-MODELS: Mapping[str, Callable[[int], nn.Module]] = {"small_cnn": small_cnn}
-
-
-def build_model(name: str, num_classes: int, device: torch.device) -> nn.Module:
+def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
     """Make a model by its name, in channels_last layout, on ``device``.
 
+    ``side`` is that of the square images in pixels; only the vision transformers are made for one.
+
     Raises:
-        ConfigError: the name is unknown, or there are fewer than two classes to tell apart.
+        ConfigError: the name is unknown, torchvision is needed and not there, there are fewer than two
+            classes to tell apart, or the model cannot take images of this side.
 
     """
-    if name not in MODELS:
-        raise ConfigError(f"model.name must be one of {', '.join(MODELS)}, not {name!r}")
+    if name not in MODEL_NAMES:
+        raise ConfigError(f"model.name must be one of {', '.join(MODEL_NAMES)}, not {name!r}")
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
-    model = MODELS[name](num_classes)
+    make: Callable[[int], nn.Module] | None = {"small_cnn": small_cnn}.get(name)
+    model = make_vision_model(name, num_classes, side) if make is None else make(num_classes)
     return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # not in torch's stubs

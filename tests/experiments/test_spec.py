@@ -73,7 +73,7 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
             ["loader.kind=supr"],
             r"loader\.kind must be one of super, super-threads, .*, not 'supr' \(did you mean super\?\)",
         ),
-        (["model.name=resnet18"], r"model\.name must be one of small_cnn"),
+        (["model.name=resnet19"], r"model\.name must be one of small_cnn"),
         (["device=tpu"], r"device must be one of auto, cpu, cuda"),
         (["data.kind=1"], r"data\.kind must be one of"),
         (["data.train=5"], r"data\.train must be text or null, not 5"),
@@ -175,10 +175,10 @@ def test_keys_that_are_not_text_are_unknown():
 
 def test_the_names_in_the_spec_are_those_that_exist():
     from experiments.loaders import LOADERS
-    from experiments.models import MODELS
+    from experiments.vision_models import VISION_MODELS
 
     assert tuple(LOADERS) == LOADER_KINDS
-    assert tuple(MODELS) == MODEL_NAMES
+    assert ("small_cnn", *VISION_MODELS) == MODEL_NAMES
 
 
 def test_reading_a_spec_loads_nothing_heavy():
