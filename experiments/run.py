@@ -5,6 +5,7 @@ Each part is in a module of its own; this one puts them in order and sees that a
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from experiments.models import build_model
 from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.report import RunReport, print_report, write_report
+from experiments.reporting.run_page import PAGE_NAME, write_page
 from experiments.step_log import StepLog
 from experiments.step_modules import shipped_steps_allowed
 from experiments.tensorboard_log import TensorBoardLog
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from experiments.spec import Spec
 
 __all__ = ["run"]
+
+_log = logging.getLogger(__name__)
 
 _CLASSES_NAMED = 5
 _DIRECTORY_NAMES_MAX = 1000
@@ -73,7 +77,19 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
         write_report(report, state.directory / "report.json")
         manifest.end(state.status, _now())
         print_report(report, console)
+        _write_page(state.directory, console)
     return report
+
+
+def _write_page(directory: Path, console: Console) -> None:
+    """Make the page of the run. What goes wrong there is no fault of the run, which has ended as it has."""
+    try:
+        page = write_page(directory)
+    except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
+        _log.exception("the page of %s could not be made", directory)
+        _say(console, f"{PAGE_NAME} was not made ({error}); superdl report {directory} tries again")
+    else:
+        _say(console, f"tables and plots: {page}")
 
 
 def _now() -> str:

@@ -119,7 +119,7 @@ def draw(charts: Sequence[Chart], *, alt: str, identity: str, columns: int = 1, 
             if chart is None:
                 place.set_axis_off()
             else:
-                _draw_on(place, chart, names_in_row=5 - columns)
+                _draw_on(place, chart, names_in_row=max(1, 4 // columns))
         file = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=nothing, transparent=True)
@@ -147,7 +147,7 @@ def _draw_on(axes: Axes, chart: Chart, *, names_in_row: int) -> None:
         axes.legend(
             loc="upper center",
             bbox_to_anchor=(0.5, -0.2),
-            ncols=max(2, names_in_row),
+            ncols=names_in_row,
             handlelength=2.6,
             handleheight=1.2,
         )

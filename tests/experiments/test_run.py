@@ -71,6 +71,7 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert report.directory == str(made)
     assert sorted(entry.name for entry in made.iterdir()) == [
         "manifest.json",
+        "report.html",
         "report.json",
         "spec.yaml",
         "steps.csv",

@@ -1,0 +1,176 @@
+"""What a run's numbers mean, in words that follow from them by plain rules.
+
+The rules are here, in one place, so that two runs with equal figures are described alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from experiments.reporting.quantities import count, number, percent, points_of, rate, seconds, share, usd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from experiments.reporting.run_files import Pass, RunFiles
+
+__all__ = ["STALL_CAUSES", "stalls_of", "verdict"]
+
+NO_LIMIT = 0.05
+"""Waiting for less of a pass than this is none that matters."""
+LIMIT = 0.2
+"""Waiting for more of it than this is what the pass is slow by."""
+
+STALL_CAUSES = {
+    "cold_start": "functions, or the job itself, were starting",
+    "throttle": "executors took fewer requests at once than they have functions",
+    "source": "functions waited for the source more than they decoded",
+    "decode": "functions were decoding",
+    "retry": "samples had failed and were tried again",
+    "cache_memory": "the cache had no room, or had lost samples",
+    "cache_transfer": "samples were on their way out of the cache",
+    "spending": "a cap on spending held functions back",
+    "late_planning": "functions were idle, and the samples had not been asked for",
+    "compute_bound": "nothing: the step itself took as long",
+    "unknown": "the report of the first miss was lost",
+}
+"""What each cause of a stall means."""
+
+
+def stalls_of(one: Pass) -> dict[str, float]:
+    """Seconds of waiting by cause, the longest first; empty where nobody told."""
+    told = one.figures.get("stalls") or {}
+    return dict(sorted(((name, float(value)) for name, value in told.items()), key=lambda item: -item[1]))
+
+
+def verdict(run: RunFiles) -> list[tuple[str, str]]:
+    """The run in a few sentences, each with its subject first."""
+    points = [_outcome(run)]
+    if run.trained:
+        points += [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)]
+    return [*points, _cost(run)]
+
+
+def _outcome(run: RunFiles) -> tuple[str, str]:
+    planned = run.spec.get("epochs")
+    done = sum(one.complete for one in run.trained)
+    epochs = count(done, "epoch") if done == planned or planned is None else f"{done} of {planned} epochs"
+    if run.report is None:
+        return "It left no report:", (
+            f"its manifest says {run.status}, so it goes on, or was killed. What follows is added up from "
+            "the steps that it wrote."
+            if run.trained
+            else f"its manifest says {run.status}, so it goes on, or was killed, and no step was written."
+        )
+    took = f"{epochs} in {seconds(run.report['wall_s'])}"
+    if run.status == "finished":
+        return "It finished:", f"{took}."
+    how = "It was interrupted" if run.status == "interrupted" else "It failed"
+    return how, f"after {took}: {run.report.get('reason') or 'no reason is known'}."
+
+
+def _accuracy(run: RunFiles) -> tuple[str, str]:
+    last = run.trained[-1]
+    validated = [one for one in run.passes if one.split == "val"]
+    if not validated:
+        return "Accuracy:", (
+            f"{_right(last)} of the training images in the last epoch. There was no validation data "
+            "(data.val), so nothing is known of images that it was not trained on."
+        )
+    best = max(validated, key=lambda one: one.figures["accuracy"])
+    said = (
+        f"after epoch {validated[-1].epoch + 1} the model was right for {_right(validated[-1])} of "
+        f"{count(validated[-1].figures['samples'], 'validation image')}; of the training images for "
+        f"{_right(last)}."
+    )
+    if best.epoch != validated[-1].epoch:
+        said += f" Best was epoch {best.epoch + 1} with {_right(best)}."
+    return "Accuracy:", said
+
+
+def _right(one: Pass) -> str:
+    top5 = one.figures.get("top5_accuracy")
+    also = "" if top5 is None else f" (top-1; top-5 {points_of(top5)})"
+    return f"{points_of(one.figures['accuracy'])}{also}"
+
+
+def _throughput(run: RunFiles) -> tuple[str, str]:
+    first, later = run.trained[0], run.trained[1:]
+    if not later:
+        return "Throughput:", f"{rate(first.figures['images_per_s'], 'images')} while training."
+    return "Throughput:", (
+        f"{rate(_rate_of(run.trained), 'images')} while training: "
+        f"{rate(first.figures['images_per_s'], 'images')} in the first epoch, "
+        f"{rate(_rate_of(later), 'images')} after it."
+    )
+
+
+def _rate_of(passes: Sequence[Pass]) -> float | None:
+    return share(_sum(passes, "samples"), _sum(passes, "wall_s"))
+
+
+def _sum(passes: Sequence[Pass], name: str) -> float:
+    return sum(one.figures[name] or 0.0 for one in passes)
+
+
+def _waiting(run: RunFiles) -> tuple[str, str]:
+    first, later = run.trained[0], run.trained[1:]
+    said = (
+        f"{percent(first.wait_share)} of the first epoch's {seconds(first.figures['wall_s'])}: {_why(first)}"
+    )
+    if not later:
+        return "Waiting for data:", f"{said}."
+    waited = share(_sum(later, "wait_s"), _sum(later, "wall_s"))
+    longest = max(later, key=lambda one: one.wait_share or 0.0)
+    return "Waiting for data:", f"{said}; {percent(waited)} of the epochs after it: {_why(longest, waited)}."
+
+
+def _why(one: Pass, waited: float | None = None) -> str:
+    """What the waiting of a pass means, and what it was for, if there was enough to ask."""
+    part = one.wait_share if waited is None else waited
+    if part is None or part < NO_LIMIT:
+        return "data does not limit it"
+    limits = "data limits it" if part >= LIMIT else "data slows it a little"
+    causes = stalls_of(one)
+    if causes:
+        cause, wait_s = next(iter(causes.items()))
+        return f"{limits}, most of all since {STALL_CAUSES.get(cause, cause)} ({seconds(wait_s)})"
+    produced = one.job.get("samples_produced") or 0
+    if produced and one.job.get("invocations"):
+        work_s = sum(one.job.get(name) or 0.0 for name in ("fetch_s", "decode_s", "push_s"))
+        return f"{limits}; functions were producing {count(produced, 'sample')} ({seconds(work_s)} of work)"
+    if produced:
+        work_s = sum(one.job.get(name) or 0.0 for name in ("fetch_s", "decode_s"))
+        return f"{limits}; its workers fetched and decoded {count(produced, 'image')} ({seconds(work_s)})"
+    read = seconds(one.figures["read_s"])
+    return f"{limits}; nothing was produced then, so that it waited for reading ({read}, summed over workers)"
+
+
+def _first_batch(run: RunFiles) -> tuple[str, str]:
+    wait_s = run.trained[0].figures["first_batch_s"]
+    said = f"{seconds(wait_s)} after the first epoch began"
+    start_s = start_seconds(run.known)
+    if start_s is not None:
+        said += (
+            f", {seconds(start_s + wait_s)} after the run did (data, coordinator, cache, functions, listing "
+            "and model in between)"
+        )
+    return "First batch:", f"{said}."
+
+
+def start_seconds(known: dict[str, Any]) -> float | None:
+    """How long the run prepared before its first pass."""
+    phases = (known.get("utilization") or {}).get("phases") or ()
+    return next((phase["wall_s"] for phase in phases if phase["epoch"] is None), None)
+
+
+def _cost(run: RunFiles) -> tuple[str, str]:
+    bill = run.known.get("bill")
+    if not bill:
+        return "Cost:", "not reckoned, since there is no report."
+    if not bill["lines"]:
+        return "Cost:", "nothing that has a price here. " + " ".join(bill["left_out"])
+    parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"])
+    per_million = bill.get("usd_per_million_images")
+    each = "" if per_million is None else f", or {number(per_million)} USD for a million training images"
+    return "Cost:", f"{usd(bill['usd'])}{each}: {parts}."
