@@ -184,12 +184,19 @@ class JobCounters:
         """Return what was counted after ``earlier``.
 
         A counter that went down was reset (the coordinator was restarted): then all of it is new, which is
-        how Prometheus treats counters.
+        how Prometheus treats counters. Not so ``usd``, a share, which falls when other jobs use the samples
+        that it is for: it was reset if anything else was.
         """
         changes = {}
         for item in fields(self):
             now, before = getattr(self, item.name), getattr(earlier, item.name)
             changes[item.name] = now - before if now >= before else now
+        was_reset = any(
+            getattr(self, item.name) < getattr(earlier, item.name)
+            for item in fields(self)
+            if item.name != "usd"
+        )
+        changes["usd"] = self.usd if was_reset else self.usd - earlier.usd
         return JobCounters(**changes)
 
 

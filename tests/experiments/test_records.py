@@ -98,6 +98,17 @@ def test_a_counter_that_was_reset_counts_from_zero():
     assert meter.lap() == JobCounters(invocations=4, cache_hits=1)
 
 
+def test_a_share_of_costs_may_fall_without_a_reset():
+    """Other jobs that read the samples take over a part of what they cost."""
+    alone = JobCounters(invocations=7, usd=1.0)
+    shared = JobCounters(invocations=7, usd=0.5)
+    restarted = JobCounters(invocations=2, usd=0.25)
+    meter = JobMeter(ScriptedSource(alone, shared, restarted))
+    laps = [meter.lap() for _ in range(3)]
+    assert [lap.usd for lap in laps if lap] == [1.0, -0.5, 0.25]
+    assert [lap.invocations for lap in laps if lap] == [7, 0, 2]
+
+
 def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
     meter = JobMeter(
         ScriptedSource(
