@@ -5,17 +5,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+
+    from rich.console import Console
+
+    from experiments.comparing.report import Comparison
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
+    )
+    what.add_argument(
+        "--runs",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="compare runs that are there already, by their directories; runs of one name are its repeats",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -33,26 +47,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, metavar="N", help="run each arm so often (compare.repeats)")
     parser.add_argument(
+        "--warmup-epochs", type=int, metavar="N", help="leave the first N epochs of a run out of its rates"
+    )
+    parser.add_argument(
         "--keep-going", action="store_true", help="go on without the figures of a run that fails"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the comparison."""
+    """Run the comparison, or read the runs."""
     from rich.console import Console  # --help needs none of this
 
-    from experiments.comparing.comparison import compare
-    from experiments.spec import load_spec
     from experiments.strict_json import strict_json
 
-    overrides = list(arguments.overrides)
-    if arguments.repeats is not None:
-        overrides.append(f"compare.repeats={arguments.repeats}")
-    spec = load_spec(arguments.spec, overrides, quick=arguments.quick)
-    arms = None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
     console = Console(stderr=arguments.json)
-    report = compare(spec, arms=arms, keep_going=arguments.keep_going, console=console)
+    report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
     if arguments.json:
         sys.stdout.write(strict_json(report.to_mapping(), indent=2) + "\n")
     return 0 if report.status == "finished" else 1
+
+
+def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
+    from experiments.comparing.comparison import compare
+    from experiments.spec import load_spec
+
+    overrides = list(arguments.overrides)
+    for key, value in (("repeats", arguments.repeats), ("warmup_epochs", arguments.warmup_epochs)):
+        if value is not None:
+            overrides.append(f"compare.{key}={value}")
+    spec = load_spec(arguments.spec, overrides, quick=arguments.quick)
+    arms = None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
+    return compare(spec, arms=arms, keep_going=arguments.keep_going, console=console)
+
+
+def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
+    from experiments.comparing.comparison import new_directory, publish
+    from experiments.comparing.found_runs import compare_runs
+    from super_wire.errors import ConfigError
+
+    given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
+    if any(given):
+        raise ConfigError(
+            "--runs compares what is there: of the other options it takes --warmup-epochs, --json"
+        )
+    if arguments.warmup_epochs is not None and arguments.warmup_epochs < 0:
+        raise ConfigError(f"--warmup-epochs is a whole number of at least 0, not {arguments.warmup_epochs}")
+    report = compare_runs(arguments.runs, warmup_epochs=arguments.warmup_epochs)
+    report = replace(report, directory=str(new_directory("runs", report.name)))
+    publish(report, console)
+    return report

@@ -11,16 +11,26 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from experiments.comparing.arms import Arm, arms_of
 from experiments.comparing.figures import round_figures
-from experiments.comparing.report import Comparison, RoundReport, print_comparison, write_comparison
+from experiments.comparing.page import write_page
+from experiments.comparing.report import (
+    ArmReport,
+    Comparison,
+    RoundReport,
+    settings_of,
+    write_comparison,
+)
 from experiments.comparing.rounds import RoundDone, run_round
 from experiments.comparing.schedule import Round, rounds_of
+from experiments.comparing.show import print_comparison
 from experiments.data import prepare_data
+from experiments.device import pick_device
+from experiments.manifest import Manifest
 from super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
 
     from experiments.spec import Spec
 
-__all__ = ["ComparisonFailedError", "compare"]
+__all__ = ["ComparisonFailedError", "compare", "new_directory", "publish"]
 
 _DIRECTORY_NAMES_MAX = 1000
 
@@ -60,10 +70,11 @@ def compare(
 
     """
     chosen = arms_of(spec, arms)
-    state = _State(spec, chosen, _new_directory(spec))
-    (state.directory / "spec.yaml").write_text(
-        yaml.safe_dump(spec.to_mapping(), sort_keys=False), encoding="utf-8"
-    )
+    device = pick_device(spec.device)
+    state = _State(spec, chosen, new_directory(spec.output, spec.name))
+    text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
+    (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
+    manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
     _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {state.directory}")
     try:
         _prepare(chosen, console)
@@ -74,9 +85,46 @@ def compare(
         raise
     finally:
         report = state.report()
-        write_comparison(report, state.directory)
-        print_comparison(report, console)
+        publish(report, console)
+        manifest.end(state.status, _now())
     return report
+
+
+def publish(report: Comparison, console: Console) -> None:
+    """Write all that people and programs read of a comparison into its directory, and print it."""
+    directory = Path(report.directory)
+    write_comparison(report, directory)
+    write_page(report, directory)
+    print_comparison(report, console)
+
+
+def new_directory(output: str | Path, name: str) -> Path:
+    """Make a directory that no other comparison has.
+
+    Raises:
+        ConfigError: it cannot be made.
+
+    """
+    parent = Path(output).expanduser()
+    stem = f"{name}-compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    for number in range(1, _DIRECTORY_NAMES_MAX + 1):
+        directory = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            directory.mkdir(parents=True)
+            return directory.resolve()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
+            ) from error
+    raise ConfigError(
+        f"{parent} has {_DIRECTORY_NAMES_MAX} comparisons named {stem} already; set another output or name"
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
@@ -86,11 +134,27 @@ class _State:
     spec: Spec
     arms: tuple[Arm, ...]
     directory: Path
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at: str = field(default_factory=_now)
     start_s: float = field(default_factory=time.monotonic)
     status: str = "running"
     reason: str | None = None
     rounds: list[RoundReport] = field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, one: Round, done: RoundDone) -> RoundReport:
+        """Keep what a round has measured."""
+        folder = str(done.folder.relative_to(self.directory))
+        if done.measured is None:
+            report = RoundReport(one, folder, None, _failure(done))
+        else:
+            first = done.measured.runs[0]
+            self.settings.setdefault(one.arm, settings_of(first))
+            self.environment = self.environment or dict(first.facts.get("environment") or {})
+            figures = round_figures(done.measured, self.spec.compare.warmup_epochs)
+            report = RoundReport(one, folder, figures, None)
+        self.rounds.append(report)
+        return report
 
     def report(self) -> Comparison:
         return Comparison(
@@ -100,12 +164,21 @@ class _State:
             started_at=self.started_at,
             took_s=time.monotonic() - self.start_s,
             directory=str(self.directory),
-            arms=self.arms,
             repeats=self.spec.compare.repeats,
             warmup_epochs=self.spec.compare.warmup_epochs,
+            arms=tuple(
+                ArmReport(
+                    arm.name,
+                    arm.values,
+                    tuple(trial.name for trial in arm.trials if trial.name),
+                    self.settings.get(arm.name, {}),
+                )
+                for arm in self.arms
+            ),
             rounds=tuple(self.rounds),
             notes=_notes(self.arms),
             spec=self.spec.to_mapping(),
+            environment=self.environment,
         )
 
 
@@ -118,8 +191,7 @@ def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
         place = f"[{one.number}/{len(rounds)}]"
         _say(console, f"{place} {one.arm}, repeat {one.repeat} of {state.spec.compare.repeats}{at_once}")
         done = run_round(one, arm, state.directory / "runs" / f"{one.number:02d}-{one.arm}")
-        report = _round_report(state, one, done)
-        state.rounds.append(report)
+        report = state.take(one, done)
         _say(console, f"{place} {report.phrase()}")
         if report.failure is not None and not keep_going:
             raise ComparisonFailedError(report.failure)
@@ -127,13 +199,6 @@ def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
     failed = sum(one.failure is not None for one in state.rounds)
     state.status = "failed" if failed else "finished"
     state.reason = f"{failed} of {len(rounds)} rounds failed" if failed else None
-
-
-def _round_report(state: _State, one: Round, done: RoundDone) -> RoundReport:
-    folder = str(done.folder.relative_to(state.directory))
-    if done.measured is None:
-        return RoundReport(one, folder, None, _failure(done))
-    return RoundReport(one, folder, round_figures(done.measured, state.spec.compare.warmup_epochs), None)
 
 
 def _failure(done: RoundDone) -> str:
@@ -166,26 +231,6 @@ def _notes_of(arm: Arm) -> Iterator[str]:
     elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
     if elsewhere:
         yield f"{arm.name} runs functions by {', '.join(elsewhere)}: their CPU is not counted."
-
-
-def _new_directory(spec: Spec) -> Path:
-    """Make a directory that no other comparison has."""
-    parent = Path(spec.output).expanduser()
-    stem = f"{spec.name}-compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(1, _DIRECTORY_NAMES_MAX + 1):
-        directory = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            directory.mkdir(parents=True)
-            return directory.resolve()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(
-                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
-            ) from error
-    raise ConfigError(
-        f"{parent} has {_DIRECTORY_NAMES_MAX} comparisons named {stem} already; set another output or name"
-    )
 
 
 def _say(console: Console, line: str) -> None:

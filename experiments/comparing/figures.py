@@ -29,21 +29,20 @@ class Figure:
     key: str
     title: str
     unit: str
-    digits: int
     more_is_better: bool
     whole: bool = False
 
 
 FIGURES = (
-    Figure("images_per_s", "throughput", "images/s", 0, more_is_better=True),
-    Figure("wait_percent", "waiting for data", "% of training time", 1, more_is_better=False),
-    Figure("cpu_ms_per_image", "CPU of all processes", "ms/image", 3, more_is_better=False),
-    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image", 3, more_is_better=False),
-    Figure("usd_per_epoch", "cost", "USD/epoch", 6, more_is_better=False),
-    Figure("decodes_per_image", "decodes", "per image of the set", 2, more_is_better=False, whole=True),
-    Figure("cpu_s", "CPU in all", "s", 1, more_is_better=False, whole=True),
-    Figure("wall_s", "wall time", "s", 1, more_is_better=False, whole=True),
-    Figure("first_batch_s", "first batch after", "s", 2, more_is_better=False, whole=True),
+    Figure("images_per_s", "throughput", "images/s", more_is_better=True),
+    Figure("wait_percent", "waiting for data", "% of training time", more_is_better=False),
+    Figure("cpu_ms_per_image", "CPU of all processes", "ms/image", more_is_better=False),
+    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image", more_is_better=False),
+    Figure("usd_per_epoch", "cost", "USD/epoch", more_is_better=False),
+    Figure("decodes_per_image", "decodes", "per image of the set", more_is_better=False, whole=True),
+    Figure("cpu_s", "CPU in all", "s", more_is_better=False, whole=True),
+    Figure("wall_s", "wall time", "s", more_is_better=False, whole=True),
+    Figure("first_batch_s", "first batch after", "s", more_is_better=False, whole=True),
 )
 
 

@@ -1,40 +1,64 @@
-"""The report of a comparison: one value, shown as a table with words, and written as JSON and CSV.
+"""The report of a comparison: one value, written as ``compare.json`` and ``compare.csv``, and read back.
 
-The page is `experiments.comparing.page`'s, the words are `experiments.comparing.words`'s.
+What people see is left to `experiments.comparing.show` and `experiments.comparing.page`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from experiments.comparing.figures import FIGURES, Figure, RoundFigures, Spread, spread_of
+from experiments.comparing.schedule import Round
 from experiments.comparing.words import conclusions
 from experiments.strict_json import write_json
+from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from rich.console import Console
+    from experiments.comparing.measured import RunMeasured
 
-    from experiments.comparing.arms import Arm
-    from experiments.comparing.schedule import Round
-
-__all__ = ["COMPARE_FORMAT", "Comparison", "RoundReport", "print_comparison", "write_comparison"]
+__all__ = [
+    "COMPARE_FORMAT",
+    "ArmReport",
+    "Comparison",
+    "RoundReport",
+    "read_comparison",
+    "settings_of",
+    "write_comparison",
+]
 
 COMPARE_FORMAT = 1
 
-_ABSENT = "-"
+_REPORT = "compare.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmReport:
+    """An arm: what it sets, the names of its trials if it has several runs at once, and its loader's settings
+    as the loader tells them. ``simulated``: its runs were predicted, not made.
+    """
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    trials: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name, marked where it was not measured."""
+        return f"{self.name} (simulated)" if self.simulated else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round: its figures, or why it has none. ``folder`` is relative to the comparison's directory."""
+    """A round: its figures, or why it has none. ``folder`` is where its runs are."""
 
     round: Round
     folder: str
@@ -62,12 +86,13 @@ class Comparison:
     started_at: str
     took_s: float
     directory: str
-    arms: tuple[Arm, ...]
     repeats: int
     warmup_epochs: int
+    arms: tuple[ArmReport, ...]
     rounds: tuple[RoundReport, ...]
     notes: tuple[str, ...]
-    spec: dict[str, Any]
+    spec: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
         """The rounds of an arm that were measured."""
@@ -84,60 +109,45 @@ class Comparison:
         )
 
     def words(self) -> tuple[str, ...]:
-        """What the figures say."""
+        """What the figures say, and what they leave out."""
         spreads = {
-            figure.key: {arm.name: self.spread(arm.name, figure.key) for arm in self.arms}
+            figure.key: {arm.title: self.spread(arm.name, figure.key) for arm in self.arms}
             for figure in FIGURES
         }
         return (*conclusions(spreads, self.warmup_epochs), *self.notes)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
+        plain = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("arms", "rounds")
+        }
         return {
             "format": COMPARE_FORMAT,
-            "name": self.name,
-            "status": self.status,
-            "reason": self.reason,
-            "started_at": self.started_at,
-            "took_s": self.took_s,
-            "directory": self.directory,
-            "repeats": self.repeats,
-            "warmup_epochs": self.warmup_epochs,
-            "arms": [self._arm(arm) for arm in self.arms],
-            "rounds": [_round(one) for one in self.rounds],
+            **plain,
             "words": list(self.words()),
-            "spec": self.spec,
+            "arms": [asdict(arm) | {"figures": self._figures(arm.name)} for arm in self.arms],
+            "rounds": [asdict(one) for one in self.rounds],
         }
 
-    def _arm(self, arm: Arm) -> dict[str, Any]:
-        spreads = {figure.key: self.spread(arm.name, figure.key) for figure in FIGURES}
+    def _figures(self, arm: str) -> dict[str, Any]:
+        spreads = {figure.key: self.spread(arm, figure.key) for figure in FIGURES}
         return {
-            "name": arm.name,
-            "values": dict(arm.values),
-            "trials": [trial.name for trial in arm.trials if trial.name],
-            "figures": {
-                key: None
-                if spread is None
-                else {"median": spread.median, "least": spread.least, "most": spread.most}
-                for key, spread in spreads.items()
-            },
+            key: None
+            if spread is None
+            else {"median": spread.median, "least": spread.least, "most": spread.most}
+            for key, spread in spreads.items()
         }
 
 
-def _round(one: RoundReport) -> dict[str, Any]:
-    return {
-        "number": one.round.number,
-        "arm": one.round.arm,
-        "repeat": one.round.repeat,
-        "folder": one.folder,
-        "failure": one.failure,
-        "figures": None if one.figures is None else asdict(one.figures),
-    }
+def settings_of(run: RunMeasured) -> dict[str, Any]:
+    """What a run's loader was opened with, where its report tells it."""
+    told = run.facts.get("loader_settings")
+    return dict(told) if isinstance(told, dict) else {}
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
     """Write ``compare.json`` and ``compare.csv``; a reader sees the old files or the new ones."""
-    write_json(comparison.to_mapping(), directory / "compare.json")
+    write_json(comparison.to_mapping(), directory / _REPORT)
     keys = [figure.key for figure in FIGURES]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -150,38 +160,38 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     partial.replace(directory / "compare.csv")
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, and in words what it says."""
-    if any(one.figures is not None for one in comparison.rounds):
-        console.print(_table(comparison))
-    lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
-    if comparison.reason:
-        lines.append(f"reason: {comparison.reason}")
-    lines += comparison.words()
-    lines.append(f"written to {comparison.directory}")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+def read_comparison(directory: Path) -> Comparison:
+    """Read what `write_comparison` has written.
+
+    Raises:
+        ConfigError: there is none, or not one of this version's.
+
+    """
+    path = directory / _REPORT
+    try:
+        mapping = json.loads(path.read_text(encoding="utf-8"))
+        if mapping.pop("format") != COMPARE_FORMAT:
+            raise ConfigError(f"{path} is of another format than {COMPARE_FORMAT}: compare the runs again")
+        arms = tuple(_arm(arm) for arm in mapping.pop("arms"))
+        rounds = tuple(_round(one) for one in mapping.pop("rounds"))
+        notes = tuple(mapping.pop("notes"))
+        del mapping["words"]
+        return Comparison(arms=arms, rounds=rounds, notes=notes, **mapping)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a comparison as this version writes it: {error!r}") from error
 
 
-def _table(comparison: Comparison) -> Table:
-    repeats = comparison.repeats
-    table = Table(
-        title=f"{comparison.name}: median of {repeats} repeat(s), and below it least to most",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    table.add_column("figure", overflow="fold")
-    table.add_column("unit", overflow="fold")
-    for arm in comparison.arms:
-        table.add_column(arm.name, justify="right", overflow="fold")
-    for figure in comparison.shown():
-        cells = [_cell(comparison.spread(arm.name, figure.key), figure.digits) for arm in comparison.arms]
-        table.add_row(figure.title, figure.unit, *cells)
-    return table
+def _arm(mapping: dict[str, Any]) -> ArmReport:
+    del mapping["figures"]  # they follow from the rounds
+    return ArmReport(**mapping | {"trials": tuple(mapping["trials"])})
 
 
-def _cell(spread: Spread | None, digits: int) -> str:
-    if spread is None:
-        return _ABSENT
-    middle, least, most = (f"{value:,.{digits}f}" for value in (spread.median, spread.least, spread.most))
-    return middle if least == most else f"{middle}\n{least} to {most}"
+def _round(mapping: dict[str, Any]) -> RoundReport:
+    figures = mapping["figures"]
+    if figures is not None:
+        epochs = {int(epoch): value for epoch, value in figures["decodes_by_epoch"].items()}
+        accuracy = tuple(figures["val_accuracy"])
+        figures = RoundFigures(**figures | {"decodes_by_epoch": epochs, "val_accuracy": accuracy})
+    return RoundReport(Round(**mapping["round"]), mapping["folder"], figures, mapping["failure"])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from experiments.comparing.figures import FIGURES
 from experiments.comparing.verdicts import chance_of_apart, verdict_of
+from experiments.reporting.quantities import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ def conclusions(spreads: Mapping[str, Mapping[str, Spread | None]], warmup_epoch
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
     verdict = verdict_of(measured[first], measured[second])
-    values = ", ".join(f"{name} {measured[name].median:,.{figure.digits}f}" for name in (first, second))
+    values = ", ".join(f"{name} {number(measured[name].median)}" for name in (first, second))
     said = f"{figure.title[0].upper()}{figure.title[1:]} ({figure.unit}): {values}"
     if measured[first].values == measured[second].values:
         return f"{said}; equal."
@@ -59,7 +60,7 @@ def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Sp
         return f"{said}; {better} is better."
     factor = max(verdict.ratio, 1 / verdict.ratio)
     doubt = "; of one repeat nobody knows the spread" if verdict.apart is None else ""
-    return f"{said}; {better} is better by a factor of {factor:,.2f}{doubt}."
+    return f"{said}; {better} is better by a factor of {number(factor)}{doubt}."
 
 
 def _about_chance(repeats: int) -> str:

@@ -1,0 +1,115 @@
+"""Compares runs that were made elsewhere, as by a cluster's launcher, from the directories that they left.
+
+Arms are the runs' names, or names given to them; runs of one name are its repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.comparing.figures import round_figures
+from experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
+from experiments.comparing.report import ArmReport, Comparison, RoundReport, settings_of
+from experiments.comparing.schedule import Round
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["compare_runs"]
+
+
+def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
+    """Compare the runs in ``named``, each a directory or ``NAME=directory``; nothing is run or written,
+    so the comparison has no directory yet.
+
+    Args:
+        named: the runs.
+        warmup_epochs: of each run, left out; None: as the runs' specs say.
+
+    Raises:
+        ConfigError: a directory holds no run, a run did not finish, or the runs' specs differ in the warm-up.
+
+    """
+    start_s = time.monotonic()
+    runs = [_named_run(word) for word in named]
+    warmup = _warmup(runs) if warmup_epochs is None else warmup_epochs
+    by_name: dict[str, list[RunMeasured]] = {}
+    rounds = []
+    for number, (name, place, run) in enumerate(runs, start=1):
+        if run.status != "finished":
+            raise ConfigError(f"the run in {place} is {run.status}: leave it out")
+        if not any(one.epoch >= warmup for one in run.passes):
+            raise ConfigError(
+                f"of {place}, {warmup} warm-up epoch(s) leave nothing to compare; say --warmup-epochs 0"
+            )
+        repeats = by_name.setdefault(name, [])
+        repeats.append(run)
+        # Of a run that was found nobody has seen the processes from outside: its own clock tells its time.
+        measured = RoundMeasured(name, len(repeats), (run,), wall_s=run.wall_s)
+        figures = round_figures(measured, warmup)
+        rounds.append(RoundReport(Round(number, len(repeats), name), str(place), figures, None))
+    arms = tuple(_arm(name, repeats) for name, repeats in by_name.items())
+    environments = [run.facts.get("environment") for _, _, run in runs]
+    first = environments[0] if environments else None
+    return Comparison(
+        name="runs",
+        status="finished",
+        reason=None,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_s=time.monotonic() - start_s,
+        directory="",
+        repeats=max(len(repeats) for repeats in by_name.values()),
+        warmup_epochs=warmup,
+        arms=arms,
+        rounds=tuple(rounds),
+        notes=tuple(_notes(environments)),
+        spec={},
+        environment=first if isinstance(first, dict) else {},
+    )
+
+
+def _named_run(word: str) -> tuple[str, Path, RunMeasured]:
+    name, equals, rest = word.partition("=")
+    if not equals or Path(word).exists():
+        name, rest = "", word
+    place = Path(rest).expanduser()
+    run = read_run(place)
+    return name or run.name, place, run
+
+
+def _warmup(runs: Sequence[tuple[str, Path, RunMeasured]]) -> int:
+    told = {run.facts["spec"].get("compare", {}).get("warmup_epochs", 1) for _, _, run in runs}
+    if len(told) > 1:
+        raise ConfigError(
+            f"the runs' specs differ in compare.warmup_epochs ({', '.join(map(str, sorted(told)))}): say "
+            "--warmup-epochs"
+        )
+    return int(told.pop())
+
+
+def _arm(name: str, repeats: Sequence[RunMeasured]) -> ArmReport:
+    loader = repeats[0].facts["spec"]["loader"]
+    values = {"loader.kind": loader["kind"], "loader.batch_size": loader["batch_size"]}
+    return ArmReport(name, values, settings=settings_of(repeats[0]))
+
+
+def _notes(environments: Sequence[object]) -> list[str]:
+    first = (
+        "The runs were made before and not interleaved: what changed on the machine between them is in the "
+        "figures. Wall time is the run's own, without the start of its process."
+    )
+    notes = [first]
+    machines = {
+        tuple(str(one.get(key)) for key in ("machine", "usable_cpus", "device", "device_name", "platform"))
+        for one in environments
+        if isinstance(one, dict)
+    }
+    if len(machines) > 1:
+        notes.append(
+            f"The runs are of {len(machines)} different machines or systems: ratios compare those too."
+        )
+    return notes
