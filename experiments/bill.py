@@ -202,7 +202,7 @@ def _loading(
             _spent("transfer", moved, f"{bytes_moved} out of the source, and into the cache and out")
         )
     if executor is None:
-        none = "the loader has none"
+        none = "none was used"
         return [*lines, time.nothing("cache", none), time.nothing("coordinator", none)]
     rest = [one.usd - math.fsum(parts) for one, *parts in zip(counted, calls, gets, moved, strict=True)]
     if abs(math.fsum(rest)) < _ROUNDING_USD:
@@ -219,7 +219,7 @@ def _functions(
     of: Prices,
 ) -> BillLine:
     if executor is None:
-        return time.nothing("functions", "the loader has none: it decodes on the training machine")
+        return time.nothing("functions", "none were called")
     if executor == "lambda" or any(calls):
         how = (
             f"{total.invocations:,} calls at {of.invocation:g} USD and {total.gb_s:,.6g} GB s at {of.gb_s:g}"

@@ -5,13 +5,14 @@ Measuring is left to `experiments.training`, TensorBoard to `experiments.tensorb
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.monitoring.table import utilization_table
+from experiments.reporting.quantities import usd
 from experiments.strict_json import write_json
 
 if TYPE_CHECKING:
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from experiments.bill import RunBill
     from experiments.monitoring import Utilization
     from experiments.records import EpochSummary, PassSummary
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
 
-REPORT_FORMAT = 1
+REPORT_FORMAT = 2
 
 _ABSENT = "-"
 _HEADINGS = (
@@ -45,7 +47,8 @@ class RunReport:
     """All that is known of a run at its end.
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
-    ``executor`` is how functions were run; ``None`` where the loader has none.
+    ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
+    the training loader was opened with.
     """
 
     name: str
@@ -63,12 +66,29 @@ class RunReport:
     notes: tuple[str, ...] = ()
     executor: str | None = None
     utilization: Utilization | None = None
+    loader_settings: dict[str, Any] = field(default_factory=dict)
+    bill: RunBill | None = None
 
     @property
     def val_accuracy(self) -> float | None:
         """The validation accuracy after the last epoch; None without validation data."""
         last = self.epochs[-1].val if self.epochs else None
         return None if last is None else last.accuracy
+
+    @property
+    def val_top5_accuracy(self) -> float | None:
+        """The share of validation images whose label was among the five likeliest, after the last epoch."""
+        last = self.epochs[-1].val if self.epochs else None
+        return None if last is None else last.top5_accuracy
+
+    @property
+    def first_batch_s(self) -> float | None:
+        """Seconds from the start of the run to its first training batch; None if there was none."""
+        phases = () if self.utilization is None else self.utilization.phases
+        start = next((phase for phase in phases if phase.epoch is None), None)
+        if start is None or not self.epochs:
+            return None
+        return start.wall_s + self.epochs[0].train.first_batch_s
 
     @property
     def images_per_s(self) -> float | None:
@@ -81,9 +101,17 @@ class RunReport:
         return {
             "format": REPORT_FORMAT,
             **asdict(self),
+            "loader_settings": {name: _plain(value) for name, value in self.loader_settings.items()},
             "val_accuracy": self.val_accuracy,
+            "val_top5_accuracy": self.val_top5_accuracy,
+            "first_batch_s": self.first_batch_s,
             "images_per_s": self.images_per_s,
         }
+
+
+def _plain(value: object) -> object:
+    """A setting as JSON has it; what it has not, by its name."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def write_report(report: RunReport, path: Path) -> None:
@@ -113,17 +141,28 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.reason:
         lines.append(f"reason: {report.reason}")
     if report.val_accuracy is not None:
-        lines.append(f"validation accuracy {report.val_accuracy:.4f}")
+        top5 = "" if report.val_top5_accuracy is None else f", top-5 {report.val_top5_accuracy:.4f}"
+        lines.append(f"validation accuracy {report.val_accuracy:.4f}{top5}")
     elif report.epochs:
         lines.append("no validation data was given (data.val)")
     if report.images_per_s is not None:
         lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
     if report.executor is not None:
         lines.append(f"functions: {report.executor}")
+    lines += _cost_lines(report)
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"written to {report.directory}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _cost_lines(report: RunReport) -> list[str]:
+    """The bill in a line, where anything in it has a price."""
+    bill = report.bill
+    if bill is None or not bill.usd:
+        return []
+    parts = ", ".join(f"{line.name} {usd(line.usd)}" for line in bill.lines if line.usd)
+    return [f"cost {usd(bill.usd)}: {parts}"]
 
 
 def _images(report: RunReport) -> dict[tuple[int | None, str], int]:

@@ -6,16 +6,18 @@ Each part is in a module of its own; this one puts them in order and sees that a
 from __future__ import annotations
 
 import logging
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
 
+from experiments.bill import bill_of, prices_for
 from experiments.data import Source, prepare_data
 from experiments.device import pick_device, seed_everything
 from experiments.environment import describe_environment
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from coordinator.price_table import PriceTable
     from experiments.records import EpochSummary
     from experiments.spec import Spec
 
@@ -61,8 +64,9 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
 
     """
     console = console or Console()
+    prices = prices_for(spec.cost, os.environ.get("SUPER_PRICES"))
     device = pick_device(spec.device)
-    state = _RunState(spec, _new_directory(spec), device)
+    state = _RunState(spec, _new_directory(spec), device, prices)
     text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
     (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
     manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
@@ -103,6 +107,7 @@ class _RunState:
     spec: Spec
     directory: Path
     device: torch.device
+    prices: PriceTable
     started_at: str = field(default_factory=_now)
     start_s: float = field(default_factory=time.perf_counter)
     status: str = "finished"
@@ -114,6 +119,7 @@ class _RunState:
     epochs: list[EpochSummary] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     monitor: UtilizationMonitor | None = None
+    loader_settings: dict[str, Any] = field(default_factory=dict)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Nothing to keep."""
@@ -126,12 +132,13 @@ class _RunState:
         self.epochs.append(summary)
 
     def report(self) -> RunReport:
+        wall_s = time.perf_counter() - self.start_s
         return RunReport(
             name=self.spec.name,
             status=self.status,
             reason=self.reason,
             started_at=self.started_at,
-            wall_s=time.perf_counter() - self.start_s,
+            wall_s=wall_s,
             directory=str(self.directory),
             classes=self.classes,
             train_samples=self.train_samples,
@@ -142,6 +149,14 @@ class _RunState:
             notes=tuple(self.notes),
             executor=self.executor,
             utilization=None if self.monitor is None else self.monitor.utilization(),
+            loader_settings=self.loader_settings,
+            bill=bill_of(
+                self.epochs,
+                cost=self.spec.cost,
+                executor=self.executor,
+                wall_s=wall_s,
+                prices=self.prices,
+            ),
         )
 
 
@@ -165,6 +180,7 @@ def _train(state: _RunState, console: Console) -> None:
             val = _open(spec, data.val, state.device, training=False)
             stack.callback(val.close)
             _check_same_classes(train, val)
+        state.loader_settings = dict(train.settings)
         state.classes = tuple(train.classes)
         state.train_samples = train.sample_count
         state.val_samples = None if val is None else val.sample_count
