@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,23 @@ def named(images: torch.Tensor, labels: torch.Tensor) -> Batch:
     """A batch as its images' digests and labels."""
     pairs = zip(pixels_of(images), labels.tolist(), strict=True)
     return [f"{hashlib.sha256(pixels).hexdigest()[:16]} {label}" for pixels, label in pairs]
+
+
+def write_down(out: Path, rank: int, batch: Batch) -> None:
+    """Add a batch to what a rank got."""
+    with (out / f"rank{rank}.jsonl").open("a") as file:
+        file.write(json.dumps(batch) + "\n")
+
+
+def together(out: Path, ranks: int) -> list[Batch]:
+    """What the ranks got, as the global batches that their parts make; all got as many, of equal lengths."""
+    of_ranks = [
+        [json.loads(line) for line in (out / f"rank{rank}.jsonl").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+    batches = list(zip(*of_ranks, strict=True))
+    assert all(len({len(part) for part in parts}) == 1 for parts in batches)
+    return [list(chain.from_iterable(parts)) for parts in batches]
 
 
 def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list[Batch]]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import tempfile
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
 from super_wire.errors import UsageError
-from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
-from tests.integration.frameworks import EPOCHS, Batch, Stopped, code_of, named, plain_loop
+from tests.integration import accelerate_training
+from tests.integration.accelerate_training import Steps, data_loader, parts
+from tests.integration.frameworks import Batch, Stopped, code_of, plain_loop, together
+from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+PROGRAM = str(Path(accelerate_training.__file__))
 
 
 @pytest.fixture(scope="module")
@@ -36,35 +39,19 @@ def expected(shared: Stack, images: Path) -> list[list[Batch]]:
     return plain_loop(images.as_uri(), shared.address)
 
 
+@pytest.fixture(scope="module")
+def temporary() -> Iterator[Path]:
+    """A short temporary directory: paths of unix sockets have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="super-a-") as directory:
+        yield Path(directory)
+
+
 @pytest.fixture(autouse=True)
-def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-
-
-class Steps:
-    """The page's ``step``: trains, remembers what came, saves, and stops where it is told to."""
-
-    def __init__(self, save: Path | None = None, stop_after: int = -1) -> None:
-        self.seen: list[Batch] = []
-        self._save, self._stop_after = save, stop_after
-
-    def __call__(
-        self, accelerator: Accelerator, model: Any, optimizer: Any, images: Any, labels: Any
-    ) -> None:
-        self.seen.append(named(images, labels))
-        loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        if len(self.seen) == self._stop_after:
-            accelerator.save_state(str(self._save))
-            raise Stopped
-
-
-def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = torch.nn.Linear(3 * SIDE * SIDE, 4)
-    return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+    yield
+    gc.collect()  # the page's samplers, which nobody holds now, end their threads
 
 
 def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[list[Batch]]) -> None:
@@ -83,12 +70,43 @@ def test_a_saved_state_is_gone_on_with(
         train(*parts(), first)
     train(*parts(), then, str(tmp_path / "state"))
     assert first.seen + then.seen == list(chain.from_iterable(expected))
-    assert len(expected) == EPOCHS
 
 
 def test_a_prepared_data_loader_is_refused(images: Path) -> None:
-    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=16) as sampler:
-        prepared = Accelerator().prepare(DataLoader(dataset, sampler=sampler, batch_size=None))
-        with pytest.raises(UsageError, match=r"Accelerate's prepare\(\) is not to be given the loader"):
-            next(iter(prepared))
+    prepared = Accelerator().prepare(data_loader(images.as_uri()))
+    with pytest.raises(UsageError, match=r"Accelerate's prepare\(\) is not to be given the loader"):
+        next(iter(prepared))
+
+
+@pytest.mark.slow
+def test_two_ranks_train_on_what_a_plain_loop_gets(
+    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
+) -> None:
+    assert run(temporary, images, tmp_path) == ""
+    assert together(tmp_path, 2) == list(chain.from_iterable(expected))
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_with_a_saved_state(
+    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
+) -> None:
+    first, then = tmp_path / "first", tmp_path / "then"
+    assert "Stopped" in run(temporary, images, first, stop_after=13)
+    assert run(temporary, images, then, checkpoint=str(first / "state")) == ""
+    assert together(first, 2) + together(then, 2) == list(chain.from_iterable(expected))
+
+
+@pytest.mark.slow
+def test_a_data_loader_that_two_ranks_prepared_fails(images: Path, temporary: Path, tmp_path: Path) -> None:
+    assert "TypeError: 'NoneType' object is not iterable" in run(
+        torchrun(2), temporary, images, tmp_path, how="prepared"
+    )
+
+
+def run(temporary: Path, images: Path, out: Path, **how: Any) -> str:
+    """Two ranks of the page through the embedded default."""
+    out.mkdir(exist_ok=True)
+    arguments = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
+    errors = run_to_its_end([*torchrun(2), PROGRAM, arguments], temporary, ACCELERATE_USE_CPU="true")
+    assert_none_is_left(temporary)
+    return errors

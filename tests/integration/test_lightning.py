@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import sys
+import tempfile
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
 from super_wire.errors import UsageError
-from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
-from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, named, plain_loop
+from tests.integration import lightning_training
+from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, plain_loop, together
+from tests.integration.lightning_training import Classifier, data_loader
+from tests.integration.torchrun import assert_none_is_left, run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+PROGRAM = str(Path(lightning_training.__file__))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
@@ -43,39 +47,23 @@ def expected(shared: Stack, images: Path) -> list[list[Batch]]:
     return plain_loop(images.as_uri(), shared.address)
 
 
+@pytest.fixture(scope="module")
+def temporary() -> Iterator[Path]:
+    """A short temporary directory: paths of unix sockets have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="super-l-") as directory:
+        yield Path(directory)
+
+
 @pytest.fixture(autouse=True)
-def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
     for name in ("LOGGER", "ENABLE_CHECKPOINTING", "ENABLE_PROGRESS_BAR", "ENABLE_MODEL_SUMMARY"):
         monkeypatch.setenv(f"PL_TRAINER_{name}", "False")
     monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
     monkeypatch.setenv("PL_TRAINER_DEFAULT_ROOT_DIR", str(tmp_path))
-
-
-class Classifier(pl.LightningModule):
-    """The page's ``Classifier``: trains, remembers what came, and stops where it is told to."""
-
-    def __init__(self, stop_after: int = -1) -> None:
-        super().__init__()
-        self.model = torch.nn.Linear(3 * SIDE * SIDE, 4)
-        self.seen: list[Batch] = []
-        self.epochs: list[int] = []
-        self._stop_after = stop_after
-
-    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
-        images, labels = batch[:2]
-        self.seen.append(named(images, labels))
-        self.epochs.append(self.current_epoch)
-        return torch.nn.functional.cross_entropy(self.model(images.flatten(1).float() / 255), labels)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        if len(self.seen) == self._stop_after:
-            self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/stopped.ckpt")
-            raise Stopped
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
+    yield
+    gc.collect()  # the page's samplers, which nobody holds now, end their threads
 
 
 def page(images: Path, model: Classifier) -> Any:
@@ -118,11 +106,54 @@ def test_an_epochs_checkpoint_is_gone_on_with(
 
 
 def test_overfit_batches_is_refused(images: Path) -> None:
-    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=16) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-        with (
-            pytest.warns(UserWarning, match="You requested to overfit"),
-            pytest.raises(UsageError, match="Lightning's Trainer no overfit_batches"),
-        ):
-            pl.Trainer(overfit_batches=2, max_epochs=1).fit(Classifier(), loader)
+    loader = data_loader(images.as_uri(), num_workers=0, persistent_workers=False)
+    with (
+        pytest.warns(UserWarning, match="You requested to overfit"),
+        pytest.raises(UsageError, match="Lightning's Trainer no overfit_batches"),
+    ):
+        pl.Trainer(overfit_batches=2, max_epochs=1).fit(Classifier(), loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", "page"), ("ddp", "workers"), ("ddp_spawn", "workers")])
+def test_two_ranks_train_on_what_a_plain_loop_gets(
+    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path, strategy: str, how: str
+) -> None:
+    """With a DataLoader too, although the Trainer is not told to leave its sampler alone."""
+    assert run(temporary, images, tmp_path, strategy=strategy, how=how) == ""
+    assert together(tmp_path, 2) == list(chain.from_iterable(expected))
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_with_a_checkpoint(
+    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
+) -> None:
+    first, then = tmp_path / "first", tmp_path / "then"
+    assert "Stopped" in run(temporary, images, first, stop_after=13)
+    assert run(temporary, images, then, checkpoint=str(first / "stopped.ckpt")) == ""
+    assert together(first, 2) + together(then, 2) == list(chain.from_iterable(expected))
+
+
+@pytest.mark.slow
+def test_a_loader_made_before_the_ranks_are_there_is_refused(
+    images: Path, temporary: Path, tmp_path: Path
+) -> None:
+    errors = run(temporary, images, tmp_path, how="early")
+    assert "WORLD_SIZE says that there are 2 ranks, but RANK is not set" in errors
+    assert "with Lightning in the hook train_dataloader()" in errors
+
+
+def run(
+    temporary: Path, images: Path, out: Path, *, strategy: str = "ddp", how: str = "page", **more: Any
+) -> str:
+    """Two ranks that Lightning starts, through the embedded default."""
+    out.mkdir(exist_ok=True)
+    settings = {"DEVICES": "2", "STRATEGY": strategy, "DEFAULT_ROOT_DIR": str(out)}
+    arguments = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2, "how": how} | more)
+    errors = run_to_its_end(
+        [sys.executable, PROGRAM, arguments],
+        temporary,
+        **{f"PL_TRAINER_{name}": value for name, value in settings.items()},
+    )
+    assert_none_is_left(temporary)
+    return errors

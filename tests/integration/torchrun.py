@@ -26,15 +26,26 @@ def launch(ranks: int, temporary: Path, images: Path, out: Path, **settings: Any
 
     Ranks that hang are killed, and fail the test.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     out.mkdir(exist_ok=True)
     arguments = {"source": images.as_uri(), "out": str(out)} | settings
+    return run_to_its_end([*torchrun(ranks), str(RANK), json.dumps(arguments)], temporary)
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The command that starts ``ranks`` ranks of the program that follows, on this host."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    return [*command, "--nproc-per-node", str(ranks), "--max-restarts", "0"]
+
+
+def run_to_its_end(command: list[str], temporary: Path, **variables: str) -> str:
+    """Run a command that starts ranks, and tell its stderr if it failed, else "".
+
+    What hangs is killed, and fails the test.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
     process = subprocess.Popen(  # our own program
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-            *("--nproc-per-node", str(ranks), "--max-restarts", "0", str(RANK), json.dumps(arguments)),
-        ],
+        command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,0 +1,73 @@
+"""A step of training for tests, and a program that is a rank of a run: docs/frameworks.md's, or a near miss.
+
+``python accelerate_training.py JSON`` with the arguments of :func:`main`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+from tests.integration.frameworks import GLOBAL_BATCH, Batch, Stopped, code_of, named, write_down
+
+
+class Steps:
+    """The page's ``step``: trains, remembers what came, saves, and stops where it is told to.
+
+    With ``out`` it writes what came into a file for its rank, so that another process knows.
+    """
+
+    def __init__(self, save: Path | None = None, stop_after: int = -1, out: Path | None = None) -> None:
+        self.seen: list[Batch] = []
+        self._save, self._stop_after, self._out = save, stop_after, out
+
+    def __call__(
+        self, accelerator: Accelerator, model: Any, optimizer: Any, images: Any, labels: Any
+    ) -> None:
+        self.seen.append(named(images, labels))
+        if self._out is not None:
+            write_down(self._out, accelerator.process_index, self.seen[-1])
+        loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if len(self.seen) == self._stop_after:
+            accelerator.save_state(str(self._save))
+            raise Stopped
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3 * SIDE * SIDE, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def main(
+    source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
+) -> None:
+    """Train as the page does, or with a DataLoader that was prepared."""
+    if how == "page":
+        steps = Steps(Path(out) / "state", stop_after, Path(out))
+        code_of("Accelerate", source, ranks=ranks)["train"](*parts(), steps, checkpoint)
+    else:
+        accelerator = Accelerator()
+        next(iter(accelerator.prepare(data_loader(source, ranks))))
+
+
+def data_loader(source: str, ranks: int = 1) -> DataLoader[Any]:
+    """What must not be given to ``prepare``."""
+    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
+    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks)
+    return DataLoader(dataset, sampler=sampler, batch_size=None)
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

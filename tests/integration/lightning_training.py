@@ -1,0 +1,89 @@
+"""A LightningModule for tests, and a program that is a rank of a run: docs/frameworks.md's, or a near miss.
+
+``python lightning_training.py JSON`` with the arguments of :func:`main`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+from tests.integration.frameworks import GLOBAL_BATCH, SEED, Batch, Stopped, code_of, named, write_down
+
+
+class Classifier(pl.LightningModule):
+    """The page's ``Classifier``: trains, remembers what came, and stops where it is told to.
+
+    With ``out`` it writes what came into a file for its rank, so that another process knows.
+    """
+
+    def __init__(self, stop_after: int = -1, out: Path | None = None) -> None:
+        super().__init__()
+        self.model = torch.nn.Linear(3 * SIDE * SIDE, 4)
+        self.seen: list[Batch] = []
+        self.epochs: list[int] = []
+        self._stop_after, self._out = stop_after, out
+
+    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
+        images, labels = batch[:2]
+        self.seen.append(named(images, labels))
+        self.epochs.append(self.current_epoch)
+        if self._out is not None:
+            write_down(self._out, self.global_rank, self.seen[-1])
+        return torch.nn.functional.cross_entropy(self.model(images.flatten(1).float() / 255), labels)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if len(self.seen) == self._stop_after:
+            self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/stopped.ckpt")
+            raise Stopped
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class ByWorkers(pl.LightningDataModule):
+    """A DataLoader where the page has a SuperLoader."""
+
+    def __init__(self, source: str, ranks: int) -> None:
+        super().__init__()
+        self._source, self._ranks = source, ranks
+
+    def train_dataloader(self) -> Any:
+        return data_loader(self._source, self._ranks)
+
+
+def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
+    """Two workers that last, unless ``options`` say otherwise."""
+    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
+    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, seed=SEED)
+    options = {"num_workers": 2, "persistent_workers": True} | options
+    return DataLoader(dataset, sampler=sampler, batch_size=None, **options)
+
+
+def main(
+    source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
+) -> None:
+    """Train as the page does, with a DataLoader (``workers``), or with one that was made too early."""
+    model = Classifier(stop_after, Path(out))
+    if how == "page":
+        names = code_of("Lightning", source, ranks=ranks)
+        names["Classifier"] = lambda: model
+        names["train"](checkpoint)
+    elif how == "workers":
+        pl.Trainer(max_epochs=3).fit(model, ByWorkers(source, ranks))
+    else:
+        loader = data_loader(source, ranks)
+        pl.Trainer(max_epochs=3).fit(model, loader)
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
