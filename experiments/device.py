@@ -7,29 +7,43 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 
 from super_wire.errors import ConfigError
 
-__all__ = ["ComputeSpan", "autocast", "pick_device", "seed_everything", "synchronise"]
+if TYPE_CHECKING:
+    from experiments.ranks import Place
+
+__all__ = ["ComputeSpan", "pick_device", "seed_everything", "synchronise"]
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, place: Place | None = None) -> torch.device:
     """Return the device that a spec names; ``auto`` is CUDA where there is one.
 
+    With several ranks, each has the GPU of its number on its host.
+
     Raises:
-        ConfigError: CUDA is asked for and not there.
+        ConfigError: CUDA is asked for and not there, or a host has more ranks than GPUs.
 
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device=auto or cpu")
-    return torch.device(name)
+    if name == "cpu" or place is None or place.replicas == 1:
+        return torch.device(name)
+    if place.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {place.rank} is number {place.local_rank} of its host, which has "
+            f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
+            "--nproc-per-node), or set device=cpu"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def seed_everything(seed: int) -> None:
@@ -39,13 +53,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-
-
-def autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return bf16 autocast on CUDA; on a CPU, where it slows a small model down, nothing."""
-    if device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def synchronise(device: torch.device) -> None:

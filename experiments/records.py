@@ -23,6 +23,7 @@ __all__ = [
     "JobStatsSource",
     "PassSummary",
     "PassTotals",
+    "RankSums",
     "StepRecord",
     "ToldStall",
 ]
@@ -199,6 +200,23 @@ class JobCounters:
         changes["usd"] = self.usd if was_reset else self.usd - earlier.usd
         return JobCounters(**changes)
 
+    def over_ranks(self, ranks: RankSums) -> JobCounters:
+        """Return the sums of what each rank counted for itself."""
+        names = [item.name for item in fields(self)]
+        sums = ranks.sums([float(getattr(self, name)) for name in names])
+        kinds = {name: type(getattr(self, name)) for name in names}
+        return JobCounters(**{name: kinds[name](value) for name, value in zip(names, sums, strict=True)})
+
+
+class RankSums(Protocol):
+    """The ranks of a run, which add values up; `experiments.ranks.Ranks` is it."""
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value, summed over ranks."""
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value."""
+
 
 class JobMeter:
     """Cuts a job's running counters into laps, each of which begins where the last one ended.
@@ -327,11 +345,29 @@ class PassTotals:
         self._wait_s += step.wait_s
         self._read_s += step.read_s
         self._compute_s += step.compute_s
-        self._loss_sum += step.loss * step.samples
+        self._loss_sum += step.loss * step.samples if step.samples else 0.0
         self._correct += step.accuracy * step.samples
         if step.top5_accuracy is not None:
             self._has_top5 = True
             self._correct5 += step.top5_accuracy * step.samples
+
+    def over_ranks(self, ranks: RankSums) -> PassTotals:
+        """Return the totals of all ranks: samples and what they gave are sums, seconds means over ranks.
+
+        The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
+        """
+        counted = [self._samples, self._hits, self._misses, self._size_bytes]
+        learnt = [self._loss_sum, self._correct, self._correct5]
+        whole = ranks.sums([*counted, *learnt, self._wait_s, self._read_s, self._compute_s, 1.0])
+        replicas = whole[10]
+        together = PassTotals()
+        together._batches = self._batches
+        together._samples, together._hits, together._misses, together._size_bytes = map(int, whole[:4])
+        together._loss_sum, together._correct, together._correct5 = whole[4:7]
+        together._wait_s, together._read_s, together._compute_s = (value / replicas for value in whole[7:10])
+        together._first_batch_s, has_top5 = ranks.largest([self._first_batch_s, float(self._has_top5)])
+        together._has_top5 = has_top5 > 0
+        return together
 
     def summary(self, wall_s: float, job: JobCounters | None) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""

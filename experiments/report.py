@@ -48,7 +48,8 @@ class RunReport:
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
-    the training loader was opened with.
+    the training loader was opened with. The figures of passes are over all
+    ``ranks``, those of ``utilization`` of rank 0 and what it started.
     """
 
     name: str
@@ -68,6 +69,9 @@ class RunReport:
     utilization: Utilization | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
     bill: RunBill | None = None
+    ranks: int = 1
+    strategy: str | None = None
+    precision: str | None = None
 
     @property
     def val_accuracy(self) -> float | None:

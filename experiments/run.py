@@ -5,48 +5,40 @@ Each part is in a module of its own; this one puts them in order and sees that a
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
+import torch
 from rich.console import Console
 
-from experiments.bill import bill_of, prices_for
+from experiments.bill import prices_for
 from experiments.data import Source, prepare_data
 from experiments.device import pick_device, seed_everything
-from experiments.environment import describe_environment
 from experiments.executor import embedded_executor, executor_of
 from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.manifest import Manifest
 from experiments.models import build_model
 from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
-from experiments.report import RunReport, print_report, write_report
-from experiments.reporting.run_page import PAGE_NAME, write_page
+from experiments.ranks import join_ranks, place_of
+from experiments.run_state import RunState, say
 from experiments.step_log import StepLog
 from experiments.step_modules import shipped_steps_allowed
 from experiments.tensorboard_log import TensorBoardLog
 from experiments.training import Listener, Trainer
+from experiments.training.strategies import strategy_name
+from experiments.weights import load_weights
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch import nn
 
-    import torch
-
-    from coordinator.price_table import PriceTable
-    from experiments.records import EpochSummary
+    from experiments.report import RunReport
     from experiments.spec import Spec
 
 __all__ = ["run"]
-
-_log = logging.getLogger(__name__)
 
 _CLASSES_NAMED = 5
 _DIRECTORY_NAMES_MAX = 1000
@@ -63,156 +55,103 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
         KeyboardInterrupt: the user ended the run.
 
     """
-    console = console or Console()
+    place = place_of()
     prices = prices_for(spec.cost, os.environ.get("SUPER_PRICES"))
-    device = pick_device(spec.device)
-    state = _RunState(spec, _new_directory(spec), device, prices)
-    text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
-    (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
-    manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
+    device = pick_device(spec.device, place)
+    strategy = strategy_name(spec.training.strategy, place)
+    console = (console or Console()) if place.rank == 0 else Console(quiet=True)
+    state: RunState | None = None
     try:
-        _train(state, console)
+        with join_ranks(place, device, alone=strategy == "fsdp") as ranks:
+            directory = Path(ranks.text_of_first("directory", lambda: str(_new_directory(spec))))
+            directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
+            state = RunState(spec, directory, device, prices, ranks)
+            state.begin()
+            _train(state, console)
     except BaseException as error:
-        state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        state.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if state is not None:
+            state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            state.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise
     finally:
-        report = state.report()
-        write_report(report, state.directory / "report.json")
-        manifest.end(state.status, _now())
-        print_report(report, console)
-        _write_page(state.directory, console)
-    return report
+        if state is not None:
+            state.end(console)
+    return state.report()
 
 
-def _write_page(directory: Path, console: Console) -> None:
-    """Make the page of the run. What goes wrong there is no fault of the run, which has ended as it has."""
-    try:
-        page = write_page(directory)
-    except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
-        _log.exception("the page of %s could not be made", directory)
-        _say(console, f"{PAGE_NAME} was not made ({error}); superdl report {directory} tries again")
-    else:
-        _say(console, f"tables and plots: {page}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass
-class _RunState:
-    """What is known of a run so far; also a listener, so that a failed run reports the epochs it did."""
-
-    spec: Spec
-    directory: Path
-    device: torch.device
-    prices: PriceTable
-    started_at: str = field(default_factory=_now)
-    start_s: float = field(default_factory=time.perf_counter)
-    status: str = "finished"
-    reason: str | None = None
-    executor: str | None = None
-    classes: tuple[str, ...] = ()
-    train_samples: int = 0
-    val_samples: int | None = None
-    epochs: list[EpochSummary] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    monitor: UtilizationMonitor | None = None
-    loader_settings: dict[str, Any] = field(default_factory=dict)
-
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """Nothing to keep."""
-
-    def on_steps(self, steps: Sequence[object]) -> None:
-        """Nothing to keep."""
-
-    def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch."""
-        self.epochs.append(summary)
-
-    def report(self) -> RunReport:
-        wall_s = time.perf_counter() - self.start_s
-        return RunReport(
-            name=self.spec.name,
-            status=self.status,
-            reason=self.reason,
-            started_at=self.started_at,
-            wall_s=wall_s,
-            directory=str(self.directory),
-            classes=self.classes,
-            train_samples=self.train_samples,
-            val_samples=self.val_samples,
-            epochs=tuple(self.epochs),
-            spec=self.spec.to_mapping(),
-            environment=describe_environment(self.device),
-            notes=tuple(self.notes),
-            executor=self.executor,
-            utilization=None if self.monitor is None else self.monitor.utilization(),
-            loader_settings=self.loader_settings,
-            bill=bill_of(
-                self.epochs,
-                cost=self.spec.cost,
-                executor=self.executor,
-                wall_s=wall_s,
-                prices=self.prices,
-            ),
-        )
-
-
-def _train(state: _RunState, console: Console) -> None:
-    spec = state.spec
+def _train(state: RunState, console: Console) -> None:
+    spec, ranks = state.spec, state.ranks
     seed_everything(spec.seed)
+    if spec.training.threads is not None:
+        torch.set_num_threads(spec.training.threads)
     with ExitStack() as stack:
         stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.executor = executor_of(spec)
         monitor = _monitor(state, stack)
-        data = prepare_data(spec.data, lambda line: _say(console, line))
+        with ranks.one_of_each_host_first():
+            data = prepare_data(spec.data, lambda line: say(console, line))
         if data.note is not None:
             state.notes.append(data.note)
-            _say(console, data.note)
+            say(console, data.note)
         functions = "" if state.executor is None else f", functions: {state.executor}"
-        _say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
-        train = _open(spec, data.train, state.device, training=True)
+        say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
+        train = _open(state, data.train, training=True)
         stack.callback(train.close)
         val = None
         if data.val is not None:
-            val = _open(spec, data.val, state.device, training=False)
+            val = _open(state, data.val, training=False)
             stack.callback(val.close)
             _check_same_classes(train, val)
         state.loader_settings = dict(train.settings)
         state.classes = tuple(train.classes)
         state.train_samples = train.sample_count
         state.val_samples = None if val is None else val.sample_count
-        _say(
+        say(
             console,
             f"{state.train_samples:,} training images, {state.val_samples or 0:,} validation images, "
-            f"{len(state.classes)} classes, device {state.device.type}",
+            f"{len(state.classes)} classes, device {state.device.type}"
+            + (f", {ranks.place.replicas} ranks" if ranks.several else ""),
         )
         Trainer(
-            build_model(spec.model.name, len(state.classes), state.device),
+            _model(state, console),
             train,
             val,
             optimizer=spec.optimizer,
             epochs=spec.epochs,
             device=state.device,
+            training=spec.training,
+            ranks=ranks,
+            one_job=spec.loader.runs_functions,
             listeners=[monitor, *_listeners(state, console, stack)],
             gauge=monitor,
         ).fit()
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _model(state: RunState, console: Console) -> nn.Module:
+    """The model with its weights, the same on all ranks; what it draws by chance later differs."""
+    spec, ranks = state.spec, state.ranks
+    model = build_model(spec.model.name, len(state.classes), state.device, side=spec.recipe.crop)
+    if spec.model.weights is not None:
+        with ranks.one_of_each_host_first():
+            note = load_weights(model, spec.model.weights)
+        state.notes.append(note)
+        say(console, note)
+    if ranks.several:
+        torch.manual_seed(spec.seed + ranks.place.rank)
+    return model
 
 
-def _open(spec: Spec, source: Source, device: torch.device, *, training: bool) -> Loader:
+def _open(state: RunState, source: Source, *, training: bool) -> Loader:
+    spec, place = state.spec, state.ranks.place
     request = LoaderRequest(
         source=source,
         recipe=spec.recipe,
         loader=spec.loader,
         training=training,
         seed=spec.seed,
-        pin_memory=device.type == "cuda",
+        pin_memory=state.device.type == "cuda",
+        rank=place.rank,
+        replicas=place.replicas,
     )
     with embedded_executor(spec):
         return open_loader(spec.loader.kind, request)
@@ -229,14 +168,14 @@ def _check_same_classes(train: Loader, val: Loader) -> None:
         )
 
 
-def _monitor(state: _RunState, stack: ExitStack) -> UtilizationMonitor:
+def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
     """Begin to sample, before anything is started; the stack ends it, after all else has ended."""
     gpu = None
     try:
         gpu = meter_of(state.device)
     except ConfigError as error:
         state.notes.append(str(error))
-    monitor = state.monitor = UtilizationMonitor(state.directory, gpu)
+    monitor = state.monitor = UtilizationMonitor(state.directory, gpu, name=state.file_name("utilization"))
 
     def end() -> None:
         monitor.close()
@@ -247,11 +186,13 @@ def _monitor(state: _RunState, stack: ExitStack) -> UtilizationMonitor:
     return monitor
 
 
-def _listeners(state: _RunState, console: Console, stack: ExitStack) -> list[Listener]:
+def _listeners(state: RunState, console: Console, stack: ExitStack) -> list[Listener]:
     """Open all that writes while the run goes on; the stack closes it."""
-    steps = StepLog(state.directory)
+    steps = StepLog(state.directory, state.file_name("steps"))
     stack.callback(steps.close)
     listeners: list[Listener] = [state, steps]
+    if not state.ranks.leads:
+        return listeners
     try:
         events = TensorBoardLog(state.directory / "tensorboard")
     except ConfigError as error:

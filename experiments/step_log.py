@@ -20,9 +20,9 @@ __all__ = ["StepLog"]
 class StepLog:
     """A listener that appends each group of steps; the columns are the fields of `StepRecord`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "steps") -> None:
         """Make the files in ``directory``."""
-        self._rows = RowLog(directory, "steps", [item.name for item in fields(StepRecord)])
+        self._rows = RowLog(directory, name, [item.name for item in fields(StepRecord)])
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Nothing to write: each step names its epoch and split."""

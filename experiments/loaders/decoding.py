@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class WorkerFigures:
     read_s: float = 0.0
     hits: int = 0
     misses: int = 0
+    padding: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,12 @@ def shared_bytes(size: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
 
+def _last_is_padding(figures: WorkerFigures, samples: int) -> WorkerFigures:
+    padding = np.zeros(samples, dtype=np.bool_)
+    padding[-1] = True
+    return replace(figures, padding=padding)
+
+
 class DecodingLoader:
     """A DataLoader whose workers decode; what they decode is counted as a job's functions are.
 
@@ -118,19 +125,22 @@ class DecodingLoader:
         classes: their names.
         sample_count: samples of the split, all ranks together.
         settings: what it was opened with, for the report.
+        pads: whether this rank's last sample is only there to make ranks equally long.
 
     """
 
     def __init__(
         self,
-        batches: Iterable[Batch],
+        batches: Iterable[tuple[Tensor, Tensor, WorkerFigures]],
         *,
         length: int,
         classes: Sequence[str],
         sample_count: int,
         settings: Mapping[str, object],
+        pads: bool = False,
     ) -> None:
-        self._batches: Iterable[Batch] | None = batches
+        self._pads = pads
+        self._batches: Iterable[tuple[Tensor, Tensor, WorkerFigures]] | None = batches
         self._length = length
         self._classes = tuple(classes)
         self._sample_count = sample_count
@@ -162,11 +172,12 @@ class DecodingLoader:
         """Begin the next epoch."""
         if self._batches is None:
             raise RuntimeError("the loader is closed")
-        for images, labels, figures in self._batches:
+        for count, (images, labels, figures) in enumerate(self._batches, 1):
             self._fetch_s += figures.fetch_s
             self._decode_s += figures.decode_s
             self._samples += len(labels)
-            yield images, labels, figures
+            last = self._pads and count == self._length
+            yield images, labels, _last_is_padding(figures, len(labels)) if last else figures
 
     def job_stats(self) -> JobCounters:
         """What was decoded until now."""

@@ -15,6 +15,9 @@ from torch import Tensor
 from experiments.records import JobStatsSource
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from experiments.data import Source
     from experiments.spec_sections import LoaderSpec, RecipeSpec
 
@@ -51,6 +54,10 @@ class BatchFigures(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes of its images."""
+
+    @property
+    def padding(self) -> NDArray[np.bool_] | None:
+        """Which samples are there only to make ranks equally long; None: none of them."""
 
 
 Batch = tuple[Tensor, Tensor, BatchFigures]

@@ -78,6 +78,11 @@ def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler
     )
 
 
+def pads(samples: int, request: LoaderRequest) -> bool:
+    """Whether the last sample of this rank is one that another has: DistributedSampler fills up so."""
+    return request.rank >= (samples - 1) % request.replicas + 1
+
+
 def open_torch(request: LoaderRequest) -> Loader:
     """Open a split of a directory or a bucket.
 
@@ -111,4 +116,5 @@ def open_torch(request: LoaderRequest) -> Loader:
             "reads": "objects by boto3" if samples.bucket.startswith("s3://") else "files",
             "documentation": _DOCUMENTATION,
         },
+        pads=pads(len(samples), request),
     )

@@ -55,11 +55,16 @@ class UtilizationMonitor:
     """
 
     def __init__(
-        self, directory: Path, gpu: GpuMeter | None = None, *, interval_s: float = _INTERVAL_S
+        self,
+        directory: Path,
+        gpu: GpuMeter | None = None,
+        *,
+        name: str = "utilization",
+        interval_s: float = _INTERVAL_S,
     ) -> None:
-        """Make ``utilization.jsonl`` and ``utilization.csv`` in ``directory`` and begin."""
+        """Make ``<name>.jsonl`` and ``<name>.csv`` in ``directory`` and begin."""
         self.failure: str | None = None
-        self._rows = RowLog(directory, "utilization", UTILIZATION_COLUMNS)
+        self._rows = RowLog(directory, name, UTILIZATION_COLUMNS)
         self._gpu = gpu
         self._interval_s = interval_s
         self._processes = ProcessGroups()

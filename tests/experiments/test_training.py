@@ -15,7 +15,8 @@ from experiments.loaders import LoaderRequest, open_loader
 from experiments.models import build_model
 from experiments.monitoring import GpuReading
 from experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
-from experiments.training import Trainer, _correct_within
+from experiments.training import Trainer
+from experiments.training.steps import correct_within
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ def test_summaries_are_the_sums_of_their_steps(stripes):
 
 def test_top_5_is_of_models_with_more_than_five_classes():
     logits = torch.arange(6.0).repeat(6, 1)  # class 0 is the least likely, always
-    assert int(_correct_within(5, logits, torch.arange(6))) == 5
-    assert _correct_within(5, logits[:, :5], torch.arange(6)) is None
+    assert int(correct_within(5, logits, torch.arange(6))) == 5
+    assert correct_within(5, logits[:, :5], torch.arange(6)) is None
 
 
 def test_a_step_has_what_the_gauge_read_last(stripes):
@@ -168,9 +169,7 @@ def test_validation_changes_no_weight(stripes):
     trainer = Trainer(model, loader, loader, optimizer=OptimizerSpec(), epochs=1, device=CPU)
     trainer.fit()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.eval()
-    with torch.inference_mode():
-        trainer._pass(1, "val", loader)
+    assert trainer._validate(1).samples == 120
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -1,0 +1,13 @@
+"""Training: one plain PyTorch loop, spread over ranks by a strategy, measured step by step, resumable.
+
+`loop` has the loop, `steps` a step and its record, `strategies` and `precision` how a model computes,
+`checkpoints` what is kept, `batch_size` the search for the largest batch. A run around it is in
+`experiments.run`.
+"""
+
+from __future__ import annotations
+
+from experiments.training.loop import Listener, Trainer
+from experiments.training.steps import GpuGauge
+
+__all__ = ["GpuGauge", "Listener", "Trainer"]

@@ -1,0 +1,68 @@
+"""The batches of one epoch's steps: as many on each rank, from a loader that may have to begin again.
+
+What is done with them is left to `experiments.training.loop`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from experiments.loaders.interface import Batch, Loader
+    from experiments.ranks import Ranks
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """The steps of an epoch over one loader, and where it stands."""
+
+    def __init__(self, loader: Loader, split: str, ranks: Ranks, steps: int | None) -> None:
+        """Agree with the other ranks on the number of steps: ``steps``, else the least that a rank has."""
+        self._loader = loader
+        self._split = split
+        self._several = ranks.several
+        self._again = steps is not None
+        if steps is None:
+            steps = int(ranks.smallest([len(loader)])[0])
+        self.steps = steps
+        self.step = 0
+        """How many of the epoch have been given out."""
+        self._iterator: Iterator[Batch] | None = None
+
+    def begin(self, epoch: int) -> None:  # noqa: ARG002  # used when loaders can be told
+        """Begin an epoch."""
+        self.step = 0
+        self._iterator = None
+
+    def next(self) -> Batch | None:
+        """The next step's batch; None after the last.
+
+        Raises:
+            ConfigError: the loader has ended before the other ranks' loaders.
+
+        """
+        if self.step == self.steps:
+            return None
+        batch = self._begin() if self._iterator is None else next(self._iterator, None)
+        if batch is None and self._again:
+            batch = self._begin()
+        if batch is None and (self._several or self._again):
+            raise ConfigError(
+                f"the loader of {self._split} ended after {self.step} batches, and {self.steps} were to come"
+            )
+        if batch is not None:
+            self.step += 1
+        return batch
+
+    def _begin(self) -> Batch | None:
+        """Have the loader begin a pass; what it draws by chance is drawn from a copy of torch's state."""
+        with torch.random.fork_rng(devices=[]):
+            self._iterator = iter(self._loader)
+            return next(self._iterator, None)
