@@ -5,7 +5,6 @@ Which samples come in which order is left to the loaders' own modules.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import time
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from experiments.records import JobCounters
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
+    from torch.utils.data import DataLoader
 
     from experiments.loaders.interface import Batch
     from experiments.loaders.pixels import ImageMaker
@@ -119,8 +119,7 @@ class DecodingLoader:
     """A DataLoader whose workers decode; what they decode is counted as a job's functions are.
 
     Args:
-        batches: gives an epoch's batches, those of one rank, each time it is iterated, and ends with its last
-            reference.
+        batches: gives the batches of an epoch, those of one rank, each time it is iterated.
         length: how many there are.
         classes: their names.
         sample_count: samples of the split, all ranks together.
@@ -131,7 +130,7 @@ class DecodingLoader:
 
     def __init__(
         self,
-        batches: Iterable[tuple[Tensor, Tensor, WorkerFigures]],
+        batches: DataLoader[Any],
         *,
         length: int,
         classes: Sequence[str],
@@ -140,7 +139,7 @@ class DecodingLoader:
         pads: bool = False,
     ) -> None:
         self._pads = pads
-        self._batches: Iterable[tuple[Tensor, Tensor, WorkerFigures]] | None = batches
+        self._batches: DataLoader[Any] | None = batches
         self._length = length
         self._classes = tuple(classes)
         self._sample_count = sample_count
@@ -184,6 +183,9 @@ class DecodingLoader:
         return JobCounters(fetch_s=self._fetch_s, decode_s=self._decode_s, samples_produced=self._samples)
 
     def close(self) -> None:
-        """Let go of the last reference: persistent workers end with it."""
-        self._batches = None
-        gc.collect()  # a loader may hold itself in a cycle, as LitData's does
+        """End the workers at once: those of a loader in a reference cycle the collector would end badly."""
+        batches, self._batches = self._batches, None
+        # What torch does itself when the last reference goes; it has no public name for it.
+        end_workers = getattr(getattr(batches, "_iterator", None), "_shutdown_workers", None)
+        if end_workers is not None:
+            end_workers()

@@ -85,7 +85,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         "pin_memory": request.pin_memory,
     }
     open_split = _shuffled if request.training else _in_order
-    batches, length, dropped = open_split(dataset, request, options)
+    batches, length, given = open_split(dataset, request, options)
     return DecodingLoader(
         batches,
         length=length,
@@ -94,7 +94,8 @@ def open_litdata(request: LoaderRequest) -> Loader:
         settings={
             **options,
             **arguments,
-            "dropped_samples": dropped,
+            "dropped_samples": max(len(samples) - given, 0),
+            "repeated_samples": max(given - len(samples), 0),
             **converted.settings(),
             "documentation": _DOCUMENTATION,
         },
@@ -102,7 +103,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
 
 
 def _shuffled(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> tuple[Any, int, int]:
-    """Training: the batches, how many they are, and how many samples no rank gets."""
+    """Training: the batches, how many they are, and how many samples all ranks get together."""
     from litdata import StreamingDataLoader
 
     batch, workers = request.loader.batch_size, max(request.loader.num_workers, 1)
@@ -115,17 +116,17 @@ def _shuffled(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> 
     )
     counts = [sum(end - start for _, start, end, _ in one) for one in intervals]
     own = counts[request.rank * workers :][:workers]
-    return batches, sum(ceil(count / batch) for count in own), dataset.sample_count - sum(counts)
+    return batches, sum(ceil(count / batch) for count in own), sum(counts)
 
 
 def _in_order(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> tuple[Any, int, int]:
-    """Validation, by index: the same, none dropped."""
+    """Validation, by index: the same."""
     places = _ByIndex(dataset)
     sampler = epoch_sampler(places, request)
     batches: DataLoader[Any] = DataLoader(
         places, batch_size=request.loader.batch_size, sampler=sampler, collate_fn=collate, **options
     )
-    return batches, len(batches), 0
+    return batches, len(batches), len(sampler) * request.replicas
 
 
 class _ByIndex(Dataset[Any]):

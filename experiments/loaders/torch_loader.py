@@ -93,6 +93,7 @@ def open_torch(request: LoaderRequest) -> Loader:
     """
     samples = list_samples(request.source, "torch")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples.bucket))
+    sampler = epoch_sampler(dataset, request)
     options: dict[str, Any] = {
         "num_workers": request.loader.num_workers,
         "persistent_workers": request.loader.num_workers > 0,
@@ -101,7 +102,7 @@ def open_torch(request: LoaderRequest) -> Loader:
     batches: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=request.loader.batch_size,
-        sampler=epoch_sampler(dataset, request),
+        sampler=sampler,
         collate_fn=collate,
         **options,
     )
@@ -113,6 +114,7 @@ def open_torch(request: LoaderRequest) -> Loader:
         settings={
             **options,
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",
+            "repeated_samples": len(sampler) * request.replicas - len(samples),
             "reads": "objects by boto3" if samples.bucket.startswith("s3://") else "files",
             "documentation": _DOCUMENTATION,
         },

@@ -12,7 +12,7 @@ from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from experiments.loaders.conversion import Format, convert_once
 from experiments.loaders.decoding import DecodingLoader, collate, decoded
@@ -94,7 +94,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
     converted = convert_once(samples, WEBDATASET, request)
     shards = sorted(str(path) for path in converted.directory.glob("*.tar"))
     arrange = _shuffled if request.training else _in_order
-    stages, length = arrange(shards, request, len(samples))
+    stages, length, share = arrange(shards, request, len(samples))
     options: dict[str, Any] = {
         "num_workers": request.loader.num_workers,
         "persistent_workers": request.loader.num_workers > 0,
@@ -103,7 +103,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
     batched = webdataset.filters.batched(request.loader.batch_size, collation_fn=collate)
     dataset = webdataset.DataPipeline(*stages, _Decode(samples, make), batched)
     return DecodingLoader(
-        webdataset.WebLoader(dataset, batch_size=None, **options),
+        DataLoader(dataset, batch_size=None, **options),
         length=length,
         classes=samples.classes,
         sample_count=len(samples),
@@ -111,14 +111,17 @@ def open_webdataset(request: LoaderRequest) -> Loader:
             **options,
             "shards": len(shards),
             **(_SHUFFLED if request.training else _IN_ORDER),
+            "repeated_samples": share * request.replicas - len(samples),
             **converted.settings(),
             "documentation": _DOCUMENTATION,
         },
     )
 
 
-def _shuffled(shards: list[str], request: LoaderRequest, samples: int) -> tuple[list[Any], int]:
-    """Training: ranks and workers have shards of their own, and read on from the start to be equally long."""
+def _shuffled(shards: list[str], request: LoaderRequest, samples: int) -> tuple[list[Any], int, int]:
+    """Training: stages, batches and samples of a rank. Ranks and workers have shards of their own, and those
+    that have less read on from the start.
+    """
     import webdataset
 
     workers = max(request.loader.num_workers, 1)
@@ -148,11 +151,11 @@ def _shuffled(shards: list[str], request: LoaderRequest, samples: int) -> tuple[
         .repeat()
     )
     batch = request.loader.batch_size
-    return [read, _OfLength(longest)], sum(ceil(count / batch) for count in longest)
+    return [read, _OfLength(longest)], sum(ceil(count / batch) for count in longest), sum(longest)
 
 
-def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[list[Any], int]:
-    """Validation: each worker reads all and decodes its batches alone, so that they come in key order."""
+def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[list[Any], int, int]:
+    """Validation: the same. Each worker reads all and decodes its own batches, so that order is kept."""
     import webdataset
 
     read = webdataset.WebDataset(
@@ -160,7 +163,7 @@ def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[
     )
     batch = request.loader.batch_size
     share = ceil(samples / request.replicas)
-    return [read, _RankThenWorker(request.rank, request.replicas, batch)], ceil(share / batch)
+    return [read, _RankThenWorker(request.rank, request.replicas, batch)], ceil(share / batch), share
 
 
 class _OfRank:

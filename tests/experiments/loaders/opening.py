@@ -1,0 +1,118 @@
+"""Opens loaders over a directory of good and of dirty files, and tells what an epoch of one gave."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.data import Source
+from experiments.loaders import Loader, LoaderRequest, open_loader
+from experiments.spec_sections import LoaderSpec, RecipeSpec
+from tests.fixtures.images import independent_decode, write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from experiments.loaders.interface import Batch
+
+RESIZE, CROP, BATCH = 24, 20, 8
+COUNT = 53  # no multiple of the batch size, of two workers or of two ranks
+PACKAGES = {"torch": "torch", "webdataset": "webdataset", "mds": "streaming", "litdata": "litdata"}
+
+need = {
+    kind: pytest.param(
+        kind, marks=pytest.mark.skipif(not importlib.util.find_spec(module), reason=f"{module} is missing")
+    )
+    for kind, module in PACKAGES.items()
+}
+"""Each kind as a parameter of a test, which is skipped where its package is not installed."""
+
+
+def write_dirty_images(directory: Path) -> Path:
+    """Images in four classes, among them what real sets have: other modes, formats, turned cameras."""
+    write_images(directory, COUNT - 6)
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.convert("L").save(directory / "ant" / "grey.jpg")
+    picture.rotate(90).convert("CMYK").save(directory / "bee" / "cmyk.jpg")
+    picture.rotate(10).save(directory / "cat" / "turned.JPEG", exif=exif)
+    picture.rotate(20).convert("P").save(directory / "dog" / "palette.png")
+    (directory / "dog" / "a.b 'ü'").mkdir()
+    picture.rotate(30).convert("RGBA").save(directory / "dog" / "a.b 'ü'" / "alpha.tar.png")
+    picture.rotate(40).convert("LA").save(directory / "ant" / "grey_alpha.png")
+    return directory
+
+
+def opened(  # what a spec says
+    kind: str,
+    source: Path | str | Source,
+    place: Path,
+    *,
+    training: bool = True,
+    workers: int = 0,
+    seed: int = 0,
+    rank: int = 0,
+    replicas: int = 1,
+    recipe: RecipeSpec | None = None,
+    tell: Any = lambda _: None,
+) -> Loader:
+    """A loader whose conversions, if it has any, lie below ``place``."""
+    return open_loader(
+        kind,
+        LoaderRequest(
+            source=source if isinstance(source, Source) else Source(f"file://{source}"),
+            recipe=recipe or RecipeSpec(resize=RESIZE, crop=CROP),
+            loader=LoaderSpec(kind=kind, batch_size=BATCH, num_workers=workers),
+            training=training,
+            seed=seed,
+            pin_memory=False,
+            rank=rank,
+            replicas=replicas,
+            converted=place / "converted",
+            tell=tell,
+        ),
+    )
+
+
+def expected_keys(directory: Path) -> dict[tuple[int, bytes], str]:
+    """The key of each image, by its label and the pixels that Pillow alone gives."""
+    classes = sorted(entry.name for entry in directory.iterdir())
+    keys = {}
+    for path in (entry for entry in directory.rglob("*") if entry.is_file()):
+        key = path.relative_to(directory).as_posix()
+        pixels = independent_decode(path, resize=RESIZE, crop=CROP).tobytes()
+        keys[classes.index(key.split("/")[0]), pixels] = key
+    return keys
+
+
+def samples_of(batch: Batch) -> list[tuple[int, bytes]]:
+    """Label and pixels of each sample, HWC."""
+    images, labels, _ = batch
+    return [
+        (int(label), image.permute(1, 2, 0).numpy().tobytes())
+        for image, label in zip(images, labels, strict=True)
+    ]
+
+
+def keys_of(batches: Iterable[Batch], known: dict[tuple[int, bytes], str]) -> list[list[str]]:
+    """The keys of each batch, by the samples that came; its id must be of just these, in this order."""
+    found = []
+    for batch in batches:
+        keys = [known[sample] for sample in samples_of(batch)]
+        digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=16).digest()
+        assert batch[2].batch_id == digest
+        found.append(keys)
+    return found
+
+
+def counted(batches: Iterable[list[str]]) -> Counter[str]:
+    """How often each key came."""
+    return Counter(key for keys in batches for key in keys)

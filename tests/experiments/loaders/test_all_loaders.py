@@ -1,0 +1,155 @@
+"""What every loader that decodes by itself gives: the same samples, fresh orders, shares of ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from super_wire.errors import ConfigError
+from tests.experiments.loaders.opening import (
+    BATCH,
+    COUNT,
+    CROP,
+    counted,
+    expected_keys,
+    keys_of,
+    need,
+    opened,
+    write_dirty_images,
+)
+
+# WebDataset leaves its tar files to be closed by the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+ALL = [need["torch"], need["webdataset"], need["mds"], need["litdata"]]
+WITH_RANKS_OF_ITS_OWN = [need["torch"], need["webdataset"], need["litdata"]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_dirty_images(tmp_path_factory.mktemp("dirty") / "train")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Conversions are made once for all tests."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def known(directory):
+    keys = expected_keys(directory)
+    assert len(keys) == COUNT
+    return keys
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ALL)
+def test_an_epoch_has_each_sample_once_with_pixels_label_and_key(kind, workers, directory, place, known):
+    loader = opened(kind, directory, place, workers=workers)
+    assert (tuple(loader.classes), loader.sample_count) == (("ant", "bee", "cat", "dog"), COUNT)
+    for epoch in (1, 2):
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert counted(keys_of(batches, known)) == counted([list(known.values())])
+        assert loader.job_stats().samples_produced == epoch * COUNT
+    for images, labels, figures in batches:
+        assert (images.dtype, images.shape) == (torch.uint8, (len(labels), 3, CROP, CROP))
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+        assert figures.fetch_s > 0
+        assert figures.decode_s > 0
+        assert (figures.hits, figures.misses, figures.size_bytes) == (0, 0, images.numel())
+    assert loader.job_stats().decode_s > 0
+    loader.close()
+    assert not torch.multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_orders_are_fresh_each_epoch_and_repeat_with_the_seed(kind, directory, place, known):
+    orders = []
+    for seed in (0, 0, 7):
+        loader = opened(kind, directory, place, workers=2, seed=seed)
+        orders.append([keys_of(loader, known) for _ in range(3)])
+        loader.close()
+    first, again, other = orders
+    assert again == first
+    assert first[0] != first[1] != first[2] != first[0]
+    assert other[0] != first[0]
+    classes = {key.split("/")[0] for key in first[0][0]}
+    assert len(classes) > 1, "a batch mixes classes, though files lie by class"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ALL)
+def test_validation_comes_in_key_order_each_time(kind, workers, directory, place, known):
+    ordered = sorted(known.values(), key=str.encode)
+    expected = [ordered[start : start + BATCH] for start in range(0, COUNT, BATCH)]
+    loader = opened(kind, directory, place, training=False, workers=workers)
+    assert [keys_of(loader, known) for _ in range(2)] == [expected, expected]
+    loader.close()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", WITH_RANKS_OF_ITS_OWN)
+def test_two_ranks_share_an_epoch_in_equal_batches(kind, training, directory, place, known):
+    loaders = [
+        opened(kind, directory, place, training=training, workers=2, rank=rank, replicas=2)
+        for rank in range(2)
+    ]
+    for _ in range(2):
+        shares = [keys_of(loader, known) for loader in loaders]
+        assert [len(keys) for keys in shares[0]] == [len(keys) for keys in shares[1]]
+        assert [len(share) for share in shares] == [len(loader) for loader in loaders]
+        seen = counted([*shares[0], *shares[1]])
+        settings = loaders[1].settings
+        more, fewer = settings["repeated_samples"], settings.get("dropped_samples", 0)
+        assert sum(seen.values()) == COUNT + more - fewer
+        assert len(seen) == COUNT - fewer
+        assert max(seen.values()) <= 2
+        assert more + fewer < 2 * BATCH
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_settings_can_be_printed_and_tell_where_they_come_from(kind, directory, place):
+    settings = opened(kind, directory, place).settings
+    assert json.loads(json.dumps(dict(settings))) == settings
+    assert settings["documentation"].startswith("https://")
+    assert (settings["num_workers"], settings["persistent_workers"]) == (0, False)
+    if kind != "torch":
+        assert settings["converted_bytes"] > sum(path.stat().st_size for path in directory.rglob("*.jpg"))
+        assert settings["conversion_s"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"), [("webdataset", "webdataset"), ("mds", "streaming"), ("litdata", "litdata")]
+)
+def test_a_missing_package_is_named_with_its_extra(kind, module, directory, place, monkeypatch):
+    monkeypatch.setattr("experiments.loaders.packages.find_spec", lambda _: None)
+    with pytest.raises(
+        ConfigError,
+        match=rf"loader\.kind {kind} needs the package {module}, .*: pip install 'superdl\[{kind}\]'",
+    ):
+        opened(kind, directory, place)
+
+
+@pytest.mark.parametrize("kind", [need["mds"]])
+def test_a_rank_that_the_environment_does_not_name_is_refused(kind, directory, place, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"say 1 of 2, and this process is rank 0 of 1: .* torchrun"):
+        opened(kind, directory, place)
+
+
+@pytest.mark.parametrize("kind", [need["webdataset"]])
+def test_fewer_shards_than_workers_of_all_ranks_are_refused(kind, directory, place):
+    with pytest.raises(
+        ConfigError, match=r"48 shards for 20 ranks of 3 workers, .* lower loader\.num_workers"
+    ):
+        opened(kind, directory, place, workers=3, replicas=20)
