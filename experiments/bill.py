@@ -194,7 +194,7 @@ def _loading(
     ]
     lines = [
         _functions(time, cost, executor, calls, total, of),
-        _spent("GETs", gets, f"{total.source_requests:,} at {of.source_request:g} USD"),
+        _spent("GETs", gets, f"{total.source_requests:,} at {_millions(of.source_request)}"),
     ]
     if any(moved):
         bytes_moved = f"{total.source_bytes:,} and {total.record_bytes + total.read_bytes:,} bytes"
@@ -273,6 +273,10 @@ def _standing_by_account(
             ]
     both = f"{left}: {hour:g} USD an hour for cache and coordinator together"
     return [_spent("cache", rest, both), time.nothing("coordinator", "in the line of the cache")]
+
+
+def _millions(usd: float) -> str:
+    return f"{usd * _MILLION:g} USD a million"
 
 
 def _others(rest: Sequence[float]) -> list[BillLine]:

@@ -20,6 +20,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "run": "train from a spec and report",
     "compare": "run the loaders of a spec side by side, and say how they differ",
+    "report": "make the page of a run anew, from the files in its directory",
     "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from experiments.reporting.charts import Chart
 
-__all__ = ["Column", "Page", "Table"]
+__all__ = ["Column", "Page", "Table", "table_of"]
 
 _TOTAL = ' class="total"'
 
@@ -107,6 +107,10 @@ class Page:
             f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
         )
 
+    def listing(self, caption: str, text: str) -> None:
+        """Text as it is, line by line, in columns where there is room."""
+        self._blocks.append(f'<h3>{escape(caption)}</h3>\n<pre class="listing">{escape(text)}</pre>')
+
     def plot(self, caption: str, charts: Sequence[Chart], *, columns: int = 1, alike: bool = False) -> None:
         """Charts side by side in so many columns, with words below; ``alike``: with one vertical scale.
 
@@ -146,6 +150,12 @@ class Page:
             anchor, number = f"{stem}-{number}", number + 1
         self._anchors.add(anchor)
         return anchor
+
+
+def table_of(caption: str, columns: Sequence[tuple[Column, Sequence[str]]], *, total: bool = False) -> Table:
+    """A table given by its columns, each with its cells from the top."""
+    rows = zip(*(cells for _, cells in columns), strict=True)
+    return Table(caption, tuple(column for column, _ in columns), tuple(rows), total)
 
 
 def _head(column: Column) -> str:

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-__all__ = ["ABSENT", "count", "number", "percent", "points_of", "rate", "seconds", "share", "size", "usd"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "ABSENT",
+    "aligned",
+    "count",
+    "number",
+    "percent",
+    "points_of",
+    "rate",
+    "seconds",
+    "share",
+    "size",
+    "usd",
+]
 
 ABSENT = "-"
 """Stands where nothing was measured, which is not zero."""
@@ -23,6 +39,16 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
+
+
+def aligned(values: Sequence[float | None], digits: int = 3) -> tuple[str, ...]:
+    """Numbers for one column: all with as many decimals as the largest needs for so many digits."""
+    there = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    most = max(there, default=0.0)
+    decimals = max(0, digits - 1 - math.floor(math.log10(most))) if most > 0 else 0
+    return tuple(
+        ABSENT if value is None or not math.isfinite(value) else f"{value:,.{decimals}f}" for value in values
+    )
 
 
 def count(value: float | None, one: str = "", many: str = "") -> str:

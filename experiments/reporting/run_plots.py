@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
 from experiments.reporting.run_words import STALL_CAUSES, stalls_of
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
     from experiments.reporting.run_files import Pass, RunFiles, StepColumns
 
-__all__ = ["learning_charts", "speed_charts", "stalls_chart", "step_charts", "usage_charts"]
+__all__ = ["cost_chart", "learning_charts", "speed_charts", "stalls_chart", "step_charts", "usage_charts"]
 
 _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
 _TIMES = 240
+_LEAST_S = 0.5
 _NAMED = 12
 """So many passes at most have their names in a plot over time."""
 _GIB = 2**30
@@ -131,6 +133,16 @@ def stalls_chart(run: RunFiles) -> Stack | None:
     )
 
 
+def cost_chart(bill: dict[str, Any]) -> Bars | None:
+    """What was paid for what; None where it is one thing at most."""
+    lines = [line for line in bill["lines"] if line["usd"]]
+    if len(lines) < 2:  # noqa: PLR2004  # nothing to compare
+        return None
+    names = tuple(line["name"] for line in lines)
+    series = (Series("the run", tuple(line["usd"] for line in lines)),)
+    return Bars("Cost of the run", "US dollars", names, series, horizontal=True)
+
+
 def usage_charts(run: RunFiles) -> list[Stack | Lines]:
     """Cores in use by part, and the GPU, over the time of the run."""
     if not run.usage:
@@ -150,33 +162,37 @@ def usage_charts(run: RunFiles) -> list[Stack | Lines]:
 
 
 def _cores_chart(run: RunFiles, times: Sequence[float], marks: tuple[Mark, ...]) -> Stack:
-    """Each sample tells of the time since the one before."""
-    spans = {at: index - 1 for index, at in enumerate(times)}
-    lengths = [later - at for at, later in itertools.pairwise(times)]
+    """Each sample tells of the time since the one before.
+
+    Samples on the borders of passes may follow others at once: means over half a second at least.
+    """
+    least_s = max(_LEAST_S, (times[-1] - times[0]) / _TIMES)
+    edges = [times[0]]
+    for at in times[1:]:
+        if at - edges[-1] >= least_s:
+            edges.append(at)
+    edges = [*edges[:-1], times[-1]] if len(edges) > 1 else [times[0], times[-1]]
+    before = dict(zip(times[1:], times, strict=False))
     used: dict[str, list[float]] = {}
     for row in run.usage:
-        if row.cpu_cores is not None and spans[row.at_s] >= 0:
-            column = used.setdefault(row.subject, [0.0] * len(lengths))
-            column[spans[row.at_s]] = row.cpu_cores
-    names = [name for name in _GROUPS if name in used]
-    seconds = {name: [a * b for a, b in zip(used[name], lengths, strict=True)] for name in names}
-    xs, columns = thinned(times[:-1], [lengths, *seconds.values()], _TIMES)
-    widths, works = columns[0], columns[1:]
+        if row.cpu_cores is not None and row.at_s in before:
+            work = used.setdefault(row.subject, [0.0] * (len(edges) - 1))
+            place = min(bisect.bisect_left(edges, row.at_s), len(edges) - 1) - 1
+            work[place] += row.cpu_cores * (row.at_s - before[row.at_s])
+    lengths = [later - at for at, later in itertools.pairwise(edges)]
     layers = tuple(
-        Series(
-            name, tuple(work / width if width > 0 else 0.0 for work, width in zip(one, widths, strict=True))
-        )
-        for name, one in zip(names, works, strict=True)
+        Series(name, tuple(work / length for work, length in zip(used[name], lengths, strict=True)))
+        for name in _GROUPS
+        if name in used
     )
-    begin_s = times[0]
     return Stack(
         "Processor cores in use",
         "time since the run began (s)",
         "cores",
-        tuple(x - begin_s for x in xs),
+        tuple(at - times[0] for at in edges[:-1]),
         layers,
         marks=marks,
-        end=times[-1] - begin_s,
+        end=times[-1] - times[0],
     )
 
 

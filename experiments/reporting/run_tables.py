@@ -4,93 +4,106 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting.page import Column, Table
-from experiments.reporting.quantities import ABSENT, count, number, percent, points_of, share, size
+from experiments.reporting.page import Column, Table, table_of
+from experiments.reporting.quantities import ABSENT, aligned, count, number, share, size
+from experiments.reporting.run_words import STALL_CAUSES, stalls_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["data_time_table", "passes_table", "processors_table", "status_table"]
+__all__ = [
+    "bill_table",
+    "data_time_table",
+    "epoch_cost_table",
+    "passes_table",
+    "processors_table",
+    "stalls_table",
+    "status_table",
+]
 
 _GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
-_MILLI = 1000.0
+
+_Cells = tuple[Column, "Sequence[str]"]
+
+
+def _names(passes: Iterable[Pass]) -> _Cells:
+    return Column("pass", words=True), [one.name for one in passes]
+
+
+def _scaled(factor: float, values: Iterable[float | None]) -> list[float | None]:
+    return [None if value is None else factor * value for value in values]
+
+
+def _percents(name: str, unit: str, shares: Iterable[float | None]) -> _Cells:
+    return Column(name, unit), aligned(_scaled(100.0, shares))
+
+
+def _ms(name: str, values: Iterable[float | None], unit: str = "ms") -> _Cells:
+    return Column(name, unit), aligned(_scaled(1000.0, values))
+
+
+def _counts(name: str, values: Iterable[float | None], unit: str = "") -> _Cells:
+    return Column(name, unit), [count(value) for value in values]
 
 
 def passes_table(run: RunFiles) -> Table:
     """How each pass went."""
-    has_top5 = any(one.figures.get("top5_accuracy") is not None for one in run.passes)
-    columns = [
-        Column("pass", words=True),
-        Column("images"),
-        Column("steps"),
-        Column("time", "s"),
-        Column("throughput", "images/s"),
-        Column("loss", "mean"),
-        Column("top-1", "% right"),
-        *([Column("top-5", "% right")] if has_top5 else []),
-        Column("waiting", "% of time"),
-        Column("first batch", "s"),
-    ]
-    rows = []
-    for one in run.passes:
-        figures = one.figures
-        rows.append(
-            (
-                one.name,
-                count(figures["samples"]),
-                count(figures["batches"]),
-                number(figures["wall_s"]),
-                number(figures["images_per_s"]),
-                number(figures["loss"]),
-                _hundredths(figures["accuracy"]),
-                *([_hundredths(figures.get("top5_accuracy"))] if has_top5 else []),
-                _hundredths(one.wait_share),
-                number(figures["first_batch_s"]),
-            )
-        )
-    return Table("Passes over the data", tuple(columns), tuple(rows))
+    passes = run.passes
 
+    def of(name: str) -> list[float | None]:
+        return [one.figures.get(name) for one in passes]
 
-def _hundredths(value: float | None) -> str:
-    return points_of(value).removesuffix("%")
+    top5 = of("top5_accuracy")
+    return table_of(
+        "Passes over the data",
+        [
+            _names(passes),
+            _counts("images", of("samples")),
+            _counts("steps", of("batches")),
+            (Column("time", "s"), aligned(of("wall_s"))),
+            (Column("throughput", "images/s"), aligned(of("images_per_s"))),
+            (Column("loss", "mean"), aligned(of("loss"))),
+            _percents("top-1", "% right", of("accuracy")),
+            *([_percents("top-5", "% right", top5)] if any(value is not None for value in top5) else []),
+            _percents("waiting", "% of time", [one.wait_share for one in passes]),
+            (Column("first batch", "s"), aligned(of("first_batch_s"))),
+        ],
+    )
 
 
 def data_time_table(run: RunFiles) -> Table:
     """Where the time of loading went, and what was done."""
-    columns = (
-        Column("pass", words=True),
-        Column("time", "s"),
-        Column("trainer waits", "s"),
-        Column("workers read the cache", "s, summed"),
-        Column("functions fetch", "s, summed"),
-        Column("functions decode", "s, summed"),
-        Column("functions write", "s, summed"),
-        Column("step computes", "s"),
-        Column("found", "samples"),
-        Column("missed", "samples"),
-        Column("produced", "samples"),
-        Column("asked again", "samples"),
+    passes = run.passes
+
+    def of(name: str) -> tuple[str, ...]:
+        return aligned([one.figures.get(name) for one in passes])
+
+    def of_job(name: str) -> tuple[str, ...]:
+        return aligned([one.job.get(name) for one in passes])
+
+    def samples(name: str, values: Iterable[float | None]) -> _Cells:
+        return _counts(name, values, "samples")
+
+    return table_of(
+        "Time of loading and computing",
+        [
+            _names(passes),
+            (Column("pass", "s"), of("wall_s")),
+            (Column("waiting", "s"), of("wait_s")),
+            (Column("computing", "s"), of("compute_s")),
+            (Column("reading the cache", "s, summed"), of("read_s")),
+            (Column("fetching", "s, summed"), of_job("fetch_s")),
+            (Column("decoding", "s, summed"), of_job("decode_s")),
+            (Column("writing", "s, summed"), of_job("push_s")),
+            samples("found", [one.figures["hits"] for one in passes]),
+            samples("missed", [one.figures["misses"] for one in passes]),
+            samples("produced", [one.job.get("samples_produced") for one in passes]),
+            samples("asked again", [one.job.get("retries") for one in passes]),
+            samples("failed", [one.job.get("samples_failed") for one in passes]),
+        ],
     )
-    rows = []
-    for one in run.passes:
-        figures, job = one.figures, one.job
-        rows.append(
-            (
-                one.name,
-                number(figures["wall_s"]),
-                number(figures["wait_s"]),
-                number(figures["read_s"]),
-                number(job.get("fetch_s")),
-                number(job.get("decode_s")),
-                number(job.get("push_s")),
-                number(figures["compute_s"]),
-                count(figures["hits"]),
-                count(figures["misses"]),
-                count(job.get("samples_produced")),
-                count(job.get("retries")),
-            )
-        )
-    return Table("Time of loading and computing", columns, tuple(rows))
 
 
 def status_table(run: RunFiles) -> Table | None:
@@ -98,35 +111,51 @@ def status_table(run: RunFiles) -> Table | None:
     told = [one for one in run.passes if one.job.get("status_calls")]
     if not told:
         return None
-    columns = (
-        Column("pass", words=True),
-        Column("calls"),
-        Column("in the background", "ms"),
-        Column("of them CPU", "ms"),
-        Column("for each call", "ms"),
-        Column("trainer waited", "ms"),
-        Column("trainer waited", "% of time"),
+
+    def of(name: str) -> list[float | None]:
+        return [one.job.get(name) for one in told]
+
+    waits = [share(one.job.get("status_wait_s"), one.figures["wall_s"]) for one in told]
+    return table_of(
+        "Status checks",
+        [
+            _names(told),
+            _counts("calls", of("status_calls")),
+            _ms("in the background", of("status_s")),
+            _ms("thereof CPU", of("status_cpu_s")),
+            _ms("each call", [share(one.job.get("status_s"), one.job["status_calls"]) for one in told]),
+            _ms("trainer waited", of("status_wait_s")),
+            _percents("trainer waited", "% of time", waits),
+        ],
     )
-    rows = []
-    for one in told:
-        job = one.job
-        each = share(job.get("status_s"), job["status_calls"])
-        rows.append(
-            (
-                one.name,
-                count(job["status_calls"]),
-                _ms(job.get("status_s")),
-                _ms(job.get("status_cpu_s")),
-                _ms(each),
-                _ms(job.get("status_wait_s")),
-                percent(share(job.get("status_wait_s"), one.figures["wall_s"])).removesuffix("%"),
-            )
-        )
-    return Table("Status checks", columns, tuple(rows))
 
 
-def _ms(value: float | None) -> str:
-    return ABSENT if value is None else number(value * _MILLI)
+def stalls_table(run: RunFiles) -> Table | None:
+    """Why the trainer waited, by pass; None where nobody told."""
+    told = [one for one in run.passes if one.figures.get("stalls")]
+    if not told:
+        return None
+    stalls = [one.figures["stalls"] for one in told]
+    waits = [stalls_of(one) for one in told]
+    causes = [cause for cause in STALL_CAUSES if any(cause in each for each in waits)]
+    causes += sorted({cause for each in waits for cause in each} - STALL_CAUSES.keys())
+    bound = [share(each["steps"] - each["stalled"], each["steps"]) for each in stalls]
+    part = [share(each["wait_s"], one.figures["wall_s"]) for each, one in zip(stalls, told, strict=True)]
+    return table_of(
+        "Stalls by cause",
+        [
+            _names(told),
+            _counts("steps", [each["steps"] for each in stalls]),
+            _counts("stalled", [each["stalled"] for each in stalls], "steps"),
+            _percents("bound by computing", "% of steps", bound),
+            *(
+                (Column(cause.replace("_", " "), "s"), aligned([each.get(cause, 0.0) for each in waits]))
+                for cause in causes
+            ),
+            (Column("all stalls", "s"), aligned([each["wait_s"] for each in stalls])),
+            _percents("all stalls", "% of time", part),
+        ],
+    )
 
 
 def processors_table(run: RunFiles) -> Table | None:
@@ -135,47 +164,78 @@ def processors_table(run: RunFiles) -> Table | None:
     if not phases:
         return None
     groups = [name for name in _GROUPS if any(name in phase["groups"] for phase in phases)]
-    has_gpu = any(phase["gpu_percent"] is not None or phase["gpu_memory_bytes_max"] for phase in phases)
-    images = {(one.epoch, one.split): one for one in run.passes}
-    columns = [
-        Column("phase", words=True),
-        Column("time", "s"),
-        Column("computing", "% of time"),
-        *(Column(name, "cores") for name in groups),
-        Column("all", "cores"),
-        Column("CPU", "ms/image"),
-        Column("memory", "of all"),
-        *([Column("GPU", "% busy"), Column("GPU memory", "most")] if has_gpu else []),
+    of_pass = {(one.epoch, one.split): one.figures for one in run.passes}
+    passes = [of_pass.get((phase["epoch"], phase["split"]), {}) for phase in phases]
+    walls = [phase["wall_s"] for phase in phases]
+    cpu_s = [sum(group["cpu_s"] for group in phase["groups"].values()) for phase in phases]
+    computing = [share(one.get("compute_s"), wall_s) for one, wall_s in zip(passes, walls, strict=True)]
+    each = [share(used, one.get("samples")) for used, one in zip(cpu_s, passes, strict=True)]
+    columns: list[_Cells] = [
+        (Column("phase", words=True), [_phase_name(phase) for phase in phases]),
+        (Column("time", "s"), aligned(walls)),
+        _percents("computing", "% of time", computing),
+        *((Column(name, "cores"), _cores(phases, name)) for name in groups),
+        (Column("all", "cores"), aligned([share(*pair) for pair in zip(cpu_s, walls, strict=True)], 2)),
+        _ms("CPU", each, "ms/image"),
+        (Column("memory", "most"), [_memory(phase) for phase in phases]),
     ]
-    rows = []
-    for phase in phases:
-        one = images.get((phase["epoch"], phase["split"]))
-        cpu_s = sum(group["cpu_s"] for group in phase["groups"].values())
-        samples = None if one is None else one.figures["samples"]
-        rows.append(
-            (
-                phase["split"] if phase["epoch"] is None else f"{phase['epoch'] + 1} {phase['split']}",
-                number(phase["wall_s"]),
-                _computing(one, phase["wall_s"]),
-                *(
-                    number(phase["groups"][name]["cpu_cores"], 2) if name in phase["groups"] else ABSENT
-                    for name in groups
-                ),
-                number(share(cpu_s, phase["wall_s"]), 2),
-                _ms(share(cpu_s, samples)),
-                _memory(phase),
-                *([number(phase["gpu_percent"]), size(phase["gpu_memory_bytes_max"])] if has_gpu else []),
-            )
-        )
-    return Table("Processors in use, by phase", tuple(columns), tuple(rows))
+    if any(phase["gpu_percent"] is not None or phase["gpu_memory_bytes_max"] for phase in phases):
+        columns += [
+            (Column("GPU", "% busy"), aligned([phase["gpu_percent"] for phase in phases])),
+            (Column("GPU memory", "most"), [size(phase["gpu_memory_bytes_max"]) for phase in phases]),
+        ]
+    return table_of("Processors in use, by phase", columns)
 
 
-def _computing(one: Pass | None, wall_s: float) -> str:
-    part = None if one is None else share(one.figures["compute_s"], wall_s)
-    return percent(part).removesuffix("%")
+def _phase_name(phase: dict[str, Any]) -> str:
+    return str(phase["split"]) if phase["epoch"] is None else f"{phase['epoch'] + 1} {phase['split']}"
+
+
+def _cores(phases: Sequence[dict[str, Any]], name: str) -> tuple[str, ...]:
+    return aligned([phase["groups"].get(name, {}).get("cpu_cores") for phase in phases], 2)
 
 
 def _memory(phase: dict[str, Any]) -> str:
     """The parts' highest shares of memory, added up; absent where that of a part was not read."""
     pss = [group["pss_bytes_max"] for group in phase["groups"].values()]
     return ABSENT if None in pss else size(sum(pss))
+
+
+def bill_table(bill: dict[str, Any]) -> Table:
+    """What was paid for what."""
+    lines, epochs = bill["lines"], [one["usd"] for one in bill["epochs"]]
+
+    def dollars(values: Iterable[float | None]) -> list[str]:
+        return [number(value) for value in values]
+
+    columns: list[_Cells] = [
+        (Column("what", words=True), [*(line["name"] for line in lines), "all of it"]),
+        (Column("the run", "USD"), dollars([*(line["usd"] for line in lines), bill["usd"]])),
+    ]
+    if epochs:
+        firsts = [line["by_epoch"][0] if line["by_epoch"] else None for line in lines]
+        columns.append((Column("first epoch", "USD"), dollars([*firsts, epochs[0]])))
+    if len(epochs) > 1:
+        later = [_mean(line["by_epoch"][1:]) for line in lines]
+        columns.append((Column("an epoch after it", "USD, mean"), dollars([*later, _mean(epochs[1:])])))
+    columns.append((Column("how", words=True), [*(line["how"] for line in lines), ""]))
+    return table_of("The bill", columns, total=True)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def epoch_cost_table(bill: dict[str, Any]) -> Table:
+    """What each epoch cost, and a million images at its price."""
+    epochs = bill["epochs"]
+    each = [*(one["usd_per_million_images"] for one in epochs), bill["usd_per_million_images"]]
+    return table_of(
+        "Cost by epoch, validation with it",
+        [
+            (Column("epoch", words=True), [*(str(one["epoch"] + 1) for one in epochs), "the run"]),
+            (Column("cost", "USD"), aligned([*(one["usd"] for one in epochs), bill["usd"]])),
+            (Column("a million training images", "USD"), aligned(each)),
+        ],
+        total=True,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting.quantities import count, number, percent, points_of, rate, seconds, share, usd
+from experiments.reporting.quantities import count, percent, points_of, rate, seconds, share, usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,16 +31,18 @@ STALL_CAUSES = {
     "cache_transfer": "samples were on their way out of the cache",
     "spending": "a cap on spending held functions back",
     "late_planning": "functions were idle, and the samples had not been asked for",
-    "compute_bound": "nothing: the step itself took as long",
-    "unknown": "the report of the first miss was lost",
+    "worker_start": "workers were starting",
+    "loading": "the loader, which does not tell what it did",
+    "unknown": "the coordinator does not know why",
 }
 """What each cause of a stall means."""
 
 
 def stalls_of(one: Pass) -> dict[str, float]:
     """Seconds of waiting by cause, the longest first; empty where nobody told."""
-    told = one.figures.get("stalls") or {}
-    return dict(sorted(((name, float(value)) for name, value in told.items()), key=lambda item: -item[1]))
+    causes = (one.figures.get("stalls") or {}).get("causes") or {}
+    waits = {name: float(total["wait_s"]) for name, total in causes.items()}
+    return dict(sorted(waits.items(), key=lambda item: -item[1]))
 
 
 def verdict(run: RunFiles) -> list[tuple[str, str]]:
@@ -48,7 +50,7 @@ def verdict(run: RunFiles) -> list[tuple[str, str]]:
     points = [_outcome(run)]
     if run.trained:
         points += [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)]
-    return [*points, _cost(run)]
+    return [*points, _cost(run), *_bad_samples(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
@@ -158,6 +160,14 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     return "First batch:", f"{said}."
 
 
+def _bad_samples(run: RunFiles) -> list[tuple[str, str]]:
+    failed = sum(one.job.get("samples_failed") or 0 for one in run.passes)
+    if not failed:
+        return []
+    times = "once" if failed == 1 else f"{failed:,} times"
+    return [("Bad samples:", f"{times} functions could not produce one; the table of loading has when.")]
+
+
 def start_seconds(known: dict[str, Any]) -> float | None:
     """How long the run prepared before its first pass."""
     phases = (known.get("utilization") or {}).get("phases") or ()
@@ -168,9 +178,11 @@ def _cost(run: RunFiles) -> tuple[str, str]:
     bill = run.known.get("bill")
     if not bill:
         return "Cost:", "not reckoned, since there is no report."
-    if not bill["lines"]:
-        return "Cost:", "nothing that has a price here. " + " ".join(bill["left_out"])
-    parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"])
-    per_million = bill.get("usd_per_million_images")
-    each = "" if per_million is None else f", or {number(per_million)} USD for a million training images"
-    return "Cost:", f"{usd(bill['usd'])}{each}: {parts}."
+    absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
+    without = f" Not in it, since no price is known: {', '.join(absent)}." if absent else ""
+    if not bill["usd"]:
+        return "Cost:", f"nothing of what has a price here was used.{without}"
+    parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"] if line["usd"])
+    per_million = bill["usd_per_million_images"]
+    each = "" if per_million is None else f" ({usd(per_million)} for a million training images)"
+    return "Cost:", f"{usd(bill['usd'])}{each}: {parts}.{without}"

@@ -28,6 +28,9 @@ td.words { overflow-wrap: anywhere; }
 .unit { display: block; font-weight: 400; color: #555; }
 .absent { color: #777; }
 .total th, .total td { border-top: 1.5px solid #1c1c1c; border-bottom: none; font-weight: 600; }
+h3 { font-size: 13.5px; margin: 14px 0 6px; }
+.listing { columns: 300px 3; column-gap: 24px; margin: 0; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 12px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 figure { margin: 18px 0; }
 figure svg { display: block; width: 100%; max-width: 920px; height: auto; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }

@@ -20,13 +20,14 @@ def test_every_text_is_escaped_wherever_it_stands():
     page.small(EVIL)
     page.points([(EVIL, EVIL)])
     page.facts(EVIL, {EVIL: EVIL})
+    page.listing(EVIL, EVIL)
     page.table(Table(EVIL, (Column(EVIL, EVIL), Column("b")), ((EVIL, EVIL),)))
     page.plot(EVIL, [Bars(EVIL, EVIL, (EVIL,), (Series(EVIL, (1.0,)), Series("b", (2.0,))))])
     read = read_page(page.html())
     assert "script" not in read.tags
-    # title, h1, subtitle, heading, paragraph, note, small; 2 in points, 3 facts, 5 in the table, caption of
-    # the plot, whose own letters are shapes
-    assert read.text.count("<script>alert('x')</script>") == 18
+    # title, h1, subtitle, heading, paragraph, note, small; 2 points, 3 facts, 2 listing, 5 table, the plot's
+    # caption, for its own letters are shapes
+    assert read.text.count("<script>alert('x')</script>") == 20
 
 
 def test_a_page_is_well_formed_and_needs_nothing_else():

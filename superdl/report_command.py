@@ -1,0 +1,43 @@
+"""``superdl report DIRECTORY``: make a run's page anew, by :mod:`experiments.reporting.run_page`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument("directory", metavar="DIRECTORY", help="that superdl run has written, whole or not")
+    parser.add_argument("--json", action="store_true", help="print where the page is, and how the run ended")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the page."""
+    from experiments.reporting.plots import plots_missing  # --help needs none of this
+    from experiments.reporting.run_files import read_run
+    from experiments.reporting.run_page import PAGE_NAME, run_page
+    from super_wire.errors import ConfigError
+
+    directory = Path(arguments.directory)
+    known = read_run(directory)
+    path = directory / PAGE_NAME
+    try:
+        run_page(known).write(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; copy the run to where you may") from error
+    missing = plots_missing()
+    if missing is not None:
+        sys.stderr.write(f"superdl report: without plots: {missing}\n")
+    if arguments.json:
+        sys.stdout.write(json.dumps({"page": str(path), "name": known.name, "status": known.status}) + "\n")
+    else:
+        sys.stdout.write(f"{path}\n")
+    return 0
