@@ -44,11 +44,12 @@ _CLASSES_NAMED = 5
 _DIRECTORY_NAMES_MAX = 1000
 
 
-def run(spec: Spec, *, console: Console | None = None) -> RunReport:
+def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
     """Carry ``spec`` out, print its table and return the report.
 
-    The directory ``<output>/<name>-<time>`` gets all of it; docs/runs.md says what. A run that fails or is
-    interrupted writes its report too, with the reason, before the error goes on.
+    The directory ``<output>/<name>-<time>`` gets all of it, its ``page`` unless that is not wanted;
+    docs/runs.md says what. A run that fails or is interrupted writes its report too, with the reason, before
+    the error goes on.
 
     Raises:
         SuperError: the spec's data, loader or device cannot be had, or a batch cannot be delivered.
@@ -75,7 +76,7 @@ def run(spec: Spec, *, console: Console | None = None) -> RunReport:
         raise
     finally:
         if state is not None:
-            state.end(console)
+            state.end(console, page=page)
     return state.report()
 
 

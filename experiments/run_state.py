@@ -91,8 +91,8 @@ class RunState:
         (self.directory / "spec.yaml").write_text(text, encoding="utf-8")
         self.manifest = Manifest(self.directory, self.spec, self.device, started_at=self.started_at)
 
-    def end(self, console: Console) -> None:
-        """Write and print how it went."""
+    def end(self, console: Console, *, page: bool) -> None:
+        """Write and print how it went, as a ``page`` too if that is wanted."""
         self.wall_s = time.perf_counter() - self.start_s
         if not self.ranks.leads:
             return
@@ -101,7 +101,8 @@ class RunState:
         if self.manifest is not None:
             self.manifest.end(self.status, _now())
         print_report(report, console)
-        _write_page(self.directory, console)
+        if page:
+            _write_page(self.directory, console)
 
     def file_name(self, name: str) -> str:
         """The name of a file that each rank writes: rank 0's is the plain one."""

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="override one value, such as data.train=s3://bucket/train; may be repeated",
     )
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
+    parser.add_argument(
+        "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -36,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
-    report = run_spec(spec, console=console)
+    report = run_spec(spec, console=console, page=not arguments.no_page)
     if arguments.json:
         sys.stdout.write(json.dumps(report.to_mapping(), indent=2) + "\n")
     return 0

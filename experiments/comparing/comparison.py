@@ -25,7 +25,7 @@ from experiments.comparing.report import (
     settings_of,
     write_comparison,
 )
-from experiments.comparing.rounds import RoundDone, run_round
+from experiments.comparing.rounds import RoundDone, run_round, write_pages
 from experiments.comparing.schedule import Round, rounds_of
 from experiments.comparing.show import print_comparison
 from experiments.data import prepare_data
@@ -191,6 +191,7 @@ def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
         place = f"[{one.number}/{len(rounds)}]"
         _say(console, f"{place} {one.arm}, repeat {one.repeat} of {state.spec.compare.repeats}{at_once}")
         done = run_round(one, arm, state.directory / "runs" / f"{one.number:02d}-{one.arm}")
+        write_pages(done.folder, lambda line: _say(console, line))
         report = state.take(one, done)
         _say(console, f"{place} {report.phrase()}")
         if report.failure is not None and not keep_going:

@@ -41,6 +41,7 @@ FIGURES = (
     Figure("usd_per_epoch", "cost", "USD/epoch", more_is_better=False),
     Figure("decodes_per_image", "decodes", "per image of the set", more_is_better=False, whole=True),
     Figure("cpu_s", "CPU in all", "s", more_is_better=False, whole=True),
+    Figure("usd", "cost in all", "USD", more_is_better=False, whole=True),
     Figure("wall_s", "wall time", "s", more_is_better=False, whole=True),
     Figure("first_batch_s", "first batch after", "s", more_is_better=False, whole=True),
 )
@@ -54,8 +55,9 @@ class RoundFigures:
     waiting is the share of all their training time. CPU is that of every process, the model's own work with
     it; outside the trainer is what DataLoader workers, functions, coordinator and cache take, and
     ``cpu_ms_by_group`` says which of them. ``decodes_per_image`` are the images that were fetched and decoded
-    for all runs together, for each that the set has, training and validation alike. The first batch is that
-    of the run which got it last.
+    for all runs together, for each that the set has, training and validation alike. Runs at once have one
+    machine, which is paid once; their cost by epoch is all of it over the epochs of all. The first batch is
+    that of the run which got it last.
     """
 
     images_per_s: float
@@ -65,6 +67,7 @@ class RoundFigures:
     usd_per_epoch: float | None
     decodes_per_image: float | None
     cpu_s: float | None
+    usd: float | None
     wall_s: float | None
     first_batch_s: float | None
     cpu_ms_by_group: Mapping[str, float]
@@ -119,9 +122,10 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
         outside_ms_per_image=(
             math.fsum(used for name, used in per_image.items() if name != "trainer") if per_image else None
         ),
-        usd_per_epoch=None,
+        usd_per_epoch=_usd_per_epoch(measured.runs, warmup_epochs),
         decodes_per_image=None if decodes is None else math.fsum(decodes.values()),
         cpu_s=measured.cpu_s,
+        usd=_usd(measured.runs),
         wall_s=measured.wall_s,
         first_batch_s=max(
             (value for run in measured.runs if (value := _first_batch_s(run)) is not None), default=None
@@ -182,6 +186,33 @@ def _decodes_by_epoch(runs: Sequence[RunMeasured]) -> dict[int, float] | None:
         for one in run.passes:
             produced[one.epoch] += one.produced or 0
     return {epoch: count / images for epoch, count in sorted(produced.items())}
+
+
+def _usd(runs: Sequence[RunMeasured]) -> float | None:
+    """The bill of all runs; None where the machine that they train on has no price."""
+    bills = [run.bill for run in runs if run.bill is not None]
+    if not bills or len(bills) < len(runs):
+        return None
+    lines: dict[str, list[float]] = defaultdict(list)
+    for bill in bills:
+        for name, usd in bill.lines.items():
+            lines[name].append(usd)
+    shared = frozenset().union(*(bill.by_hour for bill in bills))
+    return math.fsum(max(paid) if name in shared else math.fsum(paid) for name, paid in lines.items())
+
+
+def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | None:
+    usd = _usd(runs)
+    if usd is None:
+        return None
+    if len(runs) > 1:
+        epochs = sum(one.split == "train" for run in runs for one in run.passes)
+        return usd / epochs if epochs else None
+    bill = runs[0].bill
+    counted = (
+        [] if bill is None else [paid for epoch, paid in bill.by_epoch.items() if epoch >= warmup_epochs]
+    )
+    return statistics.fmean(counted) if counted else None
 
 
 def _first_batch_s(run: RunMeasured) -> float | None:

@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["CpuSample", "PassMeasured", "PhaseMeasured", "RoundMeasured", "RunMeasured", "read_run"]
+__all__ = [
+    "BillMeasured",
+    "CpuSample",
+    "PassMeasured",
+    "PhaseMeasured",
+    "RoundMeasured",
+    "RunMeasured",
+    "read_run",
+]
+
+_MACHINE = "training machine"
+_STANDING = frozenset({"cache", "coordinator"})
+"""By the hour where the spec names the cache's nodes, else each job's share of them."""
 
 CpuSample = tuple[float, "dict[str, float]"]
 """A Unix timestamp, and the CPU seconds by then of each group of processes."""
@@ -46,6 +58,19 @@ class PhaseMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class BillMeasured:
+    """What a run cost in US dollars: in all, by epoch, and by what is paid for.
+
+    ``by_hour`` are the lines that runs on one machine have in common, paid for as long as the longest goes.
+    """
+
+    usd: float
+    by_epoch: Mapping[int, float]
+    lines: Mapping[str, float]
+    by_hour: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class RunMeasured:
     """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1."""
 
@@ -58,6 +83,7 @@ class RunMeasured:
     epoch_ends_at_s: Mapping[int, float] = field(default_factory=dict)
     reason: str | None = None
     wall_s: float | None = None
+    bill: BillMeasured | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -116,6 +142,7 @@ def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
         phases=tuple(phases),
         epoch_ends_at_s=ends,
         wall_s=float(report["wall_s"]),
+        bill=_bill(report),
         facts=report,
     )
 
@@ -131,6 +158,21 @@ def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
         first_batch_s=float(figures["first_batch_s"]),
         produced=None if job is None else int(job["samples_produced"]),
         accuracy=figures["accuracy"],
+    )
+
+
+def _bill(report: Mapping[str, Any]) -> BillMeasured | None:
+    """The run's bill; None where the training machine has no price in it, since the most would be missing."""
+    bill = report["bill"]
+    lines = {} if bill is None else {line["name"]: line["usd"] for line in bill["lines"]}
+    if lines.get(_MACHINE) is None:
+        return None
+    standing = _STANDING if report["spec"]["cost"]["cache_node"] is not None else frozenset()
+    return BillMeasured(
+        usd=float(bill["usd"]),
+        by_epoch={int(one["epoch"]): float(one["usd"]) for one in bill["epochs"]},
+        lines={name: float(usd) for name, usd in lines.items() if usd is not None},
+        by_hour=frozenset({_MACHINE, "data machines"}) | standing,
     )
 
 

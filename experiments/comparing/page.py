@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["comparison_page", "write_page"]
 
 _PLOTTED = ("images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch")
-_PLOTTED_WHOLE = ("decodes_per_image", "cpu_s", "wall_s", "first_batch_s")
+_PLOTTED_WHOLE = ("decodes_per_image", "cpu_s", "usd", "wall_s", "first_batch_s")
 _MACHINE = ("platform", "usable_cpus", "device", "device_name", "torch_threads", "python")
 
 
@@ -55,8 +55,7 @@ def _subtitle(comparison: Comparison) -> str:
 
 def _figures(page: Page, comparison: Comparison) -> None:
     page.heading("What the figures say")
-    for line in comparison.words():
-        page.paragraph(line)
+    page.points(comparison.words())
     page.heading("Side by side")
     columns = (Column("figure", words=True), Column("unit", words=True))
     arms = tuple(Column(arm.title) for arm in comparison.arms)

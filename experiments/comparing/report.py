@@ -108,13 +108,13 @@ class Comparison:
             figure for figure in FIGURES if any(self.spread(arm.name, figure.key) for arm in self.arms)
         )
 
-    def words(self) -> tuple[str, ...]:
-        """What the figures say, and what they leave out."""
+    def words(self) -> tuple[tuple[str, str], ...]:
+        """What the figures say, and what they leave out, each sentence after its subject."""
         spreads = {
             figure.key: {arm.title: self.spread(arm.name, figure.key) for arm in self.arms}
             for figure in FIGURES
         }
-        return (*conclusions(spreads, self.warmup_epochs), *self.notes)
+        return (*conclusions(spreads, self.warmup_epochs), *(("Note:", note) for note in self.notes))
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
@@ -124,7 +124,7 @@ class Comparison:
         return {
             "format": COMPARE_FORMAT,
             **plain,
-            "words": list(self.words()),
+            "words": [" ".join(point) for point in self.words()],
             "arms": [asdict(arm) | {"figures": self._figures(arm.name)} for arm in self.arms],
             "rounds": [asdict(one) for one in self.rounds],
         }

@@ -20,12 +20,13 @@ from experiments.comparing.processes import EndedRun, RunRequest, run_together
 from experiments.comparing.services import SharedServices, shared_services
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from experiments.comparing.arms import Arm, Trial
     from experiments.comparing.schedule import Round
 
-__all__ = ["RoundDone", "run_round"]
+__all__ = ["RoundDone", "run_round", "write_pages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,17 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
             services=tuple(services.samples) if services else (),
         )
     return RoundDone(one, folder, ended, measured)
+
+
+def write_pages(folder: Path, tell: Callable[[str], None]) -> None:
+    """Make the pages of a round's runs, once nothing is timed any more; ``tell`` hears of one that fails."""
+    from experiments.reporting.run_page import write_page
+
+    for report in sorted(folder.rglob("report.json")):
+        try:
+            write_page(report.parent)
+        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
+            tell(f"the page of {report.parent} was not made ({error}); superdl report tries again")
 
 
 def _request(trial: Trial, folder: Path, one: Round, services: SharedServices | None) -> RunRequest:

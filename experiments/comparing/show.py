@@ -25,7 +25,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
     if comparison.reason:
         lines.append(f"reason: {comparison.reason}")
-    lines += comparison.words()
+    lines += [" ".join(point) for point in comparison.words()]
     lines.append(f"written to {comparison.directory}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,5 +1,7 @@
 """One run of a comparison: ``superdl run SPEC`` in a process that ends with the one that started it.
 
+The run's page is left to that one, since drawing it takes as much CPU as a small run.
+
 ``python -P -m experiments.comparing.tied_run PARENT DESCRIPTOR SPEC`` writes the exit code as one byte to the
 descriptor as soon as the run has ended, and then waits for what the run started, so that whoever reaps this
 process has the CPU time of all. Starting it is `experiments.comparing.processes`'s.
@@ -27,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
     code = 1
     try:
-        code = superdl(["run", spec])
+        code = superdl(["run", "--no-page", spec])
     finally:
         os.write(descriptor, bytes([code]))
         os.close(descriptor)

@@ -18,57 +18,80 @@ __all__ = ["conclusions"]
 _RARELY = 0.2
 """Where chance alone sets ranges apart more often, more repeats are asked for."""
 
+_SAID = {
+    "images_per_s": "{better} trains {factor} times as fast as {worse}",
+    "wait_percent": "{worse} waits {factor} times as long a share as {better}",
+    "cpu_ms_per_image": "{worse} takes {factor} times the CPU of {better}, the model's work with it",
+    "outside_ms_per_image": "outside the training process {worse} takes {factor} times the CPU of {better}",
+    "usd_per_epoch": "{worse} costs {factor} times as much as {better}",
+    "decodes_per_image": "{worse} decodes an image {factor} times as often as {better}",
+    "cpu_s": "from start to end {worse} takes {factor} times the CPU of {better}",
+    "usd": "from start to end {worse} costs {factor} times as much as {better}",
+    "wall_s": "{worse} takes {factor} times as long as {better}",
+    "first_batch_s": "{worse} has its first batch after {factor} times as long as {better}",
+}
 
-def conclusions(spreads: Mapping[str, Mapping[str, Spread | None]], warmup_epochs: int) -> tuple[str, ...]:
-    """Return sentences about every figure: the first arm beside each other one.
 
-    ``spreads`` are by the figure's key and the arm's name, the first arm first.
+def conclusions(
+    spreads: Mapping[str, Mapping[str, Spread | None]], warmup_epochs: int
+) -> tuple[tuple[str, str], ...]:
+    """Return sentences, each after its subject: of every figure the first arm beside each other one.
+
+    ``spreads`` are by the figure's key and the arm's title, the first arm first.
     """
-    lines = []
+    points = []
     for figure in FIGURES:
         measured = {name: spread for name, spread in spreads[figure.key].items() if spread is not None}
         names = list(measured)
-        lines += [_sentence(figure, names[0], other, measured) for other in names[1:]]
-    if warmup_epochs:
-        of_whole = ", ".join(figure.title for figure in FIGURES if figure.whole)
-        lines.append(
-            f"The first {warmup_epochs} epoch(s) of each run are warm-up and left out, but for figures of "
-            f"the whole run: {of_whole}."
-        )
-    else:
-        lines.append("No epoch is left out as warm-up: the cold start is in every figure.")
-    repeats = [
-        len(spread.values) for one in spreads.values() for spread in one.values() if spread is not None
-    ]
-    if repeats and len(spreads[FIGURES[0].key]) > 1:
-        lines.append(_about_chance(min(repeats)))
-    return tuple(lines)
+        said = [_sentence(figure, names[0], other, measured) for other in names[1:]]
+        if said:
+            points.append((f"{figure.title[0].upper()}{figure.title[1:]}:", " ".join(said)))
+    if points and not any(spreads["usd"].values()):
+        points.append(("Cost:", "not compared, since cost.machine names no machine of the price table."))
+    points.append(("Warm-up:", _about_warmup(warmup_epochs)))
+    repeats = [len(one.values) for by_arm in spreads.values() for one in by_arm.values() if one is not None]
+    if max((len(by_arm) for by_arm in spreads.values()), default=0) > 1 and repeats:
+        points.append(("Chance:", _about_chance(min(repeats))))
+    return tuple(points)
 
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
     verdict = verdict_of(measured[first], measured[second])
-    values = ", ".join(f"{name} {number(measured[name].median)}" for name in (first, second))
-    said = f"{figure.title[0].upper()}{figure.title[1:]} ({figure.unit}): {values}"
+    values = (
+        f"{first} {number(measured[first].median)}, {second} {number(measured[second].median)} {figure.unit}"
+    )
     if measured[first].values == measured[second].values:
-        return f"{said}; equal."
+        return f"{values}: equal."
     if verdict.apart is False:
-        return f"{said}; the ranges overlap, no difference can be told."
-    if measured[first].median == measured[second].median:
-        return f"{said}; no difference."
-    better = first if (measured[first].median > measured[second].median) == figure.more_is_better else second
+        return f"{values}; the ranges overlap: no difference can be told."
+    pair = (first, second) if (measured[first].median > measured[second].median) else (second, first)
+    better, worse = pair if figure.more_is_better else pair[::-1]
+    doubt = "" if verdict.apart else "; each ran once, so nobody knows the spread"
     if not verdict.ratio:
-        return f"{said}; {better} is better."
-    factor = max(verdict.ratio, 1 / verdict.ratio)
-    doubt = "; of one repeat nobody knows the spread" if verdict.apart is None else ""
-    return f"{said}; {better} is better by a factor of {number(factor)}{doubt}."
+        return f"{values}: less by all of it for {better}{doubt}."
+    factor = number(max(verdict.ratio, 1 / verdict.ratio))
+    said = _SAID[figure.key].format(better=better, worse=worse, factor=factor)
+    return f"{said} ({values}){doubt}."
+
+
+def _about_warmup(epochs: int) -> str:
+    if not epochs:
+        return "no epoch is left out as such; the cold start is in every figure."
+    of_whole = ", ".join(figure.title for figure in FIGURES if figure.whole)
+    which = (
+        "the first epoch of each run counts"
+        if epochs == 1
+        else f"the first {epochs} epochs of each run count"
+    )
+    return f"{which} in figures of the whole run alone: {of_whole}."
 
 
 def _about_chance(repeats: int) -> str:
-    chance = chance_of_apart(repeats, repeats)
     if repeats == 1:
-        return "Each arm ran once: run more repeats before you believe a difference (--repeats 3)."
-    warned = ": more repeats would tell more" if chance > _RARELY else ""
+        return "an arm ran once; run more repeats before you believe a difference (--repeats 3)."
+    chance = chance_of_apart(repeats, repeats)
+    wanted = "; more repeats would tell more" if chance > _RARELY else ""
     return (
-        f"Ranges of {repeats} repeats each lie apart by chance alone once in {round(1 / chance)} figures"
-        f"{warned}."
+        f"where two arms are alike, the ranges of {repeats} repeats each lie apart in one figure of "
+        f"{round(1 / chance)} all the same{wanted}."
     )

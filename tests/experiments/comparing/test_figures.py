@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.comparing.figures import Spread, round_figures, spread_of
-from experiments.comparing.measured import PassMeasured, PhaseMeasured, RoundMeasured, RunMeasured
+from experiments.comparing.measured import (
+    BillMeasured,
+    PassMeasured,
+    PhaseMeasured,
+    RoundMeasured,
+    RunMeasured,
+)
 from experiments.comparing.verdicts import chance_of_apart, verdict_of
 
 
@@ -88,6 +96,29 @@ def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
     assert figures.cpu_ms_by_group == pytest.approx({"trainer": 10.0, "cache": 15.0, "functions": 35.0})
     whole = round_figures(RoundMeasured("a", 1, runs, services=services), warmup_epochs=0)
     assert whole.cpu_ms_by_group["cache"] == pytest.approx(1000 * 5.0 / 400)
+
+
+def billed(usd, by_epoch, lines):
+    bill = BillMeasured(usd, by_epoch, lines, frozenset({"training machine"}))
+    return replace(run_of(one_pass(0), one_pass(1)), bill=bill)
+
+
+def test_a_run_alone_costs_what_its_bill_says_after_the_warmup():
+    run = billed(10.0, {0: 6.0, 1: 3.0}, {"training machine": 8.0, "functions": 2.0})
+    figures = round_figures(RoundMeasured("a", 1, (run,)), warmup_epochs=1)
+    assert (figures.usd, figures.usd_per_epoch) == (10.0, 3.0)
+
+
+def test_runs_at_once_pay_one_machine_and_each_their_functions():
+    runs = (
+        billed(10.0, {0: 5.0, 1: 5.0}, {"training machine": 8.0, "functions": 2.0}),
+        billed(7.0, {0: 4.0, 1: 3.0}, {"training machine": 6.0, "functions": 1.0}),
+    )
+    figures = round_figures(RoundMeasured("a", 1, runs), warmup_epochs=1)
+    assert figures.usd == 8.0 + 2.0 + 1.0
+    assert figures.usd_per_epoch == pytest.approx(11.0 / 4)
+    without = (runs[0], run_of(one_pass(0), one_pass(1)))
+    assert round_figures(RoundMeasured("a", 1, without), warmup_epochs=1).usd is None
 
 
 def test_what_was_not_told_is_absent_and_not_zero():

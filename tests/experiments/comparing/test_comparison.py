@@ -1,0 +1,213 @@
+"""Whole comparisons: real runs in processes of their own, what they leave, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from experiments.comparing.comparison import ComparisonFailedError, compare
+from experiments.comparing.found_runs import compare_runs
+from experiments.comparing.report import read_comparison
+from experiments.spec import Spec, parse_spec
+from super_wire.errors import ConfigError
+from tests.fixtures.pages import read_page
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[3]
+END_TIMEOUT_S = 60.0
+
+
+def spec_of(colours: Path, **sections: object) -> Spec:
+    common = {
+        "name": "colours",
+        "epochs": 2,
+        "output": str(colours.parent / "runs"),
+        "data": {"train": str(colours / "train"), "val": str(colours / "val")},
+        "recipe": {"resize": 16, "crop": 16},
+        "loader": {"batch_size": 8, "num_workers": 0},
+        "compare": {"repeats": 1},
+    }
+    return parse_spec(common | sections)
+
+
+def the_directory(colours: Path) -> Path:
+    (made,) = (colours.parent / "runs").iterdir()
+    return made
+
+
+def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path, console: Console) -> None:
+    report = compare(spec_of(colours), arms=["torch"], console=console)
+    (figures,) = report.figures_of("torch")
+    assert figures.decodes_by_epoch == {0: 1.0, 1: 1.0}
+    assert read_comparison(the_directory(colours)) == report
+    run = next((the_directory(colours) / "runs" / "01-torch").glob("colours-torch-*"))
+    assert (run / "report.html").is_file(), "drawn after the round"
+    found = compare_runs([f"before={run}"])
+    assert [arm.name for arm in found.arms] == ["before"]
+    assert found.figures_of("before")[0].images_per_s == figures.images_per_s
+    with pytest.raises(ConfigError, match="2 warm-up epoch"):
+        compare_runs([str(run)], warmup_epochs=2)
+
+
+@pytest.mark.slow
+def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
+    report = compare(spec_of(colours), console=console)
+    assert report.status == "finished"
+    assert [one.round.arm for one in report.rounds] == ["super", "torch"]
+    by_arm = {arm.name: report.figures_of(arm.name)[0] for arm in report.arms}
+    assert by_arm["super"].decodes_by_epoch == {0: 1.0, 1: 0.0}
+    assert by_arm["torch"].decodes_by_epoch == {0: 1.0, 1: 1.0}
+    assert {"trainer", "coordinator", "cache"} <= by_arm["super"].cpu_ms_by_group.keys()
+    assert by_arm["torch"].cpu_ms_by_group.keys() == {"trainer"}
+    for figures in by_arm.values():
+        assert figures.images_per_s > 0
+        assert 0 <= figures.wait_percent <= 100
+        assert figures.cpu_s is not None
+        assert figures.wall_s is not None
+        assert figures.first_batch_s is not None
+        assert figures.wall_s > figures.first_batch_s
+    made = the_directory(colours)
+    assert report.directory == str(made)
+    assert sorted(entry.name for entry in made.iterdir()) == [
+        "compare.csv",
+        "compare.json",
+        "manifest.json",
+        "report.html",
+        "runs",
+        "spec.yaml",
+    ]
+    assert read_comparison(made) == report
+    with (made / "compare.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["arm"], row["repeat"], row["failed"]) for row in rows] == [
+        ("super", "1", "0"),
+        ("torch", "1", "0"),
+    ]
+    assert float(rows[1]["images_per_s"]) == by_arm["torch"].images_per_s
+    assert json.loads((made / "manifest.json").read_text())["status"] == "finished"
+    page = read_page((made / "report.html").read_text())
+    assert page.headings == ["What the figures say", "Side by side", "Every round", "What ran"]
+    assert page.loads == []
+    assert page.tables[0].head[2:] == ["super", "torch"]
+    printed = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+    assert "[2/2] torch done in" in printed
+    assert "the first epoch of each run counts in figures of the whole run alone" in printed
+    assert "an arm ran once; run more repeats" in printed
+
+
+@pytest.mark.slow
+def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
+    trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
+    spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})
+    report = compare(spec, console=console)
+    for figures in report.figures_of("super"):
+        assert figures.decodes_per_image == 1.0, "shared, and cold again for each repeat"
+        assert {"coordinator", "cache", "functions"} <= figures.cpu_ms_by_group.keys()
+        assert figures.cpu_ms_by_group["functions"] > 0
+    assert [figures.decodes_per_image for figures in report.figures_of("torch")] == [7.0, 7.0]
+    places = sorted((the_directory(colours) / "runs" / "01-super").iterdir())
+    assert [place.name for place in places] == ["a", "b", "c"]
+    assert not [p for p in psutil.Process().children(recursive=True) if "sampler.supervisor" in p.cmdline()]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_the_comparison_and_is_named(colours: Path, console: Console) -> None:
+    (colours / "train" / "red" / "0.png").write_bytes(b"no picture")
+    arms = {
+        "good": {"loader.kind": "torch", "data.train": str(colours / "val")},
+        "bad": {"loader.kind": "torch"},
+    }
+    spec = spec_of(colours, compare={"repeats": 2, "arms": arms})
+    with pytest.raises(
+        ComparisonFailedError, match=r"(?s)the run of bad, repeat 1 ended with exit code 1.*0\.png"
+    ) as failed:
+        compare(spec, console=console)
+    read = read_comparison(the_directory(colours))
+    assert (read.status, len(read.rounds)) == ("failed", 2)
+    assert read.reason is not None
+    assert str(failed.value) in read.reason
+    assert len(read.figures_of("good")) == 1
+    assert read.rounds[1].failure == str(failed.value)
+    assert str(failed.value).splitlines()[-1].strip() in (the_directory(colours) / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_keep_going_leaves_out_what_failed(colours: Path, console: Console) -> None:
+    (colours / "train" / "red" / "0.png").write_bytes(b"no picture")
+    arms = {
+        "bad": {"loader.kind": "torch"},
+        "good": {"loader.kind": "torch", "data.train": str(colours / "val")},
+    }
+    spec = spec_of(colours, compare={"repeats": 1, "arms": arms})
+    report = compare(spec, console=console, keep_going=True)
+    assert (report.status, report.reason) == ("failed", "1 of 2 rounds failed")
+    assert [one.figures is None for one in report.rounds] == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Signals) -> None:
+    """Two trials that would train for hours are interrupted in their second round."""
+    import yaml
+
+    trials = {"a": {}, "b": {"loader.batch_size": 4}}
+    arms = {"torch": {"loader.kind": "torch"}, "super": {"loader.kind": "super", "epochs": 100_000}}
+    spec = spec_of(colours, trials=trials, compare={"repeats": 2, "arms": arms})
+    file = colours.parent / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec.to_mapping()))
+    with tempfile.TemporaryDirectory(prefix="super-c-") as temporary:
+        environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-P", "-m", "superdl.main", "compare", str(file)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith("[2/4]"):
+                    break
+            made = the_directory(colours)
+            wait_for_steps(process, [made / "runs" / "02-super" / name for name in ("a", "b")])
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 5, "two runs, supervisor, coordinator and cache at least"
+            os.killpg(process.pid, number)
+            process.stdout.read()
+            assert process.wait(END_TIMEOUT_S) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+            _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+            assert not alive, [member.cmdline() for member in alive]
+        finally:
+            for member in (
+                psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            ):
+                member.kill()
+            process.kill()
+            process.wait()
+        assert not [path for path in Path(temporary).rglob("*") if path.is_socket()]
+    read = read_comparison(made)
+    assert read.status == ("interrupted" if number == signal.SIGINT else "running")
+    assert [one.round.arm for one in read.rounds] == ["torch"]
+    for report in (made / "runs" / "02-super").glob("*/*/report.json"):
+        assert json.loads(report.read_text())["status"] == "interrupted"
+
+
+def wait_for_steps(process: subprocess.Popen[str], places: list[Path]) -> None:
+    """Until each run has written steps; the comparison must not end before."""
+    left = list(places)
+    while left:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        left = [
+            place for place in left if not any(file.stat().st_size for file in place.glob("*/steps.jsonl"))
+        ]
