@@ -15,6 +15,8 @@ from super_wire.errors import CoordinatorError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from experiments.stalls import StallSummary
+
 __all__ = [
     "EpochSummary",
     "JobCounters",
@@ -287,7 +289,7 @@ class PassSummary:
 
     Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``decode_s`` and
     ``invocations`` are those spent in this lap of the job, summed over functions; None where the coordinator
-    did not tell.
+    did not tell. ``stalls`` are this rank's steps that waited for data.
     """
 
     samples: int
@@ -307,6 +309,7 @@ class PassSummary:
     images_per_s: float
     job: JobCounters | None
     top5_accuracy: float | None = None
+    stalls: StallSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +372,9 @@ class PassTotals:
         together._has_top5 = has_top5 > 0
         return together
 
-    def summary(self, wall_s: float, job: JobCounters | None) -> PassSummary:
+    def summary(
+        self, wall_s: float, job: JobCounters | None, stalls: StallSummary | None = None
+    ) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
         return PassSummary(
             samples=self._samples,
@@ -389,4 +394,5 @@ class PassTotals:
             images_per_s=self._samples / wall_s if wall_s > 0 else 0.0,
             job=job,
             top5_accuracy=self._correct5 / max(self._samples, 1) if self._has_top5 else None,
+            stalls=stalls,
         )

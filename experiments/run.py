@@ -23,7 +23,9 @@ from experiments.models import build_model
 from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.ranks import join_ranks, place_of
+from experiments.row_log import RowLog
 from experiments.run_state import RunState, say
+from experiments.stalls import STALL_COLUMNS, stall_rows
 from experiments.step_log import StepLog
 from experiments.step_modules import shipped_steps_allowed
 from experiments.tensorboard_log import TensorBoardLog
@@ -33,10 +35,13 @@ from experiments.weights import load_weights
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import nn
 
     from experiments.report import RunReport
     from experiments.spec import Spec
+    from experiments.stalls import StalledStep
 
 __all__ = ["run"]
 
@@ -125,6 +130,7 @@ def _train(state: RunState, console: Console) -> None:
             one_job=spec.loader.runs_functions,
             listeners=[monitor, *_listeners(state, console, stack)],
             gauge=monitor,
+            tell_stalls=_stall_log(state, stack),
         ).fit()
 
 
@@ -204,6 +210,13 @@ def _listeners(state: RunState, console: Console, stack: ExitStack) -> list[List
     progress = make_progress(console, state.spec.epochs)
     stack.callback(progress.close)
     return [*listeners, progress]
+
+
+def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledStep]], None]:
+    """Open what gets the steps that waited for data; the stack closes it."""
+    rows = RowLog(state.directory, state.file_name("stalls"), STALL_COLUMNS)
+    stack.callback(rows.close)
+    return lambda stalls: rows.write(stall_rows(stalls))
 
 
 def _new_directory(spec: Spec) -> Path:

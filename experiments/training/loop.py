@@ -17,6 +17,7 @@ from experiments.device import synchronise
 from experiments.ranks import Place, Ranks
 from experiments.records import EpochSummary, JobMeter, PassSummary, PassTotals, StepRecord
 from experiments.spec_sections import TrainingSpec
+from experiments.stalls import StallMeter
 from experiments.training.batches import Batches
 from experiments.training.precision import compute_type
 from experiments.training.steps import GpuGauge, HeldStep, record_of, take_step
@@ -24,10 +25,11 @@ from experiments.training.strategies import make_strategy, strategy_name
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from experiments.loaders.interface import Loader
     from experiments.spec_sections import OptimizerSpec
+    from experiments.stalls import StalledStep
 
 __all__ = ["Listener", "Trainer"]
 
@@ -65,10 +67,12 @@ class Trainer:
         one_job: bool = False,
         listeners: Sequence[Listener] = (),
         gauge: GpuGauge | None = None,
+        tell_stalls: Callable[[Sequence[StalledStep]], None] = lambda _: None,
     ) -> None:
         """Spread the model, make the optimiser and its one-cycle schedule over all epochs.
 
         ``one_job`` says that a loader's counters are of all ranks, as SUPER's are, and not of its own.
+        ``tell_stalls`` gets the steps of each pass that waited for data, once the pass has ended.
 
         Raises:
             ConfigError: the training loader has no batch, or the strategy is not for so many ranks.
@@ -86,8 +90,11 @@ class Trainer:
         self._one_job = one_job
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": JobMeter(train)}
+        self._stalls = {"train": StallMeter(train, self._ranks.place.rank)}
         if val is not None:
             self._meters["val"] = JobMeter(val)
+            self._stalls["val"] = StallMeter(val, self._ranks.place.rank)
+        self._tell_stalls = tell_stalls
         self._strategy = make_strategy(
             strategy_name(self._training.strategy, self._ranks.place),
             model,
@@ -164,6 +171,7 @@ class Trainer:
         held.clear()
         for record in records:
             totals.add(record)
+        self._stalls[split].add(records)
         for listener in self._listeners:
             listener.on_steps(records)
 
@@ -175,4 +183,6 @@ class Trainer:
         job = self._meters[split].lap()
         if job is not None and self._ranks.several and not self._one_job:
             job = job.over_ranks(self._ranks)
-        return totals.summary(wall_s, job)
+        stalls, stalled_steps = self._stalls[split].lap()
+        self._tell_stalls(stalled_steps)
+        return totals.summary(wall_s, job, stalls)
