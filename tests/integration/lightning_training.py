@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import GLOBAL_BATCH, SEED, Batch, Stopped, code_of, named, write_down
 
@@ -26,12 +26,12 @@ class Classifier(pl.LightningModule):
     With ``out`` it writes what came into a file for its rank, so that another process knows.
     """
 
-    def __init__(self, stop_after: int = -1, out: Path | None = None) -> None:
+    def __init__(self, stop_after: int = -1, out: Path | None = None, *, whole_epoch: bool = False) -> None:
         super().__init__()
         self.model = torch.nn.Linear(3 * SIDE * SIDE, 4)
         self.seen: list[Batch] = []
         self.epochs: list[int] = []
-        self._stop_after, self._out = stop_after, out
+        self._stop_after, self._out, self._whole_epoch = stop_after, out, whole_epoch
 
     def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
         images, labels = batch[:2]
@@ -42,6 +42,13 @@ class Classifier(pl.LightningModule):
         return torch.nn.functional.cross_entropy(self.model(images.flatten(1).float() / 255), labels)
 
     def on_train_batch_end(self, *_: Any) -> None:
+        if not self._whole_epoch:
+            self._maybe_stop()
+
+    def on_train_epoch_end(self) -> None:
+        self._maybe_stop()
+
+    def _maybe_stop(self) -> None:
         if len(self.seen) == self._stop_after:
             self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/stopped.ckpt")
             raise Stopped
@@ -50,10 +57,21 @@ class Classifier(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-class ByWorkers(pl.LightningDataModule):
-    """A DataLoader where the page has a SuperLoader."""
+class Validated(Classifier):
+    """One that remembers, too, what it was validated on."""
 
-    def __init__(self, source: str, ranks: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[Batch] = []
+
+    def validation_step(self, batch: Any, batch_index: int) -> None:
+        self.validated.append(named(*batch[:2]))
+
+
+class ByWorkers(pl.LightningDataModule):
+    """A DataLoader that is not told the epoch, as the page's is."""
+
+    def __init__(self, source: str, ranks: int = 1) -> None:
         super().__init__()
         self._source, self._ranks = source, ranks
 
@@ -61,9 +79,15 @@ class ByWorkers(pl.LightningDataModule):
         return data_loader(self._source, self._ranks)
 
 
+def super_loader(source: str) -> SuperLoader[Any]:
+    """By threads, with what Lightning may want to move, convert or measure beside the tensors."""
+    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
+    return SuperLoader(dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH, seed=SEED))
+
+
 def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
     """Two workers that last, unless ``options`` say otherwise."""
-    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
+    dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, seed=SEED)
     options = {"num_workers": 2, "persistent_workers": True} | options
     return DataLoader(dataset, sampler=sampler, batch_size=None, **options)

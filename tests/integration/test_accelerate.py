@@ -31,6 +31,7 @@ def shared() -> Iterator[Stack]:
     running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
     running.start()
     yield running
+    gc.collect()  # the page's samplers, which nobody holds now, end their threads
     running.close()
 
 
@@ -47,11 +48,9 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
-    gc.collect()  # the page's samplers, which nobody holds now, end their threads
 
 
 def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[list[Batch]]) -> None:

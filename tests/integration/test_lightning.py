@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from super_wire.errors import UsageError
 from tests.fixtures.stack import Stack
 from tests.integration import lightning_training
 from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, plain_loop, together
-from tests.integration.lightning_training import Classifier, data_loader
+from tests.integration.lightning_training import (
+    ByWorkers,
+    Classifier,
+    Validated,
+    data_loader,
+    super_loader,
+)
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end
 
 if TYPE_CHECKING:
@@ -28,9 +36,10 @@ PROGRAM = str(Path(lightning_training.__file__))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated"
-    ),  # Lightning 2.6 asks it
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
+    # Lightning 2.6 asks it:
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
 ]
 
 
@@ -39,6 +48,7 @@ def shared() -> Iterator[Stack]:
     running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
     running.start()
     yield running
+    gc.collect()  # the page's samplers, which nobody holds now, end their threads
     running.close()
 
 
@@ -55,21 +65,20 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
     for name in ("LOGGER", "ENABLE_CHECKPOINTING", "ENABLE_PROGRESS_BAR", "ENABLE_MODEL_SUMMARY"):
         monkeypatch.setenv(f"PL_TRAINER_{name}", "False")
     monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
     monkeypatch.setenv("PL_TRAINER_DEFAULT_ROOT_DIR", str(tmp_path))
-    yield
-    gc.collect()  # the page's samplers, which nobody holds now, end their threads
 
 
-def page(images: Path, model: Classifier) -> Any:
-    """The page's code, with a model."""
+def page(images: Path, model: Classifier, data: str = "Images", kind: type | None = None) -> Any:
+    """The page's code, with a model, and maybe another of its data modules and another loader in it."""
     names = code_of("Lightning", images.as_uri())
-    names["Classifier"] = lambda: model
+    names |= {"Classifier": lambda: model, "Images": names[data]}
+    names |= {} if kind is None else {"StatefulDataLoader": kind}
     return names["train"]
 
 
@@ -105,6 +114,68 @@ def test_an_epochs_checkpoint_is_gone_on_with(
     assert then.seen == list(chain.from_iterable(expected[1:]))
 
 
+def test_sanity_checks_limits_and_validation_leave_epochs_as_they_are(
+    images: Path, expected: list[list[Batch]]
+) -> None:
+    """With workers that last, and a loader for validation of each kind."""
+    model = Validated()
+    loaders = data_loader(images.as_uri()), super_loader(images.as_uri())
+    pl.Trainer(max_epochs=3, limit_train_batches=4).fit(model, loaders[0], loaders[1])
+    assert model.seen == list(chain.from_iterable(epoch[:4] for epoch in expected))
+    assert model.validated == [*expected[0][:2], *chain.from_iterable(expected)], "two for the sanity check"
+
+
+@pytest.mark.parametrize("kind", [StatefulDataLoader, DataLoader])
+def test_workers_go_on_with_an_epochs_checkpoint(
+    images: Path, expected: list[list[Batch]], tmp_path: Path, kind: type
+) -> None:
+    then = Classifier()
+    page(images, then, "ImagesByWorkers", kind)(saved_after_an_epoch(images, tmp_path))
+    assert then.seen == list(chain.from_iterable(expected[1:]))
+
+
+def test_workers_that_nobody_told_the_epoch_go_on_with_another_and_say_so(
+    images: Path, expected: list[list[Batch]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins the iteration before it sets the epoch. Once it does not, the page has a line too many."""
+    then, checkpoint = Classifier(), saved_after_an_epoch(images, tmp_path)
+    pl.Trainer(max_epochs=2).fit(then, ByWorkers(images.as_uri()), ckpt_path=checkpoint)
+    assert then.seen == expected[0]
+    assert [record.message[:12] for record in caplog.records if record.name.startswith("sampler")] == [
+        "set_epoch(1)"
+    ]
+
+
+@pytest.mark.parametrize("taken", [4, 13])
+def test_workers_go_on_in_the_middle_of_an_epoch(
+    images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
+) -> None:
+    first, then = Classifier(taken), Classifier()
+    with pytest.raises(Stopped):
+        page(images, first, "ImagesByWorkers")()
+    page(images, then, "ImagesByWorkers")(str(tmp_path / "stopped.ckpt"))
+    assert first.seen + then.seen == list(chain.from_iterable(expected))
+
+
+@pytest.mark.parametrize(("kind", "epochs"), [(StatefulDataLoader, [2]), (DataLoader, [0, 2])])
+def test_workers_lose_the_epoch_after_a_checkpoint_of_a_last_batch(
+    images: Path, expected: list[list[Batch]], tmp_path: Path, kind: type, epochs: list[int]
+) -> None:
+    """Lightning's doing, as the page says: its iteration has ended, or began before the epoch was set."""
+    with pytest.raises(Stopped):
+        page(images, Classifier(BATCHES), "ImagesByWorkers", kind)()
+    then = Classifier()
+    page(images, then, "ImagesByWorkers", kind)(str(tmp_path / "stopped.ckpt"))
+    assert then.seen == list(chain.from_iterable(expected[epoch] for epoch in epochs))
+
+
+def saved_after_an_epoch(images: Path, directory: Path) -> str:
+    """A checkpoint of where ModelCheckpoint, too, saves one."""
+    with pytest.raises(Stopped):
+        page(images, Classifier(BATCHES, whole_epoch=True), "ImagesByWorkers")()
+    return str(directory / "stopped.ckpt")
+
+
 def test_overfit_batches_is_refused(images: Path) -> None:
     loader = data_loader(images.as_uri(), num_workers=0, persistent_workers=False)
     with (
@@ -125,13 +196,16 @@ def test_two_ranks_train_on_what_a_plain_loop_gets(
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_a_checkpoint(
+def test_two_ranks_go_on_with_a_checkpoint_and_so_does_one(
     images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
 ) -> None:
     first, then = tmp_path / "first", tmp_path / "then"
     assert "Stopped" in run(temporary, images, first, stop_after=13)
     assert run(temporary, images, then, checkpoint=str(first / "stopped.ckpt")) == ""
     assert together(first, 2) + together(then, 2) == list(chain.from_iterable(expected))
+    alone = Classifier()
+    page(images, alone)(str(first / "stopped.ckpt"))
+    assert together(first, 2) + alone.seen == list(chain.from_iterable(expected))
 
 
 @pytest.mark.slow
