@@ -47,6 +47,8 @@ def _write(samples: Samples, order: Sequence[int], size_bytes: int, directory: P
 
     chunk_bytes = min(max(size_bytes // _CHUNKS, _CHUNK_BYTES_MIN), _CHUNK_BYTES)
     writer = BinaryWriter(str(directory), chunk_bytes=chunk_bytes)
+    # One rank writes all; else it would wait for what the others write.
+    writer._distributed_env = type(writer._distributed_env)(1, 0, 1)  # noqa: SLF001  # it has no other way
     for place, index in enumerate(order):
         writer[place] = {"image": samples.read(index), "label": samples.labels[index], "index": index}
     writer.done()

@@ -39,20 +39,27 @@ class ImageMaker:
     """
 
     def __init__(self, recipe: RecipeSpec, bucket: str) -> None:
+        from lambda_prefetch.settings import Settings
+
+        modules = Settings.from_environment().step_modules if recipe.steps is not None else frozenset()
+        self._set_up(recipe, bucket, modules)
+        if recipe.steps is not None:
+            self._program_of(0)  # a recipe that cannot be is refused now, not in a worker
+
+    def _set_up(self, recipe: RecipeSpec, bucket: str, modules: frozenset[str]) -> None:
         self._recipe = recipe
         self._bucket = bucket
+        self._modules = modules
         self._epoch = -1
         self._program: Any = None
-        if recipe.steps is not None:
-            self._program_of(0)
 
-    def __getstate__(self) -> tuple[RecipeSpec, str]:
+    def __getstate__(self) -> tuple[RecipeSpec, str, frozenset[str]]:
         """What it was made from; a worker makes the rest anew."""
-        return self._recipe, self._bucket
+        return self._recipe, self._bucket, self._modules
 
-    def __setstate__(self, state: tuple[RecipeSpec, str]) -> None:
-        """Make it anew."""
-        self.__init__(*state)  # type: ignore[misc]  # of a fresh object
+    def __setstate__(self, state: tuple[RecipeSpec, str, frozenset[str]]) -> None:
+        """Make the rest anew."""
+        self._set_up(*state)
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
         """The pixels of one file: uint8 of shape (height, width, 3).
@@ -90,7 +97,6 @@ class ImageMaker:
 
     def _program_of(self, epoch: int) -> Any:
         if self._epoch != epoch:
-            from lambda_prefetch.settings import Settings
             from lambda_prefetch.transforms import Program
             from super_wire.recipe import Recipe
             from super_wire.request import Limits
@@ -100,7 +106,7 @@ class ImageMaker:
                 bucket=self._bucket,
                 epoch=epoch,
                 limit_pixels=Limits().image_pixels,
-                step_modules=Settings.from_environment().step_modules,
+                step_modules=self._modules,
             )
             self._epoch = epoch
         return self._program

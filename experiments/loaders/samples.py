@@ -19,9 +19,6 @@ __all__ = ["Samples", "list_samples"]
 
 _SIZED = 64  # objects whose size is asked for, where the listing does not tell it
 
-# Any: boto3 makes its clients' methods at run time. One for each process, made when it is first needed.
-_clients: dict[int, Any] = {}
-
 
 class Samples:
     """The samples of a source in key order; it pickles, and each process that reads has its own connections.
@@ -39,14 +36,16 @@ class Samples:
         self.labels = labels
         self.classes = classes
         self.fingerprint = fingerprint
+        # Any: boto3 makes its clients' methods at run time. The process that made it is beside it.
+        self._made: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.keys)
 
-    def name(self, index: int) -> str:
-        """What messages call a sample: bucket and key."""
-        return f"{self.bucket}/{self.keys[index]}"
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the connections."""
+        return {**self.__dict__, "_made": None}
 
     def read(self, index: int) -> bytes:
         """The bytes of one object.
@@ -70,7 +69,7 @@ class Samples:
         from coordinator.catalog.s3_client import s3_failures
 
         with s3_failures(f"{self.bucket}/{key}"):
-            answer = _client().get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
+            answer = self._client().get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
             with answer["Body"] as body:
                 content: bytes = body.read()
         return content
@@ -82,17 +81,16 @@ class Samples:
             return sum((root / key).stat().st_size for key in self.keys)
         some = self.keys[:: max(len(self.keys) // _SIZED, 1)]
         name = self.bucket.removeprefix("s3://")
-        sizes = [int(_client().head_object(Bucket=name, Key=key)["ContentLength"]) for key in some]
+        sizes = [int(self._client().head_object(Bucket=name, Key=key)["ContentLength"]) for key in some]
         return sum(sizes) * len(self.keys) // len(sizes)
 
+    def _client(self) -> Any:
+        """This process's client, made when it is first needed."""
+        if self._made is None or self._made[0] != os.getpid():
+            from coordinator.catalog.s3_client import make_s3_client
 
-def _client() -> Any:
-    from coordinator.catalog.s3_client import make_s3_client
-
-    client = _clients.get(os.getpid())
-    if client is None:
-        client = _clients[os.getpid()] = make_s3_client()
-    return client
+            self._made = os.getpid(), make_s3_client()
+        return self._made[1]
 
 
 def list_samples(source: Source, kind: str) -> Samples:

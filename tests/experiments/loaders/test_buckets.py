@@ -1,0 +1,76 @@
+"""Loaders over a bucket of a real S3 server: the same samples as from files, and errors that name objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.catalog.s3_client import make_s3_client
+from experiments.data import Source
+from super_wire.errors import SourceEmptyError, SourceForbiddenError, SourceNotFoundError
+from tests.experiments.loaders.opening import (
+    COUNT,
+    counted,
+    expected_keys,
+    keys_of,
+    need,
+    opened,
+    write_dirty_images,
+)
+
+# WebDataset leaves its tar files to be closed by the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+@pytest.fixture
+def bucket(object_store):
+    """A bucket whose folder ``sets/train`` holds the images."""
+    write_dirty_images(object_store.directory / "photos" / "sets" / "train")
+    return object_store.directory / "photos"
+
+
+def known_in(bucket):
+    """As `expected_keys`; in a bucket a key is the whole of it."""
+    images = expected_keys(bucket / "sets" / "train")
+    return {sample: f"sets/train/{key}" for sample, key in images.items()}
+
+
+@pytest.mark.parametrize("kind", [need["torch"], need["webdataset"], need["mds"], need["litdata"]])
+def test_class_folders_of_a_bucket_are_read_as_those_of_a_directory(kind, bucket, tmp_path):
+    known = known_in(bucket)
+    loader = opened(kind, Source("s3://photos/sets/train"), tmp_path, workers=2)
+    assert (tuple(loader.classes), loader.sample_count) == (("ant", "bee", "cat", "dog"), COUNT)
+    for _ in range(2):
+        assert counted(keys_of(loader, known)) == counted([list(known.values())])
+    loader.close()
+
+
+def test_a_key_list_in_the_bucket_names_samples_and_classes(bucket, tmp_path):
+    (bucket / "keys.csv").write_text("key,label\nbee/00001.jpg,second\nant/00000.jpg,first\n")
+    source = Source("s3://photos/sets/train", key_list="s3://photos/keys.csv")
+    known = {
+        (label, pixels): key
+        for (label, pixels), key in known_in(bucket).items()
+        if key.endswith(("ant/00000.jpg", "bee/00001.jpg"))
+    }
+    loader = opened("torch", source, tmp_path, training=False)
+    assert tuple(loader.classes) == ("first", "second")
+    assert keys_of(loader, known) == [["sets/train/ant/00000.jpg", "sets/train/bee/00001.jpg"]]
+
+
+def test_what_cannot_be_listed_or_read_is_named(bucket, tmp_path, monkeypatch):
+    with pytest.raises(SourceNotFoundError, match="s3://absent"):
+        opened("torch", Source("s3://absent/train"), tmp_path)
+    with pytest.raises(SourceEmptyError, match="s3://photos/none"):
+        opened("torch", Source("s3://photos/none"), tmp_path)
+    loaders = [
+        opened("torch", Source("s3://photos/sets/train"), tmp_path, training=False, workers=workers)
+        for workers in (0, 1)
+    ]
+    make_s3_client().delete_object(Bucket="photos", Key="sets/train/ant/00004.jpg")
+    for loader in loaders:
+        with pytest.raises(SourceNotFoundError, match=r"s3://photos/sets/train/ant/00004\.jpg"):
+            next(iter(loader))
+        loader.close()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(SourceForbiddenError, match="s3://photos"):
+        opened("torch", Source("s3://photos/sets/train"), tmp_path)

@@ -1,0 +1,141 @@
+"""Conversions: once for each content, whole or not at all, with their cost told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+
+import pytest
+
+from experiments.data import Source
+from experiments.loaders import LoaderRequest
+from experiments.loaders.conversion import Format, convert_once
+from experiments.loaders.samples import list_samples
+from experiments.spec_sections import LoaderSpec, RecipeSpec
+from super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from tests.fixtures.images import write_images
+
+COUNT = 20
+
+
+def copied(samples, order, _size_bytes, directory, *, before_each=lambda: None):
+    for place, index in enumerate(order):
+        before_each()
+        (directory / f"{place}").write_bytes(samples.read(index))
+
+
+FORM = Format("copies", version=1, overhead_bytes=0, write=copied)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_images(tmp_path / "train", COUNT)
+
+
+def convert(source, *, form=FORM, training=True, tell=lambda _: None):
+    request = LoaderRequest(
+        Source(f"file://{source}"),
+        RecipeSpec(),
+        LoaderSpec(),
+        training=training,
+        seed=0,
+        pin_memory=False,
+        converted=source.parent / "converted",
+        tell=tell,
+    )
+    return convert_once(list_samples(request.source, form.name), form, request)
+
+
+def written_in(source):
+    return sorted(path.name for path in (source.parent / "converted").iterdir() if path.is_dir())
+
+
+def test_files_are_written_once_in_shuffled_or_key_order_with_their_cost(source):
+    told = []
+    first, again = (convert(source, tell=told.append) for _ in range(2))
+    assert len(told) == 1
+    assert "20 images" in told[0]
+    assert str(first.directory.parent) in told[0]
+    assert (first.reused, again.reused) == (False, True)
+    assert (first.seconds, first.order) == (again.seconds, again.order)
+    assert sorted(first.order) == list(range(COUNT)) != first.order
+    files = sorted(source.rglob("*.jpg"), key=os.fsencode)
+    assert [(first.directory / str(place)).read_bytes() for place in range(COUNT)] == [
+        files[index].read_bytes() for index in first.order
+    ]
+    assert first.size_bytes > sum(path.stat().st_size for path in files)
+    assert first.seconds > 0
+    assert again.settings() == {**first.settings(), "conversion_reused": True}
+
+    validation = convert(source, training=False)
+    assert validation.order == list(range(COUNT))
+    assert validation.directory != first.directory
+    assert len(written_in(source)) == 2
+
+
+def test_other_content_or_another_format_makes_another(source):
+    places = {convert(source).directory}
+    (source / "ant" / "00000.jpg").write_bytes((source / "ant" / "00004.jpg").read_bytes())
+    places.add(convert(source).directory)
+    (source / "ant" / "00008.jpg").unlink()
+    places.add(convert(source).directory)
+    places.add(convert(source, form=Format("copies", 2, 0, copied)).directory)
+    assert len(places) == 4
+
+
+def test_what_fails_leaves_nothing_and_can_be_done_again(source):
+    def fail():
+        raise SourceNotFoundError("this one is gone")
+
+    broken = Format("copies", 1, 0, partial(copied, before_each=fail))
+    with pytest.raises(SourceNotFoundError, match="this one is gone"):
+        convert(source, form=broken)
+    assert written_in(source) == []
+    assert not convert(source).reused
+
+
+def test_who_wants_the_same_meanwhile_waits_for_it(source):
+    begun, go_on, results = threading.Event(), threading.Event(), []
+
+    def wait():
+        begun.set()
+        assert go_on.wait(30)
+
+    slow = Format("copies", 1, 0, partial(copied, before_each=wait))
+    writer = threading.Thread(target=lambda: results.append(convert(source, form=slow)))
+    writer.start()
+    assert begun.wait(30)
+    other = threading.Thread(target=lambda: results.append(convert(source)))
+    other.start()
+    assert written_in(source) != [] or results == []
+    go_on.set()
+    writer.join(30)
+    other.join(30)
+    assert sorted(result.reused for result in results) == [False, True]
+    assert results[0].directory == results[1].directory
+    assert len(written_in(source)) == 1
+
+
+def test_where_there_is_no_room_nothing_is_begun(source, monkeypatch):
+    real = os.statvfs(source)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*real[:4], 1000, *real[5:])))
+    with pytest.raises(ConfigError, match=r"conversion for loader\.kind copies takes about .* MB are free"):
+        convert(source)
+    assert written_in(source) == []
+
+
+def test_a_place_that_is_taken_or_cannot_be_written_is_named(source):
+    place = convert(source).directory.parent
+    (place / "manifest.json").write_text("{}")
+    with pytest.raises(SourceError, match=rf"{place} is not what a conversion .* left: delete it"):
+        convert(source)
+    for path in sorted(place.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    place.rmdir()
+    for path in place.parent.iterdir():
+        path.unlink()
+    place.parent.rmdir()
+    place.parent.write_text("a file")
+    with pytest.raises(ConfigError, match=r"cannot write to .*/converted: "):
+        convert(source)
