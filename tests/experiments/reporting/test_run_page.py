@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +21,23 @@ from tests.fixtures.pages import ReadPage, read_page
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "<script>alert(1)</script>&co"
+NAME = "<script>alert(1)<script>&co"
+SECTIONS = [
+    "Passes",
+    "Where the time went",
+    "Why the trainer waited",
+    "Device and processors",
+    "What it cost",
+    "Loader",
+    "Spec, machine and versions",
+]
+PLOTS = [
+    "Images per second",
+    "Left: loss",
+    "What the steps of the first epoch and of the last",
+    "What the parts of the run use over time",
+]
+PASSES = ["1 train", "1 val", "2 train", "2 val"]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +52,10 @@ def finished(tmp_path_factory) -> Path:
                 image.save(root / split / name / f"{index}.png")
     values = ("epochs=2", "loader.kind=torch", "loader.num_workers=0", "loader.batch_size=8")
     data = (f"data.train={root / 'train'}", f"data.val={root / 'val'}", f"output={root / 'runs'}")
-    spec = load_spec("digits", ["name=colours", *values, "recipe.resize=16", "recipe.crop=16", *data])
-    made = run(spec, console=Console(file=io.StringIO())).directory
-    return root / "runs" / made.rpartition("/")[2]
+    spec = load_spec("digits", [*values, "recipe.resize=16", "recipe.crop=16", *data])
+    run(replace(spec, name=NAME), console=Console(file=io.StringIO()))
+    (made,) = (root / "runs").iterdir()
+    return made
 
 
 @pytest.fixture
@@ -50,6 +69,17 @@ def directory(finished: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """No plots, which take longest, where only words and tables are looked at."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+def whole_page(finished: Path) -> ReadPage:
+    return read_page((finished / "report.html").read_text(encoding="utf-8"))
+
+
 def page_of(directory: Path) -> ReadPage:
     return read_page(write_page(directory).read_text(encoding="utf-8"))
 
@@ -59,17 +89,65 @@ def change(directory: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def rows_of(directory: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def write_rows(directory: Path, name: str, rows: list[dict[str, object]]) -> None:
+    (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def said(page: ReadPage) -> str:
+    """The words that stand before the first section."""
+    return page.text.partition(page.headings[0])[0]
+
+
 def test_a_finished_run_has_all_sections_tables_and_plots(finished):
-    page = read_page((finished / "report.html").read_text(encoding="utf-8"))
-    assert page.title == "Run colours: finished"
+    page = whole_page(finished)
+    assert page.title == f"Run {NAME}: finished"
     assert page.loads == []
     assert len(set(page.ids)) == len(page.ids)
-    assert [row[0] for row in page.table("Passes over the data").rows] == [
-        "1 train",
-        "1 val",
-        "2 train",
-        "2 val",
-    ]
+    assert page.headings == SECTIONS
+    for caption, words in zip(page.figures, PLOTS, strict=True):
+        assert caption.startswith(words)
+    for caption in ("Passes over the data", "Time of loading and computing"):
+        assert [row[0] for row in page.table(caption).rows] == PASSES
+    assert [row[0] for row in page.table("Processors in use").rows] == ["start", *PASSES]
+    assert page.table("The bill").rows[-1][0] == "all of it"
+    assert [row[0] for row in page.table("Cost by epoch").rows] == ["1", "2", "the run"]
+    assert [row[0] for row in page.table("Machine and versions").rows][1:3] == ["processor", "GPUs"]
+    assert page.table("Settings of loader torch").rows
+    assert "loader.batch_size=8" in page.text
+    for subject in ("It finished:", "Accuracy:", "Throughput:", "Waiting for data:", "First batch:", "Cost:"):
+        assert subject in said(page)
+    assert "2 epochs in" in said(page)
+    assert "no price is known: training machine" in said(page)
+
+
+def test_a_name_that_is_an_attack_is_text(finished):
+    page = whole_page(finished)
+    assert "script" not in page.tags
+    assert NAME in page.text
+
+
+def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
+    counts = {"pass", "images", "steps", "phase", "what", "value", "how", "epoch"}
+    units = (
+        "s",
+        "images/s",
+        "mean",
+        "right",
+        "time",
+        "samples",
+        "cores",
+        "ms/image",
+        "most",
+        "USD",
+        "summed",
+    )
+    for table in whole_page(finished).tables:
+        for head in table.head:
+            assert head in counts or head.endswith(units), f"{table.caption}: {head}"
 
 
 def test_the_page_is_made_from_the_files_alone_and_twice_the_same(finished, directory):
@@ -77,6 +155,136 @@ def test_the_page_is_made_from_the_files_alone_and_twice_the_same(finished, dire
     assert write_page(directory).read_bytes() == (finished / "report.html").read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_failed_run_says_why(directory):
+    change(directory, status="failed", reason="ReadTimeoutError: batch <b>7</b>")
+    page = page_of(directory)
+    assert page.title.endswith("failed")
+    assert "It failed after 2 epochs in" in said(page)
+    assert "ReadTimeoutError: batch <b>7</b>" in said(page)
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
+    for name in ("steps.jsonl", "utilization.jsonl"):
+        write_rows(directory, name, [])
+    change(directory, status="failed", reason="SourceNotFoundError: x", epochs=[], utilization=None)
+    page = page_of(directory)
+    assert "after 0 of 2 epochs" in said(page)
+    assert "SourceNotFoundError: x" in said(page)
+    assert page.headings == ["What it cost", "Loader", "Spec, machine and versions"]
+    assert page.figures == []
+
+
+def test_an_interrupted_run_without_a_whole_epoch_has_its_steps(directory):
+    steps = [row for row in rows_of(directory, "steps.jsonl") if (row["epoch"], row["split"]) == (0, "train")]
+    write_rows(directory, "steps.jsonl", steps[:2])
+    change(directory, status="interrupted", reason="KeyboardInterrupt", epochs=[])
+    page = page_of(directory)
+    assert "It was interrupted after 0 of 2 epochs" in said(page)
+    (row,) = page.table("Passes over the data").rows
+    assert row[:3] == ["1 train (not finished)", "16", "2"]
+    assert page.figures[2].startswith("What the steps")
+
+
+def test_a_killed_run_has_a_page_without_a_report(directory):
+    (directory / "report.json").unlink()
+    manifest = json.loads((directory / "manifest.json").read_text())
+    (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
+    with (directory / "steps.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "st')  # the kill came while it was written
+    page = page_of(directory)
+    assert page.title.endswith("running")
+    assert "It left no report: its manifest says running, so it goes on, or was killed." in said(page)
+    assert "steps.jsonl has 1 line(s) that are no rows" in page.text
+    assert "not reckoned, since there is no report" in said(page)
+    assert [row[:3] for row in page.table("Passes over the data").rows] == [
+        [f"{epoch} {split} (not finished)", count, steps]
+        for epoch in (1, 2)
+        for split, count, steps in (("train", "24", "3"), ("val", "8", "1"))
+    ]
+    assert page.table("Machine and versions").rows
+
+
+def test_a_diverged_loss_is_absent_and_leaves_a_gap(directory):
+    write_rows(directory, "steps.jsonl", [row | {"loss": None} for row in rows_of(directory, "steps.jsonl")])
+    epochs = json.loads((directory / "report.json").read_text())["epochs"]
+    epochs[1]["train"]["loss"] = None
+    change(directory, epochs=epochs)
+    assert page_of(directory).table("Passes over the data").rows[2][5] == "-"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_files_that_cannot_be_read_are_told(directory):
+    (directory / "report.json").write_text("{")
+    (directory / "utilization.jsonl").write_text("[]\n")
+    page = page_of(directory)
+    assert "report.json cannot be read" in page.text
+    assert "utilization.jsonl has 1 line(s) that are no rows" in page.text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rows_of_another_version_are_told_and_left_out(directory):
+    write_rows(directory, "steps.jsonl", [*rows_of(directory, "steps.jsonl"), {"epoch": 0}])
+    assert "steps.jsonl has 1 row(s) of another version of SUPER" in page_of(directory).text
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"neither manifest\.json nor report\.json"):
         write_page(tmp_path)
+
+
+def test_stalls_are_shown_by_cause(directory):
+    epochs = json.loads((directory / "report.json").read_text())["epochs"]
+    for epoch in epochs:
+        causes = {"cold_start": {"steps": 1, "wait_s": 0.25}, "strange_one": {"steps": 1, "wait_s": 0.5}}
+        epoch["train"] |= {"wall_s": 2.0, "wait_s": 1.0}
+        epoch["train"]["stalls"] = {"steps": 4, "stalled": 2, "wait_s": 0.75, "causes": causes}
+    change(directory, epochs=epochs)
+    page = page_of(directory)
+    table = page.table("Stalls by cause")
+    assert table.head[-4:] == ["cold starts", "strange ones", "all stallss", "all stalls% of time"]
+    assert table.rows[0] == ["1 train", "4", "2", "50.0", "0.250", "0.500", "0.750", "37.5"]
+    assert page.table("What the causes mean").rows == [
+        ["cold start", "functions, or the job itself, were starting"]
+    ]
+    assert sum("by cause" in caption for caption in page.figures) == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_status_checks_cost_is_shown(directory):
+    epochs = json.loads((directory / "report.json").read_text())["epochs"]
+    epochs[0]["train"]["wall_s"] = 2.0
+    epochs[0]["train"]["job"] |= {
+        "status_calls": 4,
+        "status_s": 0.2,
+        "status_cpu_s": 0.01,
+        "status_wait_s": 0.02,
+    }
+    change(directory, epochs=epochs)
+    assert page_of(directory).table("Status checks").rows == [
+        ["1 train", "4", "200", "10.0", "50.0", "20.0", "1.00"]
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_matplotlib_the_page_has_its_tables_and_says_what_plots_need(directory):
+    page = page_of(directory)
+    assert page.headings == SECTIONS
+    assert page.figures == []
+    assert page.text.count("pip install 'superdl[train]', then superdl report DIRECTORY") == 1
+
+
+def test_a_gpu_is_shown_where_there_was_one(directory):
+    rows = rows_of(directory, "utilization.jsonl")
+    gpu = {"subject": "gpu", "gpu_percent": 80.0, "gpu_memory_bytes": 2**30, "gpu_memory_total_bytes": 2**34}
+    nothing = dict.fromkeys(rows[0]) | {"split": "train"}
+    write_rows(
+        directory, "utilization.jsonl", [*rows, *(nothing | {"at_s": row["at_s"]} | gpu for row in rows)]
+    )
+    used = json.loads((directory / "report.json").read_text())["utilization"]
+    for phase in used["phases"]:
+        phase |= {"gpu_percent": 80.0, "gpu_memory_bytes_max": 2**30}
+    change(directory, utilization=used)
+    table = page_of(directory).table("Processors in use")
+    assert table.head[-2:] == ["GPU% busy", "GPU memorymost"]
+    assert table.rows[0][-2:] == ["80.0", "1.07 GB"]
