@@ -256,6 +256,8 @@ def _finish(axes: Axes, chart: Lines | Stack) -> None:
     axes.set_ylim(bottom=0, top=chart.top)
     if chart.whole:
         axes.xaxis.get_major_locator().set_params(integer=True)
+    if chart.marks and chart.top is None:  # room for their names above what is shown
+        axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
     for mark in chart.marks:
         axes.axvline(mark.x, color="#000000", linewidth=0.8, linestyle=(0, (2, 2)))
         axes.annotate(

@@ -42,12 +42,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def aligned(values: Sequence[float | None], digits: int = 3) -> tuple[str, ...]:
-    """Numbers for one column: all with as many decimals as the largest needs for so many digits."""
+    """Numbers for one column: all with as many decimals as the largest needs for so many digits, but 0."""
     there = [abs(value) for value in values if value is not None and math.isfinite(value)]
     most = max(there, default=0.0)
     decimals = max(0, digits - 1 - math.floor(math.log10(most))) if most > 0 else 0
     return tuple(
-        ABSENT if value is None or not math.isfinite(value) else f"{value:,.{decimals}f}" for value in values
+        ABSENT if value is None or not math.isfinite(value) else f"{value:,.{decimals}f}" if value else "0"
+        for value in values
     )
 
 

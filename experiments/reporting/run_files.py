@@ -91,13 +91,13 @@ class UsageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A run by its files; ``report`` and ``manifest`` are None where there is none."""
+    """A run by its files; ``report`` and ``manifest`` are None where there is none. Steps are rank 0's."""
 
     directory: Path
     report: dict[str, Any] | None
     manifest: dict[str, Any] | None
     steps: dict[tuple[int, str], StepColumns]
-    usage: tuple[UsageRow, ...]
+    usage_by_rank: dict[int, tuple[UsageRow, ...]]
     passes: tuple[Pass, ...]
     troubles: tuple[str, ...]
 
@@ -121,6 +121,11 @@ class RunFiles:
     def status(self) -> str:
         """How it ended: finished, interrupted, failed; running, of one that goes on or was killed."""
         return str(self.known.get("status") or (self.manifest or {}).get("status") or "running")
+
+    @property
+    def usage(self) -> tuple[UsageRow, ...]:
+        """What rank 0 and the processes that it started used."""
+        return self.usage_by_rank.get(0, ())
 
     @property
     def trained(self) -> tuple[Pass, ...]:
@@ -148,7 +153,7 @@ def read_run(directory: Path) -> RunFiles:
         report=report,
         manifest=_mapping(directory / "manifest.json", troubles),
         steps=steps,
-        usage=tuple(_usage(directory / "utilization.jsonl", troubles)),
+        usage_by_rank=_usage_by_rank(directory, troubles),
         passes=tuple(_passes(report, steps)),
         troubles=tuple(troubles),
     )
@@ -206,6 +211,16 @@ def _steps(path: Path, troubles: list[str]) -> dict[tuple[int, str], StepColumns
     if strange:
         troubles.append(f"{path.name} has {strange} row(s) of another version of SUPER, which are left out")
     return found
+
+
+def _usage_by_rank(directory: Path, troubles: list[str]) -> dict[int, tuple[UsageRow, ...]]:
+    """Of this host's ranks; those of other hosts have written there."""
+    found = {0: tuple(_usage(directory / "utilization.jsonl", troubles))}
+    for path in directory.glob("utilization-rank*.jsonl"):
+        rank = path.stem.removeprefix("utilization-rank")
+        if rank.isdecimal():
+            found[int(rank)] = tuple(_usage(path, troubles))
+    return dict(sorted(found.items()))
 
 
 def _usage(path: Path, troubles: list[str]) -> Iterator[UsageRow]:

@@ -23,6 +23,7 @@ from experiments.reporting.run_tables import (
     bill_table,
     data_time_table,
     epoch_cost_table,
+    gpus_table,
     passes_table,
     processors_table,
     stalls_table,
@@ -70,13 +71,16 @@ def run_page(run: RunFiles) -> Page:
 
 
 def _with(run: RunFiles) -> str:
-    """The loader, how its functions ran, and the device, in a word each."""
+    """The loader, how its functions ran, and what trained, in a word or two each."""
     loader = (run.spec.get("loader") or {}).get("kind")
     executor = run.known.get("executor")
     device = ((run.manifest or {}).get("software") or {}).get("device")
     words = [f"loader {loader}"] if loader else []
     words += [f"functions {executor}"] if executor else []
     words += [f"device {device}"] if device else []
+    ranks, strategy, precision = (run.known.get(name) for name in ("ranks", "strategy", "precision"))
+    words += [f"{ranks} ranks by {strategy}"] if (ranks or 1) > 1 else []
+    words += [f"computing in {precision}"] if precision else []
     return "".join(f"{word}, " for word in words)
 
 
@@ -112,7 +116,7 @@ def _time(page: Page, run: RunFiles) -> None:
         )
         page.plot(
             "What the steps of the first epoch and of the last consist of, means where there are many. Other "
-            f"is what a step keeps the process for beside its computing.{overlap}",
+            f"is what a step keeps the process for beside its computing.{overlap}{_of_rank_0(run)}",
             charts,
             columns=len(charts),
             alike=len(charts) > 1,
@@ -160,10 +164,18 @@ def _processors(page: Page, run: RunFiles) -> None:
             "Computing is the time of steps on the device, by CUDA events on a GPU and by the clock on a "
             "CPU. Cores in use are CPU seconds per second, of the trainer and all that it started on this "
             "machine; what runs elsewhere is not in them. A GPU is busy while some kernel runs, which is not "
-            "to say fully used."
+            "to say fully used." + _of_rank_0(run)
         )
+    gpus = gpus_table(run)
+    if gpus is not None:
+        page.table(gpus)
     if charts:
         page.plot("What the parts of the run use over time, on each other.", charts)
+
+
+def _of_rank_0(run: RunFiles) -> str:
+    ranks = run.known.get("ranks") or 1
+    return f" Of {ranks} ranks this is rank 0, with what it started." if ranks > 1 else ""
 
 
 def _cost(page: Page, bill: dict[str, Any]) -> None:

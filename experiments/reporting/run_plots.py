@@ -197,17 +197,36 @@ def _cores_chart(run: RunFiles, times: Sequence[float], marks: tuple[Mark, ...])
 
 
 def _gpu_charts(run: RunFiles, begin_s: float, marks: tuple[Mark, ...]) -> list[Stack | Lines]:
-    rows = [row for row in run.usage if row.subject == "gpu"]
-    charts: list[Stack | Lines] = []
+    """How busy the GPUs are and what of their memory is used, a line for each rank."""
+    rows = {rank: [row for row in usage if row.subject == "gpu"] for rank, usage in run.usage_by_rank.items()}
+    busy = [
+        _line(f"rank {rank}", [(row.at_s - begin_s, row.gpu_percent) for row in told])
+        for rank, told in rows.items()
+    ]
+    used = [
+        _line(f"rank {rank}", [(row.at_s - begin_s, _gib(row.gpu_memory_bytes)) for row in told])
+        for rank, told in rows.items()
+    ]
+    most = max((_gib(row.gpu_memory_total_bytes) or 0.0 for told in rows.values() for row in told), default=0)
     label = "time since the run began (s)"
-    busy = [(row.at_s - begin_s, row.gpu_percent) for row in rows if row.gpu_percent is not None]
-    if busy:
-        xs, (ys,) = thinned([at for at, _ in busy], [[value for _, value in busy]], _TIMES)
-        line = Line("busy", xs, ys)
-        charts.append(Lines("GPU: time in which some kernel ran", label, "%", (line,), marks, 102.0))
-    memory = [(row.at_s - begin_s, row.gpu_memory_bytes) for row in rows if row.gpu_memory_bytes is not None]
-    if memory:
-        xs, (ys,) = thinned([at for at, _ in memory], [[value / _GIB for _, value in memory]], _TIMES)
-        total = max((row.gpu_memory_total_bytes or 0 for row in rows), default=0) / _GIB or None
-        charts.append(Lines("GPU: memory in use", label, "GiB", (Line("used", xs, ys),), marks, total))
+    charts: list[Stack | Lines] = []
+    for title, unit, lines, top in (
+        ("GPU: time in which some kernel ran", "%", busy, 102.0),
+        ("GPU: memory in use", "GiB", used, most or None),
+    ):
+        there = tuple(line for line in lines if line is not None)
+        if there:
+            charts.append(Lines(title, label, unit, there, marks, top))
     return charts
+
+
+def _line(name: str, points: Sequence[tuple[float, float | None]]) -> Line | None:
+    there = [(x, y) for x, y in points if y is not None]
+    if not there:
+        return None
+    xs, (ys,) = thinned([x for x, _ in there], [[y for _, y in there]], _TIMES)
+    return Line(name, xs, ys)
+
+
+def _gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / _GIB

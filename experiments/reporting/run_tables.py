@@ -17,6 +17,7 @@ __all__ = [
     "bill_table",
     "data_time_table",
     "epoch_cost_table",
+    "gpus_table",
     "passes_table",
     "processors_table",
     "stalls_table",
@@ -24,8 +25,20 @@ __all__ = [
 ]
 
 _GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
+_ROWS = 60
+"""A table has so many rows at most; report.json has all."""
 
 _Cells = tuple[Column, "Sequence[str]"]
+
+
+def _abridged(caption: str, columns: Sequence[_Cells], *, total: bool = False) -> Table:
+    """A table of which the middle is left out where it has very many rows."""
+    table = table_of(caption, columns, total=total)
+    if len(table.rows) <= _ROWS:
+        return table
+    half = _ROWS // 2
+    gap = (f"{len(table.rows) - 2 * half} more", *([""] * (len(table.columns) - 1)))
+    return Table(caption, table.columns, (*table.rows[:half], gap, *table.rows[-half:]), total)
 
 
 def _names(passes: Iterable[Pass]) -> _Cells:
@@ -56,7 +69,7 @@ def passes_table(run: RunFiles) -> Table:
         return [one.figures.get(name) for one in passes]
 
     top5 = of("top5_accuracy")
-    return table_of(
+    return _abridged(
         "Passes over the data",
         [
             _names(passes),
@@ -86,11 +99,11 @@ def data_time_table(run: RunFiles) -> Table:
     def samples(name: str, values: Iterable[float | None]) -> _Cells:
         return _counts(name, values, "samples")
 
-    return table_of(
+    return _abridged(
         "Time of loading and computing",
         [
             _names(passes),
-            (Column("pass", "s"), of("wall_s")),
+            (Column("time", "s"), of("wall_s")),
             (Column("waiting", "s"), of("wait_s")),
             (Column("computing", "s"), of("compute_s")),
             (Column("reading the cache", "s, summed"), of("read_s")),
@@ -116,7 +129,7 @@ def status_table(run: RunFiles) -> Table | None:
         return [one.job.get(name) for one in told]
 
     waits = [share(one.job.get("status_wait_s"), one.figures["wall_s"]) for one in told]
-    return table_of(
+    return _abridged(
         "Status checks",
         [
             _names(told),
@@ -141,7 +154,7 @@ def stalls_table(run: RunFiles) -> Table | None:
     causes += sorted({cause for each in waits for cause in each} - STALL_CAUSES.keys())
     bound = [share(each["steps"] - each["stalled"], each["steps"]) for each in stalls]
     part = [share(each["wait_s"], one.figures["wall_s"]) for each, one in zip(stalls, told, strict=True)]
-    return table_of(
+    return _abridged(
         "Stalls by cause",
         [
             _names(told),
@@ -184,7 +197,31 @@ def processors_table(run: RunFiles) -> Table | None:
             (Column("GPU", "% busy"), aligned([phase["gpu_percent"] for phase in phases])),
             (Column("GPU memory", "most"), [size(phase["gpu_memory_bytes_max"]) for phase in phases]),
         ]
-    return table_of("Processors in use, by phase", columns)
+    return _abridged("Processors in use, by phase", columns)
+
+
+def gpus_table(run: RunFiles) -> Table | None:
+    """What the GPU of each rank did, from the first training step on; None where there was none."""
+    begun_s = min((steps.begun_at_s for steps in run.steps.values()), default=0.0)
+    told = {
+        rank: [row for row in rows if row.subject == "gpu" and row.at_s >= begun_s]
+        for rank, rows in run.usage_by_rank.items()
+    }
+    told = {rank: rows for rank, rows in told.items() if rows}
+    if not told:
+        return None
+    busy = [[row.gpu_percent for row in rows if row.gpu_percent is not None] for rows in told.values()]
+    used = [[row.gpu_memory_bytes or 0 for row in rows] for rows in told.values()]
+    return table_of(
+        "GPUs while training, by rank",
+        [
+            (Column("rank", words=True), [str(rank) for rank in told]),
+            _counts("looked at", [len(rows) for rows in told.values()], "times"),
+            (Column("busy", "% of time, mean"), aligned([_mean(values) for values in busy])),
+            (Column("memory used", "most"), [size(max(values)) for values in used]),
+            (Column("memory", "in all"), [size(rows[-1].gpu_memory_total_bytes) for rows in told.values()]),
+        ],
+    )
 
 
 def _phase_name(phase: dict[str, Any]) -> str:
@@ -230,7 +267,7 @@ def epoch_cost_table(bill: dict[str, Any]) -> Table:
     """What each epoch cost, and a million images at its price."""
     epochs = bill["epochs"]
     each = [*(one["usd_per_million_images"] for one in epochs), bill["usd_per_million_images"]]
-    return table_of(
+    return _abridged(
         "Cost by epoch, validation with it",
         [
             (Column("epoch", words=True), [*(str(one["epoch"] + 1) for one in epochs), "the run"]),

@@ -57,5 +57,6 @@ def test_a_column_has_the_decimals_that_its_largest_number_needs():
     assert q.aligned([36.54, 1.372, None, 0.004]) == ("36.5", "1.4", "-", "0.0")
     assert q.aligned([0.1318, 0.00677]) == ("0.132", "0.007")
     assert q.aligned([12345.6, 1.0]) == ("12,346", "1")
+    assert q.aligned([0.5, 0.0]) == ("0.500", "0")
     assert q.aligned([0.0, math.nan]) == ("0", "-")
     assert q.aligned([]) == ()

@@ -16,6 +16,7 @@ from experiments.reporting.run_plots import (
     step_charts,
     usage_charts,
 )
+from experiments.reporting.run_tables import gpus_table, passes_table
 from experiments.reporting.run_words import verdict
 
 FIGURES = {
@@ -40,9 +41,9 @@ def one_pass(epoch: int = 0, split: str = "train", **changes: object) -> Pass:
     return Pass(epoch, split, FIGURES | changes, complete=True)
 
 
-def a_run(*passes: Pass, steps=None, usage=(), **known: object) -> RunFiles:
+def a_run(*passes: Pass, steps=None, usage=(), others=(), **known: object) -> RunFiles:
     report = {"status": "finished", "wall_s": 12.0, "spec": {"epochs": len(passes)}, "bill": None} | known
-    return RunFiles(Path("run"), report, None, steps or {}, tuple(usage), passes, ())
+    return RunFiles(Path("run"), report, None, steps or {}, {0: tuple(usage), **dict(others)}, passes, ())
 
 
 def said(run: RunFiles, subject: str) -> str:
@@ -235,8 +236,41 @@ def test_a_gpu_has_charts_of_its_own():
     rows = [usage(at, name, 1.0, **gpu) for at in (0.0, 1.0) for name in ("trainer", "gpu")]
     cores, busy, memory = usage_charts(a_run(one_pass(), usage=rows))
     assert [layer.name for layer in cores.layers] == ["trainer"]
-    assert busy.lines[0].ys == (50.0, 50.0)
+    assert [(line.name, line.ys) for line in busy.lines] == [("rank 0", (50.0, 50.0))]
     assert (memory.lines[0].ys, memory.top) == ((1.0, 1.0), 16.0)
+
+
+def test_gpus_of_other_ranks_are_lines_and_rows_of_their_own():
+    rows = {
+        rank: [
+            usage(float(at), "gpu", percent=20.0 * rank + at, used=2**30 * rank, total=2**34)
+            for at in range(3)
+        ]
+        for rank in range(2)
+    }
+    run = a_run(one_pass(), usage=[usage(0.0, "trainer"), *rows[0]], others={1: rows[1]}.items())
+    _, busy, memory = usage_charts(run)
+    assert [(line.name, line.ys) for line in busy.lines] == [
+        ("rank 0", (0.0, 1.0, 2.0)),
+        ("rank 1", (20.0, 21.0, 22.0)),
+    ]
+    assert [line.ys[0] for line in memory.lines] == [0.0, 1.0]
+    assert gpus_table(run).rows == (
+        ("0", "3", "1.0", "0 B", "17.2 GB"),
+        ("1", "3", "21.0", "1.07 GB", "17.2 GB"),
+    )
+    assert gpus_table(a_run(one_pass())) is None
+
+
+def test_a_table_of_very_many_passes_leaves_its_middle_out():
+    table = passes_table(a_run(*(one_pass(epoch) for epoch in range(100))))
+    names = [row[0] for row in table.rows]
+    assert (names[0], names[29:32], names[-1], len(names)) == (
+        "1 train",
+        ["30 train", "40 more", "71 train"],
+        "100 train",
+        61,
+    )
 
 
 def test_one_look_is_no_use_over_time():
