@@ -191,7 +191,8 @@ def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
         place = f"[{one.number}/{len(rounds)}]"
         _say(console, f"{place} {one.arm}, repeat {one.repeat} of {state.spec.compare.repeats}{at_once}")
         done = run_round(one, arm, state.directory / "runs" / f"{one.number:02d}-{one.arm}")
-        write_pages(done.folder, lambda line: _say(console, line))
+        if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second
+            write_pages(done.folder, lambda line: _say(console, line))
         report = state.take(one, done)
         _say(console, f"{place} {report.phrase()}")
         if report.failure is not None and not keep_going:

@@ -51,8 +51,9 @@ FIGURES = (
 class RoundFigures:
     """What one round of an arm comes to; None where it was not measured.
 
-    Epochs after the warm-up alone are in the first five. Rates are added up over runs that went on at once;
-    waiting is the share of all their training time. CPU is that of every process, the model's own work with
+    Epochs after the warm-up alone are in the first five. Throughput is training images over the time of the
+    training passes; of runs at once, over the time from the first one's first epoch to the last one's end.
+    Waiting is the share of all training time. CPU is that of every process, the model's own work with
     it; outside the trainer is what DataLoader workers, functions, coordinator and cache take, and
     ``cpu_ms_by_group`` says which of them. ``decodes_per_image`` are the images that were fetched and decoded
     for all runs together, for each that the set has, training and validation alike. Runs at once have one
@@ -105,18 +106,19 @@ def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     """Work one round out, leaving the first epochs of each run out where `RoundFigures` says so."""
-    counted = [
-        [one for one in run.passes if one.split == "train" and one.epoch >= warmup_epochs]
+    everything = [
+        one
         for run in measured.runs
+        for one in run.passes
+        if one.split == "train" and one.epoch >= warmup_epochs
     ]
-    everything = [one for passes in counted for one in passes]
     wall_s = math.fsum(one.wall_s for one in everything)
     by_group = _cpu_by_group(measured, warmup_epochs)
     images = _images(measured.runs, warmup_epochs)
     per_image = {name: 1000 * used / images for name, used in by_group.items()} if images else {}
     decodes = _decodes_by_epoch(measured.runs)
     return RoundFigures(
-        images_per_s=math.fsum(_rate(passes) for passes in counted),
+        images_per_s=_images_per_s(measured.runs, everything, warmup_epochs),
         wait_percent=100 * math.fsum(one.wait_s for one in everything) / wall_s if wall_s > 0 else 0.0,
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
         outside_ms_per_image=(
@@ -127,17 +129,23 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
         cpu_s=measured.cpu_s,
         usd=_usd(measured.runs),
         wall_s=measured.wall_s,
-        first_batch_s=max(
-            (value for run in measured.runs if (value := _first_batch_s(run)) is not None), default=None
-        ),
+        first_batch_s=_last_first_batch_s(measured),
         cpu_ms_by_group=per_image,
         decodes_by_epoch=decodes or {},
         val_accuracy=tuple(value for run in measured.runs if (value := _val_accuracy(run)) is not None),
     )
 
 
-def _rate(passes: Sequence[PassMeasured]) -> float:
+def _images_per_s(runs: Sequence[RunMeasured], passes: Sequence[PassMeasured], warmup_epochs: int) -> float:
+    """Training images over the time of their passes; of runs at once, over the time until all had ended.
+
+    Rates of such runs are not added up: the last one is fast when the others have gone.
+    """
     wall_s = math.fsum(one.wall_s for one in passes)
+    if len(runs) > 1:
+        begins = [run.epoch_ends_at_s.get(warmup_epochs - 1) for run in runs]
+        ends = [max(run.epoch_ends_at_s.values(), default=0.0) for run in runs]
+        wall_s = max(ends) - min((begin for begin in begins if begin is not None), default=math.inf)
     return sum(one.samples for one in passes) / wall_s if wall_s > 0 else 0.0
 
 
@@ -213,6 +221,12 @@ def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | N
         [] if bill is None else [paid for epoch, paid in bill.by_epoch.items() if epoch >= warmup_epochs]
     )
     return statistics.fmean(counted) if counted else None
+
+
+def _last_first_batch_s(measured: RoundMeasured) -> float | None:
+    first = [_first_batch_s(run) for run in measured.runs]
+    known = [value for value in first if value is not None]
+    return measured.services_start_s + max(known) if known and len(known) == len(first) else None
 
 
 def _first_batch_s(run: RunMeasured) -> float | None:

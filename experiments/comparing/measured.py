@@ -93,7 +93,8 @@ class RoundMeasured:
 
     ``wall_s`` is from the start of the first process until the last run has ended, ``cpu_s`` the CPU time of
     all processes that came of it, as the system accounts for them; ``services`` are samples of what the runs
-    shared. All three are absent for runs that were found, not made.
+    shared, which took ``services_start_s`` to start. All of these
+    are absent for runs that were found, not made.
     """
 
     arm: str
@@ -102,6 +103,7 @@ class RoundMeasured:
     wall_s: float | None = None
     cpu_s: float | None = None
     services: tuple[CpuSample, ...] = ()
+    services_start_s: float = 0.0
 
 
 def read_run(directory: Path) -> RunMeasured:

@@ -70,10 +70,11 @@ def _figures(page: Page, comparison: Comparison) -> None:
     caption = "Median of the repeats, in brackets the least and the most."
     page.table(Table(caption, columns + arms, tuple(rows)))
     page.small(
-        "Throughput is training images over the time of the training passes, added up over runs at once; "
-        "waiting is the share of that time in which the training loop was blocked on its loader. CPU is the "
-        "time of every process of an arm, the model's own work with it. Decodes are images fetched and "
-        "decoded for all runs of an arm together, training and validation, for each image of the set."
+        "Throughput is training images over the time of the training passes; of runs at once, over the time "
+        "from the first epoch of the first to the end of the last. Waiting is the share of training time in "
+        "which the loop was blocked on its loader. CPU is the time of every process of an arm, the model's own "
+        "work with it. Decodes are images fetched and decoded for all runs of an arm together, training and "
+        "validation, for each image of the set."
     )
     _plot(page, comparison, _PLOTTED, "after the warm-up")
     _plot(page, comparison, _PLOTTED_WHOLE, "of the whole run")

@@ -62,7 +62,7 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
         requests = [_request(trial, folder, one, services) for trial in arm.trials]
         begun_s = time.monotonic() - start_s
         ended = run_together(requests, services.sample if services else _nothing)
-    cpu_s = _children_cpu_s() - before_s
+    cpu_s = _children_cpu_s() - before_s  # when all has ended, what was shared too
     measured = None
     if all(run.is_finished for run in ended):
         measured = RoundMeasured(
@@ -72,6 +72,7 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
             wall_s=begun_s + max(run.wall_s for run in ended),
             cpu_s=cpu_s,
             services=tuple(services.samples) if services else (),
+            services_start_s=begun_s if services else 0.0,
         )
     return RoundDone(one, folder, ended, measured)
 

@@ -71,13 +71,28 @@ def test_without_warmup_the_start_and_all_epochs_count():
 
 
 def test_runs_at_once_share_what_was_decoded_and_are_added_up():
-    first = run_of(one_pass(0, produced=70, wall_s=1.0), one_pass(1, wall_s=1.0), images=(100, 0))
-    second = run_of(one_pass(0, produced=30, wall_s=4.0), one_pass(1, wall_s=4.0), images=(100, 0))
+    first = run_of(
+        one_pass(0, produced=70, wall_s=1.0),
+        one_pass(1, wall_s=1.0),
+        images=(100, 0),
+        ends={-1: 50.0, 0: 51.0, 1: 52.0},
+    )
+    second = run_of(
+        one_pass(0, produced=30, wall_s=4.0),
+        one_pass(1, wall_s=4.0),
+        images=(100, 0),
+        ends={-1: 48.0, 0: 52.0, 1: 56.0},
+    )
     figures = round_figures(RoundMeasured("a", 1, (first, second)), warmup_epochs=1)
     assert figures.decodes_per_image == 1.0
-    assert figures.images_per_s == pytest.approx(100 / 1.0 + 100 / 4.0)
+    assert figures.images_per_s == pytest.approx(200 / (56 - 51)), (
+        "from the first out of its warm-up to the last"
+    )
+    whole = round_figures(RoundMeasured("a", 1, (first, second)), warmup_epochs=0)
+    assert whole.images_per_s == pytest.approx(400 / (56 - 48))
     assert figures.wait_percent == pytest.approx(100 * 1.0 / 5.0)
-    plain = [run_of(one_pass(0, produced=100), one_pass(1, produced=100), images=(100, 0))] * 8
+    ends = {-1: 1.0, 0: 2.0, 1: 3.0}
+    plain = [run_of(one_pass(0, produced=100), one_pass(1, produced=100), images=(100, 0), ends=ends)] * 8
     assert round_figures(RoundMeasured("b", 1, tuple(plain)), 0).decodes_per_image == 16.0
 
 
@@ -101,6 +116,11 @@ def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
 def billed(usd, by_epoch, lines):
     bill = BillMeasured(usd, by_epoch, lines, frozenset({"training machine"}))
     return replace(run_of(one_pass(0), one_pass(1)), bill=bill)
+
+
+def test_the_start_of_what_is_shared_is_before_the_first_batch():
+    figures = round_figures(RoundMeasured("a", 1, (ALONE,), services_start_s=2.5), warmup_epochs=1)
+    assert figures.first_batch_s == pytest.approx(2.5 + 4.0 + 3.0)
 
 
 def test_a_run_alone_costs_what_its_bill_says_after_the_warmup():
