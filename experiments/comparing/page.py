@@ -72,7 +72,7 @@ def _figures(page: Page, comparison: Comparison) -> None:
     page.small(
         "Throughput is training images over the time of the training passes; of runs at once, over the time "
         "from the first epoch of the first to the end of the last. Waiting is the share of training time in "
-        "which the loop was blocked on its loader. CPU is the time of every process of an arm, the model's own "
+        "which the loop was blocked on its loader. CPU is that of every process of an arm, the model's own "
         "work with it. Decodes are images fetched and decoded for all runs of an arm together, training and "
         "validation, for each image of the set."
     )
