@@ -74,6 +74,8 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
         "report.html",
         "report.json",
         "spec.yaml",
+        "stalls.csv",
+        "stalls.jsonl",
         "steps.csv",
         "steps.jsonl",
         "tensorboard",
@@ -96,6 +98,12 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     with (made / "steps.csv").open(newline="") as file:
         assert [row["batch_id"] for row in csv.DictReader(file)] == [step["batch_id"] for step in steps]
     assert "validation accuracy" in console.file.getvalue()
+
+    stalls = [json.loads(line) for line in (made / "stalls.jsonl").read_text().splitlines()]
+    told = [epoch[split]["stalls"] for epoch in loaded["epochs"] for split in ("train", "val")]
+    assert [one["steps"] for one in told] == [3, 1, 3, 1]
+    assert sum(one["stalled"] for one in told) == len(stalls)
+    assert stalls[0]["cause"] == "worker_start", "nothing can be ahead of the first batch"
 
     manifest = json.loads((made / "manifest.json").read_text())
     assert (manifest["status"], manifest["started_at"]) == ("finished", loaded["started_at"])
