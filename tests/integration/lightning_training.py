@@ -79,10 +79,17 @@ class ByWorkers(pl.LightningDataModule):
         return data_loader(self._source, self._ranks)
 
 
-def super_loader(source: str) -> SuperLoader[Any]:
+class ByThreads(ByWorkers):
+    """What the page has, in a class that spawned processes can import."""
+
+    def train_dataloader(self) -> Any:
+        return super_loader(self._source, self._ranks)
+
+
+def super_loader(source: str, ranks: int = 1) -> SuperLoader[Any]:
     """By threads, with what Lightning may want to move, convert or measure beside the tensors."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
-    return SuperLoader(dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH, seed=SEED))
+    return SuperLoader(dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, seed=SEED))
 
 
 def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
@@ -96,14 +103,15 @@ def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
 def main(
     source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
 ) -> None:
-    """Train as the page does, with a DataLoader (``workers``), or with one that was made too early."""
+    """Train as the page does (``threads``: too), by ``workers``, or with a loader that was made too early."""
     model = Classifier(stop_after, Path(out))
     if how == "page":
         names = code_of("Lightning", source, ranks=ranks)
         names["Classifier"] = lambda: model
         names["train"](checkpoint)
-    elif how == "workers":
-        pl.Trainer(max_epochs=3).fit(model, ByWorkers(source, ranks))
+    elif how in ("workers", "threads"):
+        data = {"workers": ByWorkers, "threads": ByThreads}[how](source, ranks)
+        pl.Trainer(max_epochs=3).fit(model, data)
     else:
         loader = data_loader(source, ranks)
         pl.Trainer(max_epochs=3).fit(model, loader)

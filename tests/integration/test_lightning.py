@@ -186,7 +186,7 @@ def test_overfit_batches_is_refused(images: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "how"), [("ddp", "page"), ("ddp", "workers"), ("ddp_spawn", "workers")])
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", "page"), ("ddp", "workers"), ("ddp_spawn", "threads")])
 def test_two_ranks_train_on_what_a_plain_loop_gets(
     images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path, strategy: str, how: str
 ) -> None:
