@@ -20,7 +20,7 @@ from experiments.loaders.decoding import DecodingLoader, collate, decoded
 from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
-from experiments.loaders.torch_loader import epoch_sampler
+from experiments.loaders.torch_loader import epoch_sampler, pads
 from experiments.torchvision_operators import declare_operators
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
             **converted.settings(),
             "documentation": _DOCUMENTATION,
         },
+        pads=not request.training and pads(len(samples), request),
     )
 
 

@@ -20,6 +20,7 @@ from experiments.loaders.decoding import DecodingLoader, collate, decoded
 from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
+from experiments.loaders.torch_loader import pads
 from experiments.torchvision_operators import declare_operators
 from super_wire.errors import ConfigError
 
@@ -93,6 +94,7 @@ def open_mds(request: LoaderRequest) -> Loader:
             **converted.settings(),
             "documentation": _DOCUMENTATION,
         },
+        pads=nodes == 1 and pads(len(samples), request),  # over several nodes it repeats other samples, too
     )
 
 

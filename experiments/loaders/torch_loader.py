@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from experiments.loaders.interface import Loader, LoaderRequest
     from experiments.loaders.samples import Samples
 
-__all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch"]
+__all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch", "pads"]
 
 _DOCUMENTATION = "https://docs.pytorch.org/docs/stable/data.html"
 

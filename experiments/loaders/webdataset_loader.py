@@ -19,6 +19,7 @@ from experiments.loaders.decoding import DecodingLoader, collate, decoded
 from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
+from experiments.loaders.torch_loader import pads
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
             **converted.settings(),
             "documentation": _DOCUMENTATION,
         },
+        pads=not request.training and pads(len(samples), request),
     )
 
 

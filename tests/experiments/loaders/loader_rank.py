@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed
 
-from tests.experiments.loaders.opening import expected_keys, keys_of, opened
+from tests.experiments.loaders.opening import expected_keys, keys_of, opened, padded_keys
 
 
 def main(kind: str, directory: str, out: str) -> None:
@@ -24,6 +24,7 @@ def main(kind: str, directory: str, out: str) -> None:
         "epochs": epochs,
         "length": len(epochs[0]),
         "validation": keys_of(val, known),
+        "padding": padded_keys(val, known),
         "settings": [dict(train.settings), dict(val.settings)],
     }
     val.close()

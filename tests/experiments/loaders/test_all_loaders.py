@@ -17,6 +17,7 @@ from tests.experiments.loaders.opening import (
     keys_of,
     need,
     opened,
+    padded_keys,
     write_dirty_images,
 )
 
@@ -112,6 +113,9 @@ def test_two_ranks_share_an_epoch_in_equal_batches(kind, training, directory, pl
         assert len(seen) == COUNT - fewer
         assert max(seen.values()) <= 2
         assert more + fewer < 2 * BATCH
+    if not training:
+        marked = [padded_keys(loader, known) for loader in loaders]
+        assert marked == [[], [min(known.values(), key=str.encode)]], "53 images: the first comes again"
     for loader in loaders:
         loader.close()
 

@@ -53,4 +53,6 @@ def test_ranks_of_torchrun_share_an_epoch(kind, tmp_path):
     assert sum(validated.values()) == COUNT + 1 == COUNT + ranks[0]["settings"][1]["repeated_samples"]
     ordered = sorted(keys, key=str.encode)
     assert [key for batch in ranks[0]["validation"] for key in batch] == ordered[::2]
-    assert [key for batch in ranks[1]["validation"] for key in batch][:-1] == ordered[1::2]
+    second = [key for batch in ranks[1]["validation"] for key in batch]
+    assert second[:-1] == ordered[1::2]
+    assert [rank["padding"] for rank in ranks] == [[], second[-1:]]
