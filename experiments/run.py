@@ -101,11 +101,11 @@ def _train(state: RunState, console: Console) -> None:
             say(console, data.note)
         functions = "" if state.executor is None else f", functions: {state.executor}"
         say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
-        train = _open(state, data.train, training=True)
+        train = _open(state, data.train, console, training=True)
         stack.callback(train.close)
         val = None
         if data.val is not None:
-            val = _open(state, data.val, training=False)
+            val = _open(state, data.val, console, training=False)
             stack.callback(val.close)
             _check_same_classes(train, val)
         state.loader_settings = dict(train.settings)
@@ -148,7 +148,7 @@ def _model(state: RunState, console: Console) -> nn.Module:
     return model
 
 
-def _open(state: RunState, source: Source, *, training: bool) -> Loader:
+def _open(state: RunState, source: Source, console: Console, *, training: bool) -> Loader:
     spec, place = state.spec, state.ranks.place
     request = LoaderRequest(
         source=source,
@@ -159,6 +159,7 @@ def _open(state: RunState, source: Source, *, training: bool) -> Loader:
         pin_memory=state.device.type == "cuda",
         rank=place.rank,
         replicas=place.replicas,
+        tell=lambda line: say(console, line),
     )
     with embedded_executor(spec):
         return open_loader(spec.loader.kind, request)

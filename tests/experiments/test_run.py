@@ -110,6 +110,22 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert datetime.fromisoformat(manifest["ended_at"]) >= datetime.fromisoformat(manifest["started_at"])
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # WebDataset leaves it to the collector
+def test_a_loader_with_a_format_of_its_own_trains_on_the_same_steps(colours, monkeypatch):
+    monkeypatch.chdir(colours.parent)
+    console = quiet()
+    reports = [
+        run(spec_of(colours, f"loader.kind={kind}", "loader.num_workers=1"), console=console)
+        for kind in ("webdataset", "torch")
+    ]
+    assert [report.status for report in reports] == ["finished"] * 2
+    assert [epoch.train.samples for epoch in reports[0].epochs] == [24, 24]
+    assert reports[0].epochs[1].val.accuracy == reports[1].epochs[1].val.accuracy
+    assert reports[0].loader_settings["conversion_reused"] is False
+    assert "writing 24 images" in console.file.getvalue()
+    assert len(list((colours.parent / "data" / "converted").glob("webdataset-*"))) == 2
+
+
 def test_what_a_run_used_is_told_by_phase(colours):
     console = quiet()
     report = run(spec_of(colours, "loader.num_workers=1"), console=console)
