@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-bench run test test-full soak lint types rules unit format proto check-proto check-infra wheel \
+.PHONY: help .venv .venv-bench run test test-full test-loaders soak lint types rules unit format proto check-proto check-infra wheel \
 	check-containers lambda-zip lock clean
 
 help: ## list the targets
@@ -60,7 +60,8 @@ $(BENCH_STAMP): pyproject.toml | $(BIN)/python
 	$(BENCH_VENV)/bin/python -m pip install --quiet '$(TORCH)'
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps '$(TORCHVISION)'
 	echo '$(TORCH)' > $(BENCH_VENV)/constraints.txt
-	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint $(BENCH_VENV)/constraints.txt --editable '.[bench,train]'
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint $(BENCH_VENV)/constraints.txt --editable '.[bench,train]' \
+		'pytest>=9,<10' 'pytest-timeout>=2.4,<3'
 	@touch $@
 
 .venv-bench: $(BENCH_STAMP) ## an environment with the loaders that `superdl bench` compares
@@ -70,9 +71,14 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 
 test: lint types rules check-proto unit ## all checks and tests but the slow ones
 
-test-full: $(RAY_STAMP) lint types rules check-proto check-infra ## all checks and tests, the slow ones too
+test-full: $(RAY_STAMP) lint types rules check-proto check-infra test-loaders ## all checks and tests, the slow ones too
 	$(PYTEST) -m "not soak" --ignore=tests/architecture --ignore=tests/integration --hypothesis-profile=heavy
 	$(PYTEST) -m "not soak" tests/integration
+
+# Without conftest.py, whose fixtures want what this environment has not.
+test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where all of those are installed
+	$(BENCH_VENV)/bin/python -m pytest --noconftest -p tests.fixtures.images -p tests.fixtures.object_store \
+		tests/experiments/loaders
 
 soak: $(STAMP) ## the tests that run for minutes
 	$(BIN)/python -m pytest -m soak
