@@ -153,11 +153,27 @@ def print_report(report: RunReport, console: Console) -> None:
         lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
     if report.executor is not None:
         lines.append(f"functions: {report.executor}")
-    lines += _cost_lines(report)
+    lines += _stall_lines(report) + _cost_lines(report)
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"written to {report.directory}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _stall_lines(report: RunReport) -> list[str]:
+    """Why the trainer waited, where it did."""
+    waits: dict[str, float] = {}
+    for stalls in (figures.stalls for one in report.epochs for _, figures in one.splits()):
+        for cause, total in ({} if stalls is None else stalls.causes).items():
+            waits[cause] = waits.get(cause, 0.0) + total.wait_s
+    told = [
+        f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in sorted(waits.items(), key=_longest)
+    ]
+    return [f"waited for: {', '.join(told)}"] if told else []
+
+
+def _longest(item: tuple[str, float]) -> float:
+    return -item[1]
 
 
 def _cost_lines(report: RunReport) -> list[str]:

@@ -21,6 +21,7 @@ from experiments.reporting.run_plots import (
 )
 from experiments.reporting.run_tables import (
     bill_table,
+    causes_table,
     data_time_table,
     epoch_cost_table,
     gpus_table,
@@ -29,7 +30,7 @@ from experiments.reporting.run_tables import (
     stalls_table,
     status_table,
 )
-from experiments.reporting.run_words import STALL_CAUSES, stalls_of, verdict
+from experiments.reporting.run_words import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,14 +140,14 @@ def _stalls(page: Page, run: RunFiles) -> None:
         return
     page.paragraph(
         "A step stalled if the trainer waited for more than a twentieth of its time. Each stalled step has "
-        "one cause; all other steps were bound by computing."
+        "one cause, and stalls.jsonl has each; all other steps were bound by computing." + _of_rank_0(run)
     )
     page.table(table)
-    causes = {cause for one in run.passes for cause in stalls_of(one)}
-    page.facts(
-        "What the causes mean",
-        {name.replace("_", " "): text for name, text in STALL_CAUSES.items() if name in causes},
-    ) if causes else page.paragraph("No step stalled.")
+    causes = causes_table(run)
+    if causes is None:
+        page.paragraph("No step stalled.")
+        return
+    page.table(causes)
     chart = stalls_chart(run)
     if chart is not None:
         page.plot("Seconds that the trainer waited in each epoch's training pass, by cause.", [chart])
@@ -226,9 +227,9 @@ def _what_it_was(page: Page, run: RunFiles) -> None:
         f"{count(run.known.get('train_samples'))} training, {count(run.known.get('val_samples'))} validation"
     )
     page.small(
-        f"Images: {data}. Beside this page: steps.jsonl and steps.csv have every step, utilization.jsonl "
-        "and .csv what was used, report.json the figures above, spec.yaml what superdl run takes to do it "
-        "again; docs/runs.md says what each column is."
+        f"Images: {data}. Beside this page: steps.jsonl and .csv have every step, stalls.jsonl and .csv "
+        "each that waited, utilization.jsonl and .csv what was used, report.json the figures above, "
+        "spec.yaml what superdl run takes to do it again; docs/runs.md says what each column is."
     )
 
 

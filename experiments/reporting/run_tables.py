@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bill_table",
+    "causes_table",
     "data_time_table",
     "epoch_cost_table",
     "gpus_table",
@@ -167,6 +168,22 @@ def stalls_table(run: RunFiles) -> Table | None:
             ),
             (Column("all stalls", "s"), aligned([each["wait_s"] for each in stalls])),
             _percents("all stalls", "% of time", part),
+        ],
+    )
+
+
+def causes_table(run: RunFiles) -> Table | None:
+    """What the causes that there were mean; None where there was none."""
+    there = {cause for one in run.passes for cause in stalls_of(one)}
+    named = [(name, cause) for name, cause in STALL_CAUSES.items() if name in there]
+    if not there:
+        return None
+    return table_of(
+        "What the causes mean",
+        [
+            (Column("cause", words=True), [name.replace("_", " ") for name, _ in named]),
+            (Column("the trainer waited since", words=True), [cause.meaning for _, cause in named]),
+            (Column("what helps", words=True), [cause.remedy for _, cause in named]),
         ],
     )
 

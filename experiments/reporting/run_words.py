@@ -5,7 +5,7 @@ The rules are here, in one place, so that two runs with equal figures are descri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.reporting.quantities import count, percent, points_of, rate, seconds, share, usd
 
@@ -14,28 +14,52 @@ if TYPE_CHECKING:
 
     from experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "stalls_of", "verdict"]
+__all__ = ["STALL_CAUSES", "Cause", "stalls_of", "verdict"]
 
 NO_LIMIT = 0.05
 """Waiting for less of a pass than this is none that matters."""
 LIMIT = 0.2
 """Waiting for more of it than this is what the pass is slow by."""
 
+
+class Cause(NamedTuple):
+    """Why steps stall, as a clause, and what helps against it."""
+
+    meaning: str
+    remedy: str = ""
+
+
 STALL_CAUSES = {
-    "cold_start": "functions, or the job itself, were starting",
-    "throttle": "executors took fewer requests at once than they have functions",
-    "source": "functions waited for the source more than they decoded",
-    "decode": "functions were decoding",
-    "retry": "samples had failed and were tried again",
-    "cache_memory": "the cache had no room, or had lost samples",
-    "cache_transfer": "samples were on their way out of the cache",
-    "spending": "a cap on spending held functions back",
-    "late_planning": "functions were idle, and the samples had not been asked for",
-    "worker_start": "workers were starting",
-    "loading": "the loader, which does not tell what it did",
-    "unknown": "the coordinator does not know why",
+    "cold_start": Cause(
+        "functions, or the job itself, were starting",
+        "a longer run; superdl warm; provisioned concurrency",
+    ),
+    "throttle": Cause(
+        "executors took fewer requests at once than they have functions", "a higher concurrency quota"
+    ),
+    "source": Cause(
+        "images came from the source more slowly than they were decoded",
+        "the bucket in the same region; more functions",
+    ),
+    "decode": Cause("decoding took most of the time", "more functions, or a second executor"),
+    "retry": Cause(
+        "samples had failed and waited for another attempt", "superdl stats --batch tells why they failed"
+    ),
+    "cache_memory": Cause("the cache had no room, or had lost samples", "more memory for the cache"),
+    "spending": Cause("a cap on spending held functions back", "a higher cap"),
+    "late_planning": Cause(
+        "functions were idle, and the samples had not been asked for",
+        "nothing of yours: a job that speeds up is caught up with after a few batches",
+    ),
+    "cache_transfer": Cause(
+        "reading from the cache, or handing over, took longer than the step",
+        "more workers; loader super-threads; a nearer cache",
+    ),
+    "worker_start": Cause("workers were starting", "persistent workers"),
+    "loading": Cause("the loader, which does not tell what it did, was late"),
+    "unknown": Cause("the coordinator does not know why"),
 }
-"""What each cause of a stall means."""
+"""The causes of `docs/runs.md`, in its order."""
 
 
 def stalls_of(one: Pass) -> dict[str, float]:
@@ -136,7 +160,8 @@ def _why(one: Pass, waited: float | None = None) -> str:
     causes = stalls_of(one)
     if causes:
         cause, wait_s = next(iter(causes.items()))
-        return f"{limits}, most of all since {STALL_CAUSES.get(cause, cause)} ({seconds(wait_s)})"
+        meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
+        return f"{limits}, most of all since {meaning} ({seconds(wait_s)})"
     produced = one.job.get("samples_produced") or 0
     if produced and one.job.get("invocations"):
         work_s = sum(one.job.get(name) or 0.0 for name in ("fetch_s", "decode_s", "push_s"))

@@ -10,8 +10,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from experiments.bill import bill_of, prices_for
+from experiments.monitoring import PhaseUsage, Utilization
 from experiments.records import EpochSummary, JobCounters, PassSummary
 from experiments.report import RunReport, print_report, write_report
+from experiments.spec_sections import CostSpec
+from experiments.stalls import CauseTotal, StallSummary
+
+PRICES = prices_for(CostSpec())
 
 TRAIN = PassSummary(
     samples=1438,
@@ -125,6 +131,34 @@ def test_a_failed_run_says_why_in_words_as_they_are():
     assert "reason: ReadTimeoutError: batch [bold]7[/bold]" in text
     assert "note: n1" in text
     assert "accuracy" not in text
+
+
+def test_top5_stalls_and_costs_are_a_line_each_where_they_are_known():
+    plain = printed(report())
+    assert "top-5" not in plain
+    assert "waited for" not in plain
+    assert "cost" not in plain
+    stalls = StallSummary(45, 3, 1.25, {"decode": CauseTotal(1, 0.25), "cold_start": CauseTotal(2, 1.0)})
+    val = replace(VAL, top5_accuracy=0.999, stalls=StallSummary(12, 1, 0.5, {"decode": CauseTotal(1, 0.5)}))
+    epochs = (EpochSummary(0, replace(TRAIN, stalls=stalls), val),)
+    bill = bill_of(epochs, cost=CostSpec(machine="g4dn.xlarge"), executor=None, wall_s=3600.0, prices=PRICES)
+    text = printed(report(epochs=epochs, bill=bill))
+    assert "validation accuracy 0.9812, top-5 0.9990" in text
+    assert "waited for: cold start 1.00 s, decode 0.75 s" in text
+    assert "cost 0.526 USD: training machine 0.526 USD" in text
+
+
+def test_the_first_batch_is_counted_from_the_start_of_the_run():
+    start = PhaseUsage(None, "start", 2.5, 3, {}, None, None)
+    assert report(utilization=Utilization(1.0, 3, 0.0, (start,))).first_batch_s == 3.0
+    assert report().first_batch_s is None
+
+
+def test_settings_that_json_does_not_have_are_told_by_name(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(report(loader_settings={"workers": 2, "collate": max, "size": None}), path)
+    told = json.loads(path.read_text())["loader_settings"]
+    assert told == {"workers": 2, "collate": "<built-in function max>", "size": None}
 
 
 def test_without_validation_data_that_is_said():

@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments.monitoring.monitor import UTILIZATION_COLUMNS
 from experiments.monitoring.process_groups import GROUPS
 from experiments.records import StepRecord
+from experiments.reporting.run_words import STALL_CAUSES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 
@@ -26,3 +27,7 @@ def test_the_steps_columns():
 
 def test_the_utilisations_columns_and_subjects():
     assert first_cells("Utilisation") == {*UTILIZATION_COLUMNS, *GROUPS, "gpu"} - {"subject"}
+
+
+def test_the_causes_of_stalls_are_those_that_a_page_explains():
+    assert first_cells("Stalls") - {"cause"} == STALL_CAUSES.keys()

@@ -131,7 +131,20 @@ def test_a_name_that_is_an_attack_is_text(finished):
 
 
 def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
-    counts = {"pass", "images", "steps", "phase", "what", "value", "how", "epoch"}
+    counts = {
+        "pass",
+        "stalled",
+        "cause",
+        "the trainer waited since",
+        "what helps",
+        "images",
+        "steps",
+        "phase",
+        "what",
+        "value",
+        "how",
+        "epoch",
+    }
     units = (
         "s",
         "images/s",
@@ -238,15 +251,16 @@ def test_stalls_are_shown_by_cause(directory):
     for epoch in epochs:
         causes = {"cold_start": {"steps": 1, "wait_s": 0.25}, "strange_one": {"steps": 1, "wait_s": 0.5}}
         epoch["train"] |= {"wall_s": 2.0, "wait_s": 1.0}
+        epoch["val"]["stalls"] = None
         epoch["train"]["stalls"] = {"steps": 4, "stalled": 2, "wait_s": 0.75, "causes": causes}
     change(directory, epochs=epochs)
     page = page_of(directory)
     table = page.table("Stalls by cause")
     assert table.head[-4:] == ["cold starts", "strange ones", "all stallss", "all stalls% of time"]
     assert table.rows[0] == ["1 train", "4", "2", "50.0", "0.250", "0.500", "0.750", "37.5"]
-    assert page.table("What the causes mean").rows == [
-        ["cold start", "functions, or the job itself, were starting"]
-    ]
+    ((cause, meaning, remedy),) = page.table("What the causes mean").rows
+    assert (cause, meaning) == ("cold start", "functions, or the job itself, were starting")
+    assert "superdl warm" in remedy
     assert sum("by cause" in caption for caption in page.figures) == 1
 
 
