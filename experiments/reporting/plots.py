@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from experiments.reporting.charts import Chart, Series, Stack
 
@@ -54,6 +55,8 @@ _WIDTH_IN = 8.2
 _ROW_IN = 3.0
 _BAR_IN = 0.34
 _LINE_WIDTH = 1.4
+_ROOM = 1.25
+"""So much higher than what is drawn is a plot with marks."""
 _FEW = 25
 """A line of so many points at most shows each of them."""
 _GROUP = 0.8
@@ -114,16 +117,24 @@ def draw(charts: Sequence[Chart], *, alt: str, identity: str, columns: int = 1, 
             for row in range(rows)
         )
         figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, sharey=alike)
-        for place, chart in itertools.zip_longest(axes.flat, charts):
-            if chart is None:
-                place.set_axis_off()
-            else:
-                _draw_on(place, chart, names_in_row=max(1, 4 // columns))
+        _fill(figure, charts, rows=rows, columns=columns, alike=alike)
         file = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=nothing, transparent=True)
     return _inline(file.getvalue(), alt, identity)
+
+
+def _fill(figure: Figure, charts: Sequence[Chart], *, rows: int, columns: int, alike: bool) -> None:
+    """Draw each chart at its place, then set the scales: of charts that are alike they follow from all."""
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=alike).flat)
+    for place, chart in itertools.zip_longest(axes, charts):
+        if chart is None:
+            place.set_axis_off()
+        else:
+            _draw_on(place, chart, names_in_row=max(1, 4 // columns))
+    for place, chart in zip(axes, charts, strict=False):
+        if not isinstance(chart, Bars):
+            _scale(place, chart)
 
 
 def _height_in(chart: Chart) -> float:
@@ -229,7 +240,7 @@ def _draw_lines(axes: Axes, chart: Lines) -> None:
         if line.marked or len(line.xs) <= _FEW:
             look |= {"marker": marker, "markersize": 5, "markerfacecolor": "#ffffff" if index % 2 else colour}
         axes.plot(line.xs, ys, label=line.name, **look)
-    _finish(axes, chart)
+    _label(axes, chart)
 
 
 def _draw_stack(axes: Axes, chart: Stack) -> None:
@@ -247,17 +258,20 @@ def _draw_stack(axes: Axes, chart: Stack) -> None:
             axes.fill_between(edges, low, high, step="post", linewidth=0.5, **look)
         base = top
     axes.grid(visible=False, axis="x")
-    _finish(axes, chart)
+    _label(axes, chart)
 
 
-def _finish(axes: Axes, chart: Lines | Stack) -> None:
+def _label(axes: Axes, chart: Lines | Stack) -> None:
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
-    axes.set_ylim(bottom=0, top=chart.top)
     if chart.whole:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    if chart.marks and chart.top is None:  # room for their names above what is shown
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
+
+
+def _scale(axes: Axes, chart: Lines | Stack) -> None:
+    """From zero up to what is drawn, with room for marks' names; and the marks."""
+    top = axes.get_ylim()[1] if chart.top is None else chart.top
+    axes.set_ylim(0, top * _ROOM if chart.marks and chart.top is None else top)
     for mark in chart.marks:
         axes.axvline(mark.x, color="#000000", linewidth=0.8, linestyle=(0, (2, 2)))
         axes.annotate(

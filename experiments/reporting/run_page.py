@@ -106,7 +106,8 @@ def _time(page: Page, run: RunFiles) -> None:
     page.paragraph(
         "Only what the trainer waits slows it. The other seconds overlap: workers read ahead and functions "
         "fetch and decode ahead while a step computes, several at once, so their sums may be larger than the "
-        "time of the pass. Found and missed are samples at the first look into the cache."
+        "time of the pass. Reading is out of the cache and writing into it; found and missed are samples at "
+        "the first look into it."
     )
     page.table(data_time_table(run))
     charts = step_charts(run)

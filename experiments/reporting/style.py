@@ -12,7 +12,7 @@ main { max-width: 1000px; margin: 0 auto; padding: 24px 30px 60px; }
 h1 { font-size: 26px; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 19px; margin: 36px 0 8px; padding-top: 10px; border-top: 2px solid #1c1c1c; }
 p { margin: 8px 0; max-width: 76ch; overflow-wrap: anywhere; }
-.subtitle { color: #555; margin-top: 0; }
+.subtitle { color: #555; margin-top: 0; max-width: 110ch; }
 .small, figcaption { font-size: 13px; color: #444; max-width: 100ch; }
 .note { border-left: 4px solid #1c1c1c; background: #f4f4f4; padding: 8px 12px; }
 .points { padding-left: 20px; max-width: 88ch; }
@@ -25,7 +25,7 @@ thead th { vertical-align: bottom; border-bottom: 1.5px solid #1c1c1c; font-weig
 tbody th { font-weight: 400; white-space: nowrap; }
 th:first-child, td:first-child, .words { text-align: left; }
 td.words { overflow-wrap: anywhere; }
-.unit { display: block; font-weight: 400; color: #555; }
+.unit { display: block; white-space: nowrap; font-weight: 400; color: #555; }
 .absent { color: #777; }
 .total th, .total td { border-top: 1.5px solid #1c1c1c; border-bottom: none; font-weight: 600; }
 h3 { font-size: 13.5px; margin: 14px 0 6px; }

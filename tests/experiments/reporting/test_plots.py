@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
-from experiments.reporting.plots import draw
+from experiments.reporting.plots import _fill, draw
 from super_wire.errors import ConfigError
 
 BARS = Bars(
@@ -71,6 +72,25 @@ def test_the_words_for_a_plot_are_escaped():
 
 def test_names_that_look_like_formulas_or_lack_letters_are_drawn():
     draw([Bars("$x^", "$\\frac$", ("$", "名前"), (Series("_{", (1.0, 2.0)),))], alt="", identity="p1")
+
+
+def test_charts_that_are_alike_show_all_of_the_highest():
+    from matplotlib.figure import Figure
+
+    high = Stack("high", "x", "y", (0.0, 1.0), (Series("a", (3.0, 90.0)),), end=2.0)
+    figure = Figure()
+    _fill(figure, [STACK, high], rows=1, columns=2, alike=True)
+    assert [axes.get_ylim() for axes in figure.axes] == [(0.0, pytest.approx(94.5))] * 2
+
+
+def test_names_of_marks_have_room_above_what_is_drawn():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    _fill(figure, [LINES, replace(LINES, marks=(), top=5.0)], rows=2, columns=1, alike=False)
+    drawn, fixed = (axes.get_ylim()[1] for axes in figure.axes)
+    assert drawn > 1.25
+    assert fixed == 5.0
 
 
 def test_settings_of_the_process_are_left_as_they_were_and_have_no_part(monkeypatch):
