@@ -160,7 +160,8 @@ def print_costs(costs: TrainingCosts, console: Console) -> None:
     console.print(table)
     console.print(
         f"price ratio {costs.price_ratio:.2f} x time ratio {costs.time_ratio:.2f}: training costs "
-        f"{costs.cost_ratio:.2f} of what it did before, at {1 / costs.time_ratio:.2f} times the speed"
+        f"{costs.cost_ratio:.2f} of what it did before, at {1 / costs.time_ratio:.2f} times the speed",
+        soft_wrap=True,
     )
 
 

@@ -145,6 +145,8 @@ def _environment(host: LocalHost, environment: Mapping[str, str]) -> dict[str, s
     own.setdefault("PYTHONUNBUFFERED", "1")  # else lines come late through a pipe
     width = shutil.get_terminal_size((_COLUMNS, 0)).columns - len(f"[{host.name}] ")
     own.setdefault("COLUMNS", str(max(40, width)))
+    if host.threads:
+        own.setdefault("OMP_NUM_THREADS", str(host.threads))
     if host.gpus is not None:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(host.gpus)
     return own

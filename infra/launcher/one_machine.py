@@ -36,12 +36,14 @@ class LocalHost:
         trains: whether it trains; else it preprocesses.
         cores: the numbers of those that all its processes are held to; ``None`` for the machine's.
         gpus: its GPUs, as ``CUDA_VISIBLE_DEVICES`` has them; ``None`` for the machine's.
+        threads: of each of its numeric libraries, where hosts that train share cores; 0 for their own choice.
     """
 
     address: str
     trains: bool
     cores: frozenset[int] | None = None
     gpus: tuple[str, ...] | None = None
+    threads: int = 0
 
     @property
     def name(self) -> str:
@@ -88,10 +90,12 @@ def local_hosts(
     addresses = [f"127.0.0.{_FIRST + number}" for number in range(data + training)]
     _check(addresses)
     divided = _divided(gpus, training)
+    # As torchrun does for the ranks of one host: threads that wait for one another by spinning want cores.
+    threads = max(1, len(rest or cores) // training) if training > 1 and not training_cores else 0
     return (
         *(LocalHost(addresses[n], trains=False, cores=own or rest) for n, own in enumerate(datas)),
         *(
-            LocalHost(addresses[data + n], trains=True, cores=own or rest, gpus=divided[n])
+            LocalHost(addresses[data + n], trains=True, cores=own or rest, gpus=divided[n], threads=threads)
             for n, own in enumerate(trains)
         ),
     )

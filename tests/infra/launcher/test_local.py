@@ -76,6 +76,17 @@ class TestShares:
         assert seen(2, ["0"]) == [None, None]
         assert seen(1, ["0", "1"]) == [None]
 
+    def test_hosts_that_share_cores_share_their_threads_too(self):
+        def threads(training, **told):
+            told = {"data_cores": 0, "training_cores": 0, **told}
+            hosts = local_hosts(1, training, **told, cores=range(8), gpus=())
+            return [host.threads for host in hosts]
+
+        assert threads(2) == [0, 4, 4]
+        assert threads(2, data_cores=2) == [0, 3, 3]
+        assert threads(2, training_cores=2) == [0, 0, 0], "they see their own cores"
+        assert threads(1) == [0, 0]
+
     def test_ports_are_different_ones(self):
         ports = free_ports([LocalHost("127.0.0.2", trains=True), LocalHost("127.0.0.3", trains=False)])
         assert len(set(ports.values())) == len(ports) == 5
