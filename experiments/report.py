@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from experiments.bill import RunBill
     from experiments.monitoring import Utilization
     from experiments.records import EpochSummary, PassSummary
+    from experiments.step_times import StepTime
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
 
@@ -72,6 +73,7 @@ class RunReport:
     ranks: int = 1
     strategy: str | None = None
     precision: str | None = None
+    step_times: tuple[StepTime, ...] = ()
 
     @property
     def val_accuracy(self) -> float | None:

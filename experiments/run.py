@@ -24,12 +24,16 @@ from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.ranks import join_ranks, place_of
 from experiments.row_log import RowLog
+from experiments.run_checkpoints import checkpoints_of, go_on
 from experiments.run_state import RunState, say
 from experiments.stalls import STALL_COLUMNS, stall_rows
 from experiments.step_log import StepLog
 from experiments.step_modules import shipped_steps_allowed
+from experiments.step_times import StepTimes
 from experiments.tensorboard_log import TensorBoardLog
 from experiments.training import Listener, Trainer
+from experiments.training.best_copy import bring_best, check_best_to
+from experiments.training.stopping import StopRequest
 from experiments.training.strategies import strategy_name
 from experiments.weights import load_weights
 from super_wire.errors import ConfigError
@@ -88,9 +92,10 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 def _train(state: RunState, console: Console) -> None:
     spec, ranks = state.spec, state.ranks
     seed_everything(spec.seed)
-    if spec.training.threads is not None:
-        torch.set_num_threads(spec.training.threads)
     with ExitStack() as stack:
+        if spec.training.threads is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(spec.training.threads)
         stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.executor = executor_of(spec)
         monitor = _monitor(state, stack)
@@ -118,7 +123,10 @@ def _train(state: RunState, console: Console) -> None:
             f"{len(state.classes)} classes, device {state.device.type}"
             + (f", {ranks.place.replicas} ranks" if ranks.several else ""),
         )
-        Trainer(
+        check_best_to(spec.training, validates=val is not None and spec.training.validate_every > 0)
+        checkpoints = checkpoints_of(state, len(train))
+        stop = stack.enter_context(StopRequest(ranks))
+        trainer = Trainer(
             _model(state, console),
             train,
             val,
@@ -131,7 +139,15 @@ def _train(state: RunState, console: Console) -> None:
             listeners=[monitor, *_listeners(state, console, stack)],
             gauge=monitor,
             tell_stalls=_stall_log(state, stack),
-        ).fit()
+            checkpoints=checkpoints,
+            stop=stop,
+        )
+        if spec.training.resume is not None:
+            go_on(state, trainer, len(train), checkpoints, console)
+        trainer.fit()
+        if spec.training.best_to is not None and checkpoints is not None and ranks.leads:
+            where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
+            state.notes.append(f"the best checkpoint is in {where}")
 
 
 def _model(state: RunState, console: Console) -> nn.Module:
@@ -199,6 +215,9 @@ def _listeners(state: RunState, console: Console, stack: ExitStack) -> list[List
     steps = StepLog(state.directory, state.file_name("steps"))
     stack.callback(steps.close)
     listeners: list[Listener] = [state, steps]
+    if state.spec.training.print_every is not None:
+        state.step_times = StepTimes(state.spec.training.print_every, lambda line: say(console, line))
+        listeners.append(state.step_times)
     if not state.ranks.leads:
         return listeners
     try:

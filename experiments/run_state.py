@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from experiments.ranks import Ranks
     from experiments.records import EpochSummary
     from experiments.spec import Spec
+    from experiments.step_times import StepTimes
 
 __all__ = ["RunState", "say"]
 
@@ -81,6 +82,7 @@ class RunState:
     monitor: UtilizationMonitor | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
     manifest: Manifest | None = None
+    step_times: StepTimes | None = None
     wall_s: float | None = None
 
     def begin(self) -> None:
@@ -145,6 +147,7 @@ class RunState:
                 wall_s=wall_s,
                 prices=self.prices,
             ),
+            step_times=() if self.step_times is None else tuple(self.step_times.times),
             ranks=self.ranks.place.replicas,
             strategy=strategy_name(self.spec.training.strategy, self.ranks.place),
             precision=str(compute_type(self.spec.training.precision, self.device)).removeprefix("torch."),

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from experiments.loaders.places import CountedPlace
 from experiments.records import JobCounters
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -124,6 +125,7 @@ class DecodingLoader:
         classes: their names.
         sample_count: samples of the split, all ranks together.
         settings: what it was opened with, for the report.
+        tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
         pads: whether this rank's last sample is only there to make ranks equally long.
 
     """
@@ -136,8 +138,10 @@ class DecodingLoader:
         classes: Sequence[str],
         sample_count: int,
         settings: Mapping[str, object],
+        tell_epoch: Callable[[int], None] | None = None,
         pads: bool = False,
     ) -> None:
+        self._place = CountedPlace({"samples": sample_count, "batches": length}, tell_epoch)
         self._pads = pads
         self._batches: DataLoader[Any] | None = batches
         self._length = length
@@ -167,14 +171,29 @@ class DecodingLoader:
         """How many batches an epoch has; none once it is closed."""
         return 0 if self._batches is None else self._length
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next."""
+        self._place.set_epoch(epoch)
+
+    def state_dict(self, batches: int) -> dict[str, Any]:
+        """The place after so many batches of the latest iteration."""
+        return self._place.state_dict(batches)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration at ``state``."""
+        self._place.load_state_dict(state)
+
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch."""
         if self._batches is None:
             raise RuntimeError("the loader is closed")
+        dropped = self._place.begin()
         for count, (images, labels, figures) in enumerate(self._batches, 1):
             self._fetch_s += figures.fetch_s
             self._decode_s += figures.decode_s
             self._samples += len(labels)
+            if count <= dropped:
+                continue
             last = self._pads and count == self._length
             yield images, labels, _last_is_padding(figures, len(labels)) if last else figures
 

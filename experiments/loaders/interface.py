@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -81,6 +81,20 @@ class Loader(JobStatsSource, Protocol):
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next iteration begins; a place in it that was just loaded stays."""
+
+    def state_dict(self, batches: int) -> dict[str, Any]:
+        """The place after so many batches of the latest iteration, as plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin at a place that any rank's loader told.
+
+        Raises:
+            ConfigError: it is a place in other batches than this loader's.
+
+        """
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch."""

@@ -101,6 +101,15 @@ class _SuperLoader:
     def __len__(self) -> int:
         return len(self._sampler)
 
+    def set_epoch(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self, batches: int) -> dict[str, Any]:
+        return self._sampler.state_dict(batches_consumed=batches)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
             raise RuntimeError("the loader is closed")

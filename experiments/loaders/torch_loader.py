@@ -58,6 +58,10 @@ class EpochSampler(Sampler[tuple[int, int]]):
         """How many samples this rank has."""
         return len(self._indices)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next."""
+        self._epoch = epoch - 1
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Begin the next epoch."""
         self._epoch += 1
@@ -99,6 +103,7 @@ def open_torch(request: LoaderRequest) -> Loader:
         "persistent_workers": request.loader.num_workers > 0,
         "pin_memory": request.pin_memory,
     }
+    sampler = epoch_sampler(dataset, request)
     batches: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=request.loader.batch_size,
@@ -118,5 +123,6 @@ def open_torch(request: LoaderRequest) -> Loader:
             "reads": "objects by boto3" if samples.bucket.startswith("s3://") else "files",
             "documentation": _DOCUMENTATION,
         },
+        tell_epoch=sampler.set_epoch,
         pads=pads(len(samples), request),
     )

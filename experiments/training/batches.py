@@ -5,14 +5,14 @@ What is done with them is left to `experiments.training.loop`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from experiments.loaders.interface import Batch, Loader
     from experiments.ranks import Ranks
@@ -23,8 +23,13 @@ __all__ = ["Batches"]
 class Batches:
     """The steps of an epoch over one loader, and where it stands."""
 
-    def __init__(self, loader: Loader, split: str, ranks: Ranks, steps: int | None) -> None:
-        """Agree with the other ranks on the number of steps: ``steps``, else the least that a rank has."""
+    def __init__(
+        self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
+    ) -> None:
+        """Agree with the other ranks on the number of steps: ``steps``, else the least that a rank has.
+
+        ``passes`` of the loader count as done.
+        """
         self._loader = loader
         self._split = split
         self._several = ranks.several
@@ -34,12 +39,27 @@ class Batches:
         self.steps = steps
         self.step = 0
         """How many of the epoch have been given out."""
+        self._passes = passes  # of the loader, that have begun
+        self._given = 0  # batches of the latest one
         self._iterator: Iterator[Batch] | None = None
 
-    def begin(self, epoch: int) -> None:  # noqa: ARG002  # used when loaders can be told
-        """Begin an epoch."""
-        self.step = 0
+    def begin(self) -> None:
+        """Begin an epoch, unless a state in the middle of it was loaded: that is gone on with."""
+        if self.step == self.steps:
+            self.step = 0
         self._iterator = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batch that was given out last; after the last of an epoch, the next one."""
+        if self.step in (0, self.steps):
+            return {"step": 0, "pass": self._passes, "loader": None}
+        return {"step": self.step, "pass": self._passes - 1, "loader": self._loader.state_dict(self._given)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a place; see `Loader.load_state_dict`."""
+        self.step, self._passes = int(state["step"]), int(state["pass"])
+        if state["loader"] is not None:
+            self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
         """The next step's batch; None after the last.
@@ -59,10 +79,14 @@ class Batches:
             )
         if batch is not None:
             self.step += 1
+            self._given += 1
         return batch
 
     def _begin(self) -> Batch | None:
         """Have the loader begin a pass; what it draws by chance is drawn from a copy of torch's state."""
+        self._loader.set_epoch(self._passes)
+        self._passes += 1
+        self._given = 0
         with torch.random.fork_rng(devices=[]):
             self._iterator = iter(self._loader)
             return next(self._iterator, None)

@@ -19,17 +19,21 @@ from experiments.records import EpochSummary, JobMeter, PassSummary, PassTotals,
 from experiments.spec_sections import TrainingSpec
 from experiments.stalls import StallMeter
 from experiments.training.batches import Batches
+from experiments.training.chance import chance_of, restore_chance
+from experiments.training.checkpoints import BEST, LAST, Checkpoint
 from experiments.training.precision import compute_type
 from experiments.training.steps import GpuGauge, HeldStep, record_of, take_step
-from experiments.training.strategies import make_strategy, strategy_name
+from experiments.training.stopping import StopRequest, Terminated
+from experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from experiments.loaders.interface import Loader
+    from experiments.loaders.interface import Batch, Loader
     from experiments.spec_sections import OptimizerSpec
     from experiments.stalls import StalledStep
+    from experiments.training.checkpoints import Checkpoints
 
 __all__ = ["Listener", "Trainer"]
 
@@ -53,7 +57,7 @@ class Listener(Protocol):
 class Trainer:
     """A model, its optimiser and the two loaders, trained epoch by epoch."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of a run, all but three by name
         self,
         model: nn.Module,
         train: Loader,
@@ -68,11 +72,14 @@ class Trainer:
         listeners: Sequence[Listener] = (),
         gauge: GpuGauge | None = None,
         tell_stalls: Callable[[Sequence[StalledStep]], None] = lambda _: None,
+        checkpoints: Checkpoints | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         """Spread the model, make the optimiser and its one-cycle schedule over all epochs.
 
         ``one_job`` says that a loader's counters are of all ranks, as SUPER's are, and not of its own.
         ``tell_stalls`` gets the steps of each pass that waited for data, once the pass has ended.
+        ``checkpoints`` keeps them as often as ``training`` says; ``stop`` may end training after any step.
 
         Raises:
             ConfigError: the training loader has no batch, or the strategy is not for so many ranks.
@@ -88,6 +95,10 @@ class Trainer:
         self._listeners = listeners
         self._gauge = gauge
         self._one_job = one_job
+        self._checkpoints = checkpoints
+        self._stop = stop or StopRequest(Ranks(Place()))
+        self._first_epoch = 0
+        self._best: float | None = None
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": JobMeter(train)}
         self._stalls = {"train": StallMeter(train, self._ranks.place.rank)}
@@ -109,8 +120,89 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train all epochs, validating as often as the spec says."""
-        return tuple(self._epoch(epoch) for epoch in range(self._epochs))
+        """Train all epochs, or those that a checkpoint leaves, validating as often as the spec says.
+
+        Raises:
+            Terminated: the process was asked to end; the checkpoint has the last step.
+
+        """
+        self._stop.begin()
+        summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
+        self._stop.end()
+        return summaries
+
+    def resume(self, checkpoint: Checkpoint) -> str:
+        """Go on from a checkpoint with the next `fit`; returns a line about where that is.
+
+        Raises:
+            ConfigError: nothing is left to train, or the loader cannot go on there.
+
+        """
+        if checkpoint.epoch >= self._epochs:
+            raise ConfigError(
+                f"training.resume: all {self._epochs} epochs were trained already, and a one-cycle schedule "
+                "has an end; its weights are taken by model.weights"
+            )
+        load_state(self._strategy.model, self._optimizer, checkpoint.model, checkpoint.optimizer)
+        self._schedule.load_state_dict(checkpoint.schedule)
+        self._batches.load_state_dict(checkpoint.batches)
+        self._first_epoch, self._best = checkpoint.epoch, checkpoint.best
+        same = restore_chance(checkpoint.chance, self._device, self._ranks)
+        line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
+        if self._batches.step:
+            line += ": the training figures of that epoch are of the rest of it"
+        return line if same else f"{line}; chance begins anew, since there are other ranks than before"
+
+    def _checkpoint(self, epoch: int) -> Checkpoint | None:
+        """The present state, for rank 0; all ranks take part. ``epoch`` is to be gone on with."""
+        if self._checkpoints is None:
+            return None
+        model, optimizer = whole_state(self._strategy.model, self._optimizer)
+        chance = chance_of(self._device, self._ranks)
+        if not self._ranks.leads:
+            return None
+        return Checkpoint(
+            facts=self._checkpoints.facts,
+            spec_digest=self._checkpoints.spec_digest,
+            epoch=epoch,
+            batches=self._batches.state_dict(),
+            best=self._best,
+            model=model,
+            optimizer=optimizer,
+            schedule=self._schedule.state_dict(),
+            chance=chance,
+        )
+
+    def _keep(self, epoch: int, *names: str) -> None:
+        """Write a checkpoint, on rank 0."""
+        checkpoint = self._checkpoint(epoch)
+        if self._checkpoints is not None and checkpoint is not None:
+            for name in names:
+                self._checkpoints.write(name, checkpoint)
+
+    def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
+        """Keep what the spec asks for after an epoch: the last one, the best one."""
+        names = []
+        every = self._training.checkpoint_every
+        if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
+            names.append(LAST)
+        if validated is not None and (self._best is None or validated.accuracy > self._best):
+            self._best = validated.accuracy
+            names.append(BEST)
+        if names and self._checkpoints is not None:
+            self._keep(epoch + 1, *names)
+
+    def _after_step(self, epoch: int) -> None:
+        """Keep a checkpoint where one is due in mid-epoch, and stop if that was asked for."""
+        every = self._training.checkpoint_steps
+        step, ends = self._batches.step, self._batches.step == self._batches.steps
+        stop = self._stop.due()
+        if self._checkpoints is not None and not ends and (stop or (every is not None and step % every == 0)):
+            self._keep(epoch, LAST)
+        if stop:
+            if self._checkpoints is not None and ends:
+                self._keep(epoch + 1, LAST)
+            raise Terminated
 
     def _epoch(self, epoch: int) -> EpochSummary:
         self._strategy.model.train()
@@ -118,6 +210,7 @@ class Trainer:
         self._strategy.settle()
         every = self._training.validate_every
         validated = self._validate(epoch) if every > 0 and (epoch + 1) % every == 0 else None
+        self._keep_epoch(epoch, validated)
         summary = EpochSummary(epoch, trained, validated)
         for listener in self._listeners:
             listener.on_epoch_end(summary)
@@ -128,7 +221,7 @@ class Trainer:
             return None
         self._strategy.evaluated.eval()
         with torch.inference_mode():
-            return self._pass(epoch, "val", Batches(self._val, "val", self._ranks, None))
+            return self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
 
     def _pass(self, epoch: int, split: str, batches: Batches) -> PassSummary:
         """Run over the batches of an epoch."""
@@ -138,25 +231,32 @@ class Trainer:
         held: list[HeldStep] = []
         most_held = min(self._training.print_every or _STEPS_HELD, _STEPS_HELD)
         pass_start_s = step_start_s = time.perf_counter()
-        batches.begin(epoch)
-        while (batch := batches.next()) is not None:
-            wait_s = time.perf_counter() - step_start_s
-            held.append(
-                take_step(
-                    self._strategy,
-                    batch,
-                    self._device,
-                    self._update if split == "train" else None,
-                    step=batches.step - 1,
-                    wait_s=wait_s,
-                    gpu=None if self._gauge is None else self._gauge.last_gpu,
-                )
-            )
-            if len(held) == most_held:
-                self._release(epoch, split, held, totals)
-            step_start_s = time.perf_counter()
+        batches.begin()
+        try:
+            while (batch := batches.next()) is not None:
+                wait_s = time.perf_counter() - step_start_s
+                held.append(self._step(split, batches.step - 1, batch, wait_s))
+                if len(held) == most_held:
+                    self._release(epoch, split, held, totals)
+                if split == "train":
+                    self._after_step(epoch)
+                step_start_s = time.perf_counter()
+        except Terminated:
+            self._release(epoch, split, held, totals)
+            raise
         self._release(epoch, split, held, totals)
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
+
+    def _step(self, split: str, step: int, batch: Batch, wait_s: float) -> HeldStep:
+        return take_step(
+            self._strategy,
+            batch,
+            self._device,
+            self._update if split == "train" else None,
+            step=step,
+            wait_s=wait_s,
+            gpu=None if self._gauge is None else self._gauge.last_gpu,
+        )
 
     def _update(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,81 @@
+"""What a run's checkpoints are of, and how a run goes on from another's.
+
+The files are left to `experiments.training.checkpoints`, the states in them to `experiments.training.loop`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from experiments.run_state import say
+from experiments.training.checkpoints import FOLDER, Checkpoints, read_checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.run_state import RunState
+    from experiments.spec import Spec
+    from experiments.training import Trainer
+
+__all__ = ["checkpoints_of", "go_on"]
+
+
+def _facts(state: RunState, batches: int) -> dict[str, Any]:
+    """What decides whether a run can go on from another's checkpoint; the same on all ranks."""
+    spec, ranks = state.spec, state.ranks
+    return {
+        "model.name": spec.model.name,
+        "recipe.crop": spec.recipe.crop,
+        "classes": len(state.classes),
+        "digest of the classes": _digest(list(state.classes)),
+        "training images": state.train_samples,
+        "seed": spec.seed,
+        "epochs": spec.epochs,
+        "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([batches])[0]),
+        "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.place.replicas,
+    }
+
+
+def checkpoints_of(state: RunState, batches: int) -> Checkpoints | None:
+    """The keeper of checkpoints, if the spec asks for any."""
+    training = state.spec.training
+    if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
+        return None
+    return Checkpoints(state.directory / FOLDER, _facts(state, batches), _spec_digest(state.spec))
+
+
+def _spec_digest(spec: Spec) -> str:
+    """Of all that a resumed run has the same, if it is resumed as it was."""
+    mapping = spec.to_mapping()
+    for name in ("name", "output", "device"):
+        del mapping[name]
+    del mapping["training"]["resume"]
+    return _digest(mapping)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def go_on(
+    state: RunState, trainer: Trainer, batches: int, checkpoints: Checkpoints | None, console: Console
+) -> None:
+    """Have ``trainer`` go on from the checkpoint that the spec names, and say so.
+
+    Raises:
+        ConfigError: there is none, it is damaged, or it is of another training.
+
+    """
+    place = str(state.spec.training.resume)
+    checkpoint, path = read_checkpoint(place, state.ranks)
+    checkpoint.check(_facts(state, batches), place)
+    notes = [f"{place}: {trainer.resume(checkpoint)}"]
+    if checkpoint.spec_digest != _spec_digest(state.spec):
+        notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
+    if checkpoints is not None and state.ranks.leads:
+        checkpoints.take_best_of(path)
+    for note in notes:
+        state.notes.append(note)
+        say(console, note)

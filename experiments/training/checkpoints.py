@@ -1,0 +1,185 @@
+"""Checkpoints: files that hold all that a run needs to go on, written whole or not at all.
+
+They are read with ``weights_only``, so that nothing in them is run. What goes into them is gathered by
+`experiments.training.loop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from experiments.ranks import Ranks
+
+__all__ = ["BEST", "CHECKPOINT_FORMAT", "FOLDER", "LAST", "Checkpoint", "Checkpoints", "read_checkpoint"]
+
+CHECKPOINT_FORMAT = 1
+FOLDER = "checkpoints"
+LAST, BEST = "last.pt", "best.pt"
+_KINDS = {
+    "facts": dict,
+    "spec_digest": str,
+    "epoch": int,
+    "batches": dict,
+    "best": float | None,
+    "model": dict,
+    "optimizer": dict,
+    "schedule": dict,
+    "chance": dict,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run between two steps.
+
+    ``facts`` decide whether another run can go on from it, ``epoch`` is the one to go on with, ``batches``
+    the place in it, ``best`` the best validation accuracy until then.
+    """
+
+    facts: dict[str, Any]
+    spec_digest: str
+    epoch: int
+    batches: dict[str, Any]
+    best: float | None
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    chance: dict[str, Any]
+
+    def check(self, facts: Mapping[str, Any], place: str) -> None:
+        """See that a run with ``facts`` can go on from it.
+
+        Raises:
+            ConfigError: it is of another one; the message names what differs.
+
+        """
+        differ = [
+            f"{name} is {self.facts.get(name)!r} there and {value!r} here"
+            for name, value in facts.items()
+            if self.facts.get(name) != value
+        ]
+        if differ:
+            raise ConfigError(
+                f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)}. Set the "
+                "spec as it was, or leave training.resume out to begin anew (model.weights takes the weights "
+                "alone)"
+            )
+
+
+class Checkpoints:
+    """The checkpoints of one run; rank 0 has the files."""
+
+    def __init__(self, directory: Path, facts: Mapping[str, Any], spec_digest: str) -> None:
+        """Keep them in ``directory``, which is made with the first of them."""
+        self.directory = directory
+        self.facts = dict(facts)
+        self.spec_digest = spec_digest
+
+    @property
+    def best(self) -> Path:
+        """Where the best is, if there is one."""
+        return self.directory / BEST
+
+    def write(self, file_name: str, checkpoint: Checkpoint) -> None:
+        """Write one whole, in place of the one of that name.
+
+        Raises:
+            ConfigError: it cannot be written.
+
+        """
+        content = {name: getattr(checkpoint, name) for name in _KINDS}
+        with _in_place_of(self.directory / file_name) as file:
+            torch.save({"format": CHECKPOINT_FORMAT, **content}, file)
+
+    def take_best_of(self, resumed: Path) -> None:
+        """Have the best of the run that this one goes on from, until there is a better one."""
+        theirs = resumed.parent / BEST
+        if theirs.is_file() and theirs.resolve() != self.best.resolve():
+            with theirs.open("rb") as source, _in_place_of(self.best) as file:
+                shutil.copyfileobj(source, file)
+
+
+@contextlib.contextmanager
+def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of ``path`` when it is whole and on the disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            Path(partial).replace(path)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # torch.save makes the one out of the other
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"the checkpoint {path} cannot be written: {reason}; make room, or set output to another place"
+        ) from error
+
+
+def read_checkpoint(place: str, ranks: Ranks) -> tuple[Checkpoint, Path]:
+    """Read a checkpoint, of a file or of a run's directory (its last one), on rank 0 for all ranks.
+
+    Raises:
+        ConfigError: there is none, or it is damaged or something else.
+
+    """
+    path = Path(place).expanduser()
+    if ranks.leads:
+        path = _file_of(path)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
+    else:
+        content = None
+    return _parsed(ranks.bytes_of_first(content), place), path
+
+
+def _file_of(path: Path) -> Path:
+    candidates = [path, path / FOLDER / LAST, path / LAST]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(
+        f"training.resume: there is no checkpoint at {path}: name a file, or the directory of a run that "
+        "kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
+    )
+
+
+def _parsed(content: bytes, place: str) -> Checkpoint:
+    try:
+        loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes it raise whatever there is
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"training.resume: {place} is damaged, or no checkpoint: {reason}") from error
+    if not isinstance(loaded, dict) or "format" not in loaded:
+        raise ConfigError(
+            f"training.resume: {place} is no checkpoint of a run; model.weights takes weights alone"
+        )
+    if loaded["format"] != CHECKPOINT_FORMAT:
+        raise ConfigError(
+            f"training.resume: {place} has format {loaded['format']!r}, and this version of SUPER reads "
+            f"{CHECKPOINT_FORMAT}: resume with the version that wrote it"
+        )
+    wrong = [name for name, kind in _KINDS.items() if not isinstance(loaded.get(name), kind)]
+    if wrong:
+        raise ConfigError(f"training.resume: {place} is no whole checkpoint: it lacks {', '.join(wrong)}")
+    return Checkpoint(**{name: loaded[name] for name in _KINDS})

@@ -1,0 +1,267 @@
+"""Runs that stop and go on: the same steps, the same losses, the same weights as one that never stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.data import make_digits
+from experiments.ranks import Place, Ranks
+from experiments.run import run
+from experiments.spec import Spec, load_spec
+from experiments.step_log import StepLog
+from experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from experiments.report import RunReport
+
+EVERY = ("training.checkpoint_every=1",)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five images of each digit for training, two for validation."""
+    whole = make_digits(tmp_path_factory.mktemp("whole") / "digits")
+    few = tmp_path_factory.mktemp("few")
+    for split, count in (("train", 5), ("val", 2)):
+        for folder in sorted((whole / split).iterdir()):
+            (few / split / folder.name).mkdir(parents=True)
+            for path in sorted(folder.iterdir())[:count]:
+                (few / split / folder.name / path.name).write_bytes(path.read_bytes())
+    return few
+
+
+def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
+    return load_spec(
+        "digits",
+        [
+            "epochs=3",
+            "loader.kind=torch",
+            "loader.num_workers=0",
+            "loader.batch_size=8",
+            "training.threads=1",
+            f"data.train={digits / 'train'}",
+            f"data.val={digits / 'val'}",
+            f"output={output}",
+            *overrides,
+        ],
+    )
+
+
+def done(spec: Spec) -> RunReport:
+    return run(spec, console=Console(file=io.StringIO(), width=100))
+
+
+def steps_of(directory: Path) -> list[tuple[Any, ...]]:
+    lines = (directory / "steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    return [(step["epoch"], step["split"], step["step"], step["batch_id"], step["loss"]) for step in steps]
+
+
+def the_run(output: Path) -> Path:
+    (made,) = output.iterdir()
+    return made
+
+
+def state_in(directory: Path, name: str = "last.pt") -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(directory / "checkpoints" / name, weights_only=True)
+    return state
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
+    write, seen = StepLog.on_steps, []
+
+    def asked(self, steps):
+        write(self, steps)
+        seen.extend(steps)
+        if len(seen) >= count and len(seen) - len(steps) < count:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(StepLog, "on_steps", asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("torch", "small_cnn"),
+        ("super", "small_cnn"),
+        pytest.param("torch", "vit_mini", marks=pytest.mark.slow),
+        pytest.param("super-threads", "resnet18", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_was_ended_in_mid_epoch_goes_on_as_if_it_had_not_been(
+    digits, tmp_path, monkeypatch, kind, model
+):
+    about = (f"loader.kind={kind}", f"model.name={model}", "training.print_every=1", *EVERY)
+    whole = done(spec_of(digits, tmp_path / "whole", *about))
+    with monkeypatch.context() as patch:
+        interrupted_after(7 + 3 + 2, patch)  # training and validation of an epoch, two steps of the next
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            done(spec_of(digits, tmp_path / "first", *about))
+    first = the_run(tmp_path / "first")
+    assert json.loads((first / "report.json").read_text())["status"] == "interrupted"
+    rest = done(spec_of(digits, tmp_path / "rest", *about, f"training.resume={first}"))
+    steps = steps_of(the_run(tmp_path / "whole"))
+    assert steps_of(first) + steps_of(the_run(tmp_path / "rest")) == steps
+    assert (len(steps), rest.val_accuracy) == (30, whole.val_accuracy)
+    ends = [state_in(the_run(tmp_path / name)) for name in ("whole", "rest")]
+    assert same(*({**end, "spec_digest": ""} for end in ends))
+    (note,) = [note for note in rest.notes if "going on" in note]
+    assert "going on from epoch 2, step 3: the training figures of that epoch are of the rest" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "super"])
+def test_epochs_of_so_many_steps_go_on_too(digits, tmp_path, kind):
+    """Nine steps of a loader that has seven batches, kept after the fourth and the eighth."""
+    about = (f"loader.kind={kind}", "epochs=2", "training.steps_per_epoch=9", "training.validate_every=0")
+    whole = spec_of(digits, tmp_path / "whole", *about, "training.checkpoint_steps=4")
+    done(whole)
+    directory = the_run(tmp_path / "whole")
+    steps = steps_of(directory)
+    assert [step[:3] for step in steps] == [(epoch, "train", step) for epoch in (0, 1) for step in range(9)]
+    assert len({step[3] for step in steps}) == 18, "each pass of the loader has another order"
+    assert state_in(directory)["epoch"] == 2
+    kept: list[Path] = []
+
+    def keep_all(self, file_name, checkpoint):
+        write(self, file_name, checkpoint)
+        kept.append(tmp_path / f"{len(kept)}.pt")
+        kept[-1].write_bytes((self.directory / file_name).read_bytes())
+
+    write = Checkpoints.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "write", keep_all)
+        done(spec_of(digits, tmp_path / "again", *about, "training.checkpoint_steps=4"))
+    assert len(kept) == 6
+    for number, (path, at) in enumerate(zip(kept[:5], (4, 8, 9, 13, 17), strict=True)):
+        output = tmp_path / f"from{number}"
+        done(spec_of(digits, output, *about, f"training.resume={path}"))
+        assert steps_of(the_run(output)) == steps[at:]
+
+
+def test_the_best_checkpoint_is_kept_and_brought_along(digits, tmp_path):
+    report = done(spec_of(digits, tmp_path / "runs", *EVERY, f"training.best_to={tmp_path / 'shelf'}"))
+    first = the_run(tmp_path / "runs")
+    accuracies = [epoch.val.accuracy for epoch in report.epochs]
+    best = state_in(first, "best.pt")
+    assert best["best"] == max(accuracies)
+    assert best["epoch"] == accuracies.index(max(accuracies)) + 1
+    brought = tmp_path / "shelf" / first.name / "best.pt"
+    assert brought.read_bytes() == (first / "checkpoints" / "best.pt").read_bytes()
+    assert f"the best checkpoint is in {brought}" in report.notes
+    assert sorted(path.name for path in (first / "checkpoints").iterdir()) == ["best.pt", "last.pt"]
+
+    # Weights of a checkpoint serve as pretrained ones.
+    weights = f"model.weights={brought}"
+    assert done(spec_of(digits, tmp_path / "tuned", "epochs=1", weights)).status == "finished"
+
+
+def test_a_checkpoint_of_another_training_is_refused_by_name(digits, tmp_path):
+    done(spec_of(digits, tmp_path / "runs", "epochs=2", *EVERY))
+    resume = f"training.resume={the_run(tmp_path / 'runs')}"
+    with pytest.raises(ConfigError, match="all 2 epochs were trained already"):
+        done(spec_of(digits, tmp_path / "refused", resume, "epochs=2"))
+    with pytest.raises(ConfigError) as caught:
+        done(spec_of(digits, tmp_path / "refused", resume, "model.name=vit_mini", "loader.batch_size=4"))
+    for told in (
+        "model.name is 'small_cnn' there and 'vit_mini' here",
+        "images of a step (loader.batch_size times ranks) is 8 there and 4 here",
+        "epochs is 2 there and 3 here",
+    ):
+        assert told in str(caught.value)
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+    alone = Ranks(Place())
+
+    def refused(place: Path) -> str:
+        with pytest.raises(ConfigError) as caught:
+            read_checkpoint(str(place), alone)
+        return str(caught.value)
+
+    assert "there is no checkpoint at" in refused(tmp_path / "absent")
+    assert "there is no checkpoint at" in refused(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", {"seed": 0}, "")
+    weights = {"weight": torch.zeros(9999)}
+    checkpoints.write("last.pt", Checkpoint({}, "", 1, {}, None, weights, {}, {}, {}))
+    whole = tmp_path / "checkpoints" / "last.pt"
+    checkpoint, path = read_checkpoint(str(tmp_path), alone)
+    assert (checkpoint.epoch, path) == (1, whole)
+
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(whole.read_bytes()[:-1000])
+    assert "is damaged, or no checkpoint" in refused(damaged)
+    torch.save(weights, damaged)
+    assert "is no checkpoint of a run; model.weights takes weights alone" in refused(damaged)
+    torch.save(torch.load(whole, weights_only=True) | {"format": 99}, damaged)
+    assert "has format 99" in refused(damaged)
+    torch.save({"format": 1, "epoch": 0}, damaged)
+    assert "is no whole checkpoint: it lacks facts, spec_digest" in refused(damaged)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {}, "")
+    checkpoints.write("last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {}))
+    before = (tmp_path / "last.pt").read_bytes()
+    with pytest.raises(TypeError):
+        checkpoints.write("last.pt", Checkpoint({}, "", 2, {"lock": threading.Lock()}, None, {}, {}, {}, {}))
+    assert (tmp_path / "last.pt").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"last\.pt cannot be written: .*; make room, or set output"):
+        Checkpoints(tmp_path / "file", {}, "").write(
+            "last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {})
+        )
+
+
+def test_the_best_cannot_be_told_without_validation(digits, tmp_path):
+    with pytest.raises(ConfigError, match="which checkpoint is the best is told by validation"):
+        done(spec_of(digits, tmp_path / "runs", "training.best_to=shelf", "data.val=null"))
+    with pytest.raises(
+        ConfigError, match=r"training\.best_to is s3://bucket/prefix or a directory, not 'gs:"
+    ):
+        done(spec_of(digits, tmp_path / "runs", "training.best_to=gs://bucket/prefix"))
+
+
+@pytest.mark.slow
+def test_a_loader_of_another_kind_goes_on_at_the_end_of_an_epoch_only(digits, tmp_path):
+    about = ("epochs=2", "training.checkpoint_steps=3", "training.validate_every=0")
+    write, kept = Checkpoints.write, []
+
+    def keep_all(self, file_name, checkpoint):
+        write(self, file_name, checkpoint)
+        kept.append(tmp_path / f"{len(kept)}.pt")
+        kept[-1].write_bytes((self.directory / file_name).read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "write", keep_all)
+        done(spec_of(digits, tmp_path / "runs", *about))
+    threads = ("loader.kind=super-threads", "epochs=2", "training.validate_every=0")
+    with pytest.raises(ConfigError, match=r"no state of a SuperSampler"):
+        done(spec_of(digits, tmp_path / "middle", *threads, f"training.resume={kept[0]}"))
+    report = done(spec_of(digits, tmp_path / "end", *threads, f"training.resume={kept[2]}"))
+    assert [epoch.epoch for epoch in report.epochs] == [1]
+    assert any("the spec is another one" in note for note in report.notes)
