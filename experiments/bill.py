@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from coordinator.price_table import load_prices
-from experiments.records import JobCounters
+from experiments.job_counters import JobCounters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,8 @@ from super_wire.errors import CoordinatorError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from experiments.records import JobStatsSource, StepRecord
+    from experiments.job_counters import JobStatsSource
+    from experiments.records import StepRecord
 
 __all__ = [
     "STALL_COLUMNS",

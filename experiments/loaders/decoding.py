@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from experiments.job_counters import JobCounters
 from experiments.loaders.places import CountedPlace
-from experiments.records import JobCounters
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from experiments.records import JobStatsSource
+from experiments.job_counters import JobStatsSource
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from experiments.job_counters import JobStats
     from experiments.loaders.interface import Batch, Loader, LoaderRequest
-    from experiments.records import JobStats
     from experiments.spec_sections import RecipeSpec
     from sampler import SuperSampler
     from super_dataset import Recipe, SuperDataset

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from experiments.device import synchronise
+from experiments.job_counters import JobMeter
 from experiments.ranks import Place, Ranks
-from experiments.records import EpochSummary, JobMeter, PassSummary, PassTotals, StepRecord
+from experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
 from experiments.spec_sections import TrainingSpec
 from experiments.stalls import StallMeter
 from experiments.training.batches import Batches

@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.core.ledger import Ledger
 from experiments.bill import RunBill, bill_of, prices_for
-from experiments.records import EpochSummary, JobCounters, PassTotals
+from experiments.job_counters import JobCounters
+from experiments.records import EpochSummary, PassTotals
 from experiments.spec_sections import CostSpec
 from super_wire.errors import ConfigError
 

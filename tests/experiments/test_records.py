@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from experiments.records import JobCounters, JobMeter, PassTotals, StepRecord
+from experiments.job_counters import JobCounters, JobMeter
+from experiments.records import PassTotals, StepRecord
 from experiments.strict_json import strict_json
 from super_wire.errors import CoordinatorUnreachableError
 

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from experiments.bill import bill_of, prices_for
+from experiments.job_counters import JobCounters
 from experiments.monitoring import PhaseUsage, Utilization
-from experiments.records import EpochSummary, JobCounters, PassSummary
+from experiments.records import EpochSummary, PassSummary
 from experiments.report import RunReport, print_report, write_report
 from experiments.spec_sections import CostSpec
 from experiments.stalls import CauseTotal, StallSummary

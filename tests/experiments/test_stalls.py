@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.records import JobCounters, StepRecord
+from experiments.job_counters import JobCounters
+from experiments.records import StepRecord
 from experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
 from super_wire.errors import CoordinatorError
 
