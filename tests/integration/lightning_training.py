@@ -10,14 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
+from experiments.torchvision_operators import declare_operators
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import GLOBAL_BATCH, SEED, Batch, Stopped, code_of, named, write_down
+
+declare_operators()  # Lightning's metrics import torchvision where there is one
+import lightning.pytorch as pl  # noqa: E402  # after that
 
 
 class Classifier(pl.LightningModule):

@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -25,6 +24,7 @@ from tests.integration.lightning_training import (
     Classifier,
     Validated,
     data_loader,
+    pl,
     super_loader,
 )
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import default_convert
 
@@ -53,7 +52,6 @@ def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
     info = batch_info(ref_and_read[1], None)
     assert info.to("meta", non_blocking=True) is info
     assert send_to_device([info], "meta") == [info]
-    assert move_data_to_device([info], "meta") == [info]
     (converted,) = apply_to_collection([info], dtype=torch.Tensor, function=torch.Tensor.half)
     assert all(getattr(converted, item.name) is not None for item in fields(info))
 
