@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -118,6 +119,15 @@ def test_two_ranks_share_an_epoch_in_equal_batches(kind, training, directory, pl
         assert marked == [[], [min(known.values(), key=str.encode)]], "53 images: the first comes again"
     for loader in loaders:
         loader.close()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ALL)
+def test_workers_that_are_not_forked_can_be_handed_the_dataset(kind, training, directory, place):
+    batches = opened(kind, directory, place, training=training)._batches
+    dataset, collate = pickle.loads(pickle.dumps((batches.dataset, batches.collate_fn)))
+    assert type(dataset) is type(batches.dataset)
+    assert collate is not None
 
 
 @pytest.mark.parametrize("kind", ALL)
