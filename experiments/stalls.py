@@ -28,6 +28,7 @@ __all__ = [
     "cause_of",
     "is_stalled",
     "stall_rows",
+    "stall_summary",
 ]
 
 _log = logging.getLogger(__name__)
@@ -123,12 +124,7 @@ class StallMeter:
         self._ask()
         steps, known = self._steps, self._known
         self._steps, self._known = 0, []
-        causes: dict[str, list[float]] = {}
-        for stall in known:
-            causes.setdefault(stall.cause, []).append(stall.wait_s)
-        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
-        longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
-        return StallSummary(steps, len(known), sum(one.wait_s for one in known), longest_first), known
+        return stall_summary([(stall.cause, stall.wait_s) for stall in known], steps), known
 
     def _ask(self) -> None:
         told = self._told() if self._missed else {}
@@ -153,6 +149,16 @@ class StallMeter:
             _log.warning("the coordinator did not tell why batches stalled: %s", error)
             return {}
         return {(stall.epoch, stall.position): stall.cause for stall in recent if stall.rank == self._rank}
+
+
+def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSummary:
+    """Sum cause and seconds of each stalled step of a pass up, which had so many steps in all."""
+    causes: dict[str, list[float]] = {}
+    for cause, wait_s in stalls:
+        causes.setdefault(cause, []).append(wait_s)
+    totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
+    longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
+    return StallSummary(steps, len(stalls), sum(wait_s for _, wait_s in stalls), longest_first)
 
 
 def stall_rows(stalls: Iterable[StalledStep]) -> list[dict[str, object]]:

@@ -58,7 +58,7 @@ _LINE_WIDTH = 1.4
 _ROOM = 1.25
 """So much higher than what is drawn is a plot with marks."""
 _FEW = 25
-"""A line of so many points at most shows each of them."""
+"""A line of so many points at most shows each of them; of a longer one so many are marked."""
 _GROUP = 0.8
 """Share of a category's room that its bars take."""
 _OTHERS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
@@ -239,6 +239,7 @@ def _draw_lines(axes: Axes, chart: Lines) -> None:
         look: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": _LINE_WIDTH}
         if line.marked or len(line.xs) <= _FEW:
             look |= {"marker": marker, "markersize": 5, "markerfacecolor": "#ffffff" if index % 2 else colour}
+            look["markevery"] = -(-len(line.xs) // _FEW) or 1
         axes.plot(line.xs, ys, label=line.name, **look)
     _label(axes, chart)
 

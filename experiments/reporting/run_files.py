@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.records import PassTotals, StepRecord
+from experiments.stalls import stall_summary
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class StepColumns:
 class Pass(NamedTuple):
     """A pass over a split and its figures, as `experiments.records.PassSummary` names them.
 
-    ``complete`` is False for one that has not come to its end: its figures are of the steps that were
-    written, and what is of the whole job is absent.
+    ``complete`` is False for one that has not come to its end. The figures of a pass that no report has are
+    of the steps that were written; what is of the whole job is absent.
     """
 
     epoch: int
@@ -64,7 +65,7 @@ class Pass(NamedTuple):
     @property
     def name(self) -> str:
         """As tables name it; epochs are counted from 1 for people."""
-        return f"{self.epoch + 1} {self.split}" + ("" if self.complete else " (not finished)")
+        return f"{self.epoch + 1} {self.split}" + ("" if self.complete else ", in part")
 
     @property
     def wait_share(self) -> float | None:
@@ -154,7 +155,7 @@ def read_run(directory: Path) -> RunFiles:
         manifest=_mapping(directory / "manifest.json", troubles),
         steps=steps,
         usage_by_rank=_usage_by_rank(directory, troubles),
-        passes=tuple(_passes(report, steps)),
+        passes=tuple(_passes(report, steps, _stalls(directory / "stalls.jsonl", troubles))),
         troubles=tuple(troubles),
     )
 
@@ -229,17 +230,38 @@ def _usage(path: Path, troubles: list[str]) -> Iterator[UsageRow]:
             yield UsageRow(**{name: row.get(name) for name in UsageRow._fields})  # type: ignore[arg-type]  # as it was written
 
 
-def _passes(report: dict[str, Any] | None, steps: dict[tuple[int, str], StepColumns]) -> Iterator[Pass]:
-    """All passes in order; those that no report has, from their steps."""
+def _passes(
+    report: dict[str, Any] | None,
+    steps: dict[tuple[int, str], StepColumns],
+    stalls: dict[tuple[int, str], list[tuple[str, float]]],
+) -> Iterator[Pass]:
+    """All passes in order; those that no report has, from their steps.
+
+    Steps are written as they are done, and all of a pass at its end: one that another follows is complete.
+    """
     told: dict[tuple[int, str], dict[str, Any]] = {}
     for epoch in (report or {}).get("epochs", ()):
         for split in ("train", "val"):
             if epoch.get(split) is not None:
                 told[epoch["epoch"], split] = epoch[split]
-    for key in sorted(told.keys() | steps.keys(), key=lambda one: (one[0], one[1] != "train")):
+    keys = sorted(told.keys() | steps.keys(), key=lambda one: (one[0], one[1] != "train"))
+    for key in keys:
         if key in told:
             yield Pass(*key, told[key], complete=True)
-        else:
-            columns = steps[key]
-            figures = columns.totals.summary(columns.ended_at_s - columns.begun_at_s, None)
-            yield Pass(*key, asdict(figures), complete=False)
+            continue
+        columns, complete = steps[key], key != keys[-1]
+        summary = columns.totals.summary(
+            columns.ended_at_s - columns.begun_at_s,
+            None,
+            stall_summary(stalls.get(key, []), len(columns.total_s)) if complete else None,
+        )
+        yield Pass(*key, asdict(summary), complete)
+
+
+def _stalls(path: Path, troubles: list[str]) -> dict[tuple[int, str], list[tuple[str, float]]]:
+    """Cause and seconds of each stalled step, by pass."""
+    found: dict[tuple[int, str], list[tuple[str, float]]] = {}
+    for row in _rows(path, troubles):
+        if {"epoch", "split", "cause", "wait_s"} <= row.keys():
+            found.setdefault((row["epoch"], row["split"]), []).append((row["cause"], row["wait_s"]))
+    return found

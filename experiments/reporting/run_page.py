@@ -137,7 +137,7 @@ def _stalls(page: Page, run: RunFiles) -> None:
     page.heading("Why the trainer waited")
     table = stalls_table(run)
     if table is None:
-        page.paragraph("Causes of stalls are not in the files of this run.")
+        page.paragraph("Its files do not tell: stalls are summed up at the end of a pass.")
         return
     page.paragraph(
         "A step stalled if the trainer waited for more than a twentieth of its time. Each stalled step has "

@@ -22,22 +22,23 @@ _POINTS = 80
 _TIMES = 240
 _LEAST_S = 0.5
 _NAMED = 12
-"""So many passes at most have their names in a plot over time."""
+"""So many epochs at most have a bar, or their names in a plot over time."""
 _GIB = 2**30
 _GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
 
 
-def speed_charts(run: RunFiles) -> list[Bars]:
+def speed_charts(run: RunFiles) -> list[Bars | Lines]:
     """Images per second of each epoch, training and validation each on a scale of its own."""
-    charts = []
+    charts: list[Bars | Lines] = []
     for split, title in (("train", "Training"), ("val", "Validation")):
         told = [one for one in run.passes if one.split == split]
-        if told:
-            series = (Series(title, _of(told, "images_per_s")),)
+        speeds, label = _of(told, "images_per_s"), "images per second"
+        if len(told) > _NAMED:
+            line = Line(title, tuple(float(one.epoch + 1) for one in told), speeds)
+            charts.append(Lines(title, "epoch", label, (line,), whole=True))
+        elif told:
             epochs = tuple(str(one.epoch + 1) for one in told)
-            charts.append(
-                Bars(title, "images per second", epochs, series, "epoch", numbered=len(told) <= _NAMED)
-            )
+            charts.append(Bars(title, label, epochs, (Series(title, speeds),), "epoch"))
     return charts
 
 
@@ -103,7 +104,7 @@ def _step_chart(one: Pass, steps: StepColumns) -> Stack:
     xs, layers = thinned(range(len(columns)), [waits, computes, rests], _POINTS)
     names = ("waiting for data", "computing", "other")
     return Stack(
-        f"Epoch {one.epoch + 1}" + ("" if one.complete else " (not finished)"),
+        f"Epoch {one.epoch + 1}" + ("" if one.complete else ", in part"),
         "step",
         "time of a step (ms)",
         tuple(float(x) for x in xs),

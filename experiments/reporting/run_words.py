@@ -84,7 +84,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
     if run.report is None:
         return "It left no report:", (
             f"its manifest says {run.status}, so it goes on, or was killed. What follows is added up from "
-            "the steps that it wrote."
+            f"the steps that it wrote, of {epochs} and what came after."
             if run.trained
             else f"its manifest says {run.status}, so it goes on, or was killed, and no step was written."
         )

@@ -197,11 +197,12 @@ def test_an_interrupted_run_without_a_whole_epoch_has_its_steps(directory):
     page = page_of(directory)
     assert "It was interrupted after 0 of 2 epochs" in said(page)
     (row,) = page.table("Passes over the data").rows
-    assert row[:3] == ["1 train (not finished)", "16", "2"]
+    assert row[:3] == ["1 train, in part", "16", "2"]
     assert page.figures[2].startswith("What the steps")
 
 
-def test_a_killed_run_has_a_page_without_a_report(directory):
+def test_a_killed_run_has_a_page_without_a_report(finished, directory):
+    whole_stalls = [row[:3] for row in whole_page(finished).table("Stalls by cause").rows]
     (directory / "report.json").unlink()
     manifest = json.loads((directory / "manifest.json").read_text())
     (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
@@ -212,11 +213,14 @@ def test_a_killed_run_has_a_page_without_a_report(directory):
     assert "It left no report: its manifest says running, so it goes on, or was killed." in said(page)
     assert "steps.jsonl has 1 line(s) that are no rows" in page.text
     assert "not reckoned, since there is no report" in said(page)
+    assert "of 2 epochs and what came after" in said(page)
     assert [row[:3] for row in page.table("Passes over the data").rows] == [
-        [f"{epoch} {split} (not finished)", count, steps]
-        for epoch in (1, 2)
-        for split, count, steps in (("train", "24", "3"), ("val", "8", "1"))
+        ["1 train", "24", "3"],
+        ["1 val", "8", "1"],
+        ["2 train", "24", "3"],
+        ["2 val, in part", "8", "1"],
     ]
+    assert [row[:3] for row in page.table("Stalls by cause").rows] == whole_stalls[:-1]
     assert page.table("Machine and versions").rows
 
 

@@ -202,6 +202,11 @@ def test_speed_has_a_chart_for_each_split():
     ]
 
 
+def test_the_speed_of_many_epochs_is_a_line():
+    (chart,) = speed_charts(a_run(*(one_pass(epoch) for epoch in range(13))))
+    assert (chart.lines[0].xs[-1], len(chart.lines[0].ys)) == (13.0, 13)
+
+
 def test_stalls_are_stacked_by_cause_over_epochs():
     def stalls(**waits: float) -> dict[str, object]:
         return {"causes": {name: {"steps": 1, "wait_s": wait_s} for name, wait_s in waits.items()}}
