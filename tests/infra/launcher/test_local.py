@@ -180,3 +180,24 @@ def test_what_does_not_fit_is_refused_before_anything_starts(options, why, capsy
 def test_a_run_without_a_command_is_refused(capsys):
     assert main(["--training-hosts", "2"]) == 2
     assert "the training command comes after --" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_spec_is_trained_by_two_hosts(hosts, images, tmp_path):
+    sets = {
+        "epochs": 1,
+        "data.train": images,
+        "loader.batch_size": 16,
+        "recipe.resize": 32,
+        "recipe.crop": 24,
+        "output": tmp_path / "runs",
+    }
+    hosts.start_local(
+        *("-m", "superdl.main", "run", "digits"),
+        *(word for name, value in sets.items() for word in ("--set", f"{name}={value}")),
+        options=("--training-hosts=2", "--executor=local", "--cache-bytes=64mb"),
+    )
+    assert hosts.codes() == {LOCAL: 0}, hosts.said(LOCAL)
+    [report] = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/report.json")]
+    assert (report["status"], report["ranks"], report["strategy"]) == ("finished", 2, "ddp")
+    assert hosts.left() == []
