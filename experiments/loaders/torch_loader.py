@@ -103,7 +103,6 @@ def open_torch(request: LoaderRequest) -> Loader:
         "persistent_workers": request.loader.num_workers > 0,
         "pin_memory": request.pin_memory,
     }
-    sampler = epoch_sampler(dataset, request)
     batches: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=request.loader.batch_size,
