@@ -17,6 +17,7 @@ from experiments.reporting.run_plots import (
     speed_charts,
     stalls_chart,
     step_charts,
+    step_times_chart,
     usage_charts,
 )
 from experiments.reporting.run_tables import (
@@ -29,6 +30,7 @@ from experiments.reporting.run_tables import (
     processors_table,
     stalls_table,
     status_table,
+    step_times_table,
 )
 from experiments.reporting.run_words import verdict
 
@@ -123,6 +125,10 @@ def _time(page: Page, run: RunFiles) -> None:
             columns=len(charts),
             alike=len(charts) > 1,
         )
+    times, chart = step_times_table(run), step_times_chart(run)
+    if times is not None and chart is not None:
+        page.table(times)
+        page.plot("Means over the steps since the one before, waiting and all else with it.", [chart])
     table = status_table(run)
     if table is not None:
         page.paragraph(

@@ -8,14 +8,22 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
-from experiments.reporting.run_words import STALL_CAUSES, stalls_of
+from experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from experiments.reporting.run_files import Pass, RunFiles, StepColumns
 
-__all__ = ["cost_chart", "learning_charts", "speed_charts", "stalls_chart", "step_charts", "usage_charts"]
+__all__ = [
+    "cost_chart",
+    "learning_charts",
+    "speed_charts",
+    "stalls_chart",
+    "step_charts",
+    "step_times_chart",
+    "usage_charts",
+]
 
 _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
@@ -112,6 +120,18 @@ def _step_chart(one: Pass, steps: StepColumns) -> Stack:
         end=float(len(columns)),
         whole=True,
     )
+
+
+def step_times_chart(run: RunFiles) -> Lines | None:
+    """Mean step times as they were printed, of the epochs shown; None where none were asked for."""
+    by_epoch = step_times_by_epoch(run)
+    if not by_epoch:
+        return None
+    lines = [
+        Line(f"epoch {epoch + 1}", tuple(map(float, times)), tuple(1000 * value for value in times.values()))
+        for epoch, times in by_epoch.items()
+    ]
+    return Lines("Mean step time", "step of the epoch", "time of a step (ms)", tuple(lines), whole=True)
 
 
 def stalls_chart(run: RunFiles) -> Stack | None:

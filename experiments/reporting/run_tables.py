@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.page import Column, Table, table_of
 from experiments.reporting.quantities import ABSENT, aligned, count, number, share, size
-from experiments.reporting.run_words import STALL_CAUSES, stalls_of
+from experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,10 +23,11 @@ __all__ = [
     "processors_table",
     "stalls_table",
     "status_table",
+    "step_times_table",
 ]
 
 _GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
-_ROWS = 60
+_ROWS = 40
 """A table has so many rows at most; report.json has all."""
 
 _Cells = tuple[Column, "Sequence[str]"]
@@ -140,6 +141,24 @@ def status_table(run: RunFiles) -> Table | None:
             _ms("each call", [share(one.job.get("status_s"), one.job["status_calls"]) for one in told]),
             _ms("trainer waited", of("status_wait_s")),
             _percents("trainer waited", "% of time", waits),
+        ],
+    )
+
+
+def step_times_table(run: RunFiles) -> Table | None:
+    """Mean step times as they were printed; None where none were asked for."""
+    by_epoch = step_times_by_epoch(run)
+    steps = sorted({step for times in by_epoch.values() for step in times})
+    if not steps:
+        return None
+    return _abridged(
+        "Mean step times",
+        [
+            (Column("up to step", words=True), [str(step) for step in steps]),
+            *(
+                _ms(f"epoch {epoch + 1}", [times.get(step) for step in steps])
+                for epoch, times in by_epoch.items()
+            ),
         ],
     )
 

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
     from experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Cause", "stalls_of", "verdict"]
+__all__ = ["STALL_CAUSES", "Cause", "stalls_of", "step_times_by_epoch", "verdict"]
 
 NO_LIMIT = 0.05
 """Waiting for less of a pass than this is none that matters."""
 LIMIT = 0.2
 """Waiting for more of it than this is what the pass is slow by."""
+
+
+_EPOCHS = 6
+"""So many epochs are shown beside each other: of more, the first and the last."""
 
 
 class Cause(NamedTuple):
@@ -69,18 +73,27 @@ def stalls_of(one: Pass) -> dict[str, float]:
     return dict(sorted(waits.items(), key=lambda item: -item[1]))
 
 
+def step_times_by_epoch(run: RunFiles) -> dict[int, dict[int, float]]:
+    """Mean step times by the step at which they were printed, of the first epochs and the last."""
+    found: dict[int, dict[int, float]] = {}
+    for one in run.known.get("step_times") or ():
+        found.setdefault(one["epoch"], {})[one["step"]] = one["mean_s"]
+    shown = sorted(found)
+    if len(shown) > _EPOCHS:
+        shown = shown[: _EPOCHS // 2] + shown[-_EPOCHS // 2 :]
+    return {epoch: found[epoch] for epoch in shown}
+
+
 def verdict(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first."""
     points = [_outcome(run)]
     if run.trained:
-        points += [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)]
+        points += [_accuracy(run), _throughput(run), *_step_times(run), _waiting(run), _first_batch(run)]
     return [*points, _cost(run), *_bad_samples(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
-    planned = run.spec.get("epochs")
-    done = sum(one.complete for one in run.trained)
-    epochs = count(done, "epoch") if done == planned or planned is None else f"{done} of {planned} epochs"
+    epochs = _epochs(run)
     if run.report is None:
         return "It left no report:", (
             f"its manifest says {run.status}, so it goes on, or was killed. What follows is added up from "
@@ -93,6 +106,15 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
         return "It finished:", f"{took}."
     how = "It was interrupted" if run.status == "interrupted" else "It failed"
     return how, f"after {took}: {run.report.get('reason') or 'no reason is known'}."
+
+
+def _epochs(run: RunFiles) -> str:
+    """How far the run came, and from where, if it went on from another's checkpoint."""
+    planned = run.spec.get("epochs")
+    done = [one.epoch + 1 for one in run.trained if one.complete]
+    if done and done[0] > 1:
+        return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
+    return count(len(done), "epoch") if len(done) == planned else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
@@ -129,6 +151,19 @@ def _throughput(run: RunFiles) -> tuple[str, str]:
         f"{rate(first.figures['images_per_s'], 'images')} in the first epoch, "
         f"{rate(_rate_of(later), 'images')} after it."
     )
+
+
+def _step_times(run: RunFiles) -> list[tuple[str, str]]:
+    told = run.known.get("step_times")
+    if not told:
+        return []
+    last, best = told[-1], min(told, key=lambda one: one["mean_s"])
+    of_last = (
+        f"the mean of {count(last['steps'], 'step')} up to step {last['step']} of epoch {last['epoch'] + 1}"
+    )
+    of_best = f"at step {best['step']} of epoch {best['epoch'] + 1}"
+    said = f"{seconds(last['mean_s'])}, {of_last}; at best {seconds(best['mean_s'])}, {of_best}."
+    return [("Step time:", said)]
 
 
 def _rate_of(passes: Sequence[Pass]) -> float | None:

@@ -14,9 +14,10 @@ from experiments.reporting.run_plots import (
     speed_charts,
     stalls_chart,
     step_charts,
+    step_times_chart,
     usage_charts,
 )
-from experiments.reporting.run_tables import gpus_table, passes_table
+from experiments.reporting.run_tables import gpus_table, passes_table, step_times_table
 from experiments.reporting.run_words import verdict
 
 FIGURES = {
@@ -164,6 +165,13 @@ def test_a_run_that_failed_in_its_second_epoch_says_how_far_it_came():
     assert verdict(run)[0] == ("It failed", "after 1 of 3 epochs in 12.0 s: X: y.")
 
 
+def test_a_run_that_went_on_from_another_says_which_epochs_it_did():
+    run = a_run(one_pass(2), one_pass(3), spec={"epochs": 4})
+    assert verdict(run)[0] == ("It finished:", "epochs 3 to 4 of 4 in 12.0 s.")
+    run = a_run(one_pass(2), status="failed", reason="X: y", spec={"epochs": 4})
+    assert verdict(run)[0] == ("It failed", "after epoch 3 of 4 in 12.0 s: X: y.")
+
+
 def columns(*steps: tuple[float, float, float]) -> StepColumns:
     found = StepColumns()
     for index, (wait_s, compute_s, total_s) in enumerate(steps):
@@ -192,6 +200,27 @@ def test_learning_is_shown_over_epochs_done():
     loss, accuracy = learning_charts(run)
     assert [(line.xs, line.ys) for line in loss.lines] == [((0.5, 1.0), (1.0, 0.75)), ((1.0,), (0.5,))]
     assert [line.ys for line in accuracy.lines] == [(0.0, 25.0), (90.0,)]
+
+
+def printed_times(*times: tuple[int, int, float]) -> list[dict[str, float]]:
+    return [{"epoch": epoch, "step": step, "steps": 10, "mean_s": mean_s} for epoch, step, mean_s in times]
+
+
+def test_step_times_that_were_printed_are_said_listed_and_drawn():
+    run = a_run(one_pass(), step_times=printed_times((0, 10, 2.5), (0, 20, 0.37), (1, 10, 0.88)))
+    assert said(run, "Step time:") == (
+        "880 ms, the mean of 10 steps up to step 10 of epoch 2; at best 370 ms, at step 20 of epoch 1."
+    )
+    assert step_times_table(run).rows == (("10", "2,500", "880"), ("20", "370", "-"))
+    assert [(line.name, line.xs, line.ys) for line in step_times_chart(run).lines] == [
+        ("epoch 1", (10.0, 20.0), (2500.0, 370.0)),
+        ("epoch 2", (10.0,), (880.0,)),
+    ]
+    many = a_run(one_pass(), step_times=printed_times(*((epoch, 10, 1.0) for epoch in range(9))))
+    names = ["epoch 1", "epoch 2", "epoch 3", "epoch 7", "epoch 8", "epoch 9"]
+    assert [column.name for column in step_times_table(many).columns[1:]] == names
+    assert step_times_table(a_run(one_pass())) is None
+    assert step_times_chart(a_run(one_pass())) is None
 
 
 def test_speed_has_a_chart_for_each_split():
@@ -270,11 +299,11 @@ def test_gpus_of_other_ranks_are_lines_and_rows_of_their_own():
 def test_a_table_of_very_many_passes_leaves_its_middle_out():
     table = passes_table(a_run(*(one_pass(epoch) for epoch in range(100))))
     names = [row[0] for row in table.rows]
-    assert (names[0], names[29:32], names[-1], len(names)) == (
+    assert (names[0], names[19:22], names[-1], len(names)) == (
         "1 train",
-        ["30 train", "40 more", "71 train"],
+        ["20 train", "60 more", "81 train"],
         "100 train",
-        61,
+        41,
     )
 
 
