@@ -177,7 +177,8 @@ def _end_all(processes: Sequence[_Process]) -> None:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in ours.items() if name not in _RANK_VARIABLES}
+    kept = {name: value for name, value in ours.items() if name not in _RANK_VARIABLES}
+    return kept | {"PYTHONUNBUFFERED": "1"}  # so that a run that goes on, or was killed, can be looked into
 
 
 def _tail(output: Path) -> str:
