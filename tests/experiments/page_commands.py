@@ -1,0 +1,95 @@
+"""The commands that a page shows: what follows ``$`` in its console blocks, each checked without being run.
+
+``superdl`` and the launcher parse them by their own parsers, and a spec that is named is loaded with what the
+command sets, so that a page cannot name what is no longer there.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from experiments.comparing.arms import arms_of
+from experiments.spec import load_spec
+from infra.launcher import local, submit
+from infra.launcher.options import parse, settings_of
+from superdl.main import _parser as superdl_parser
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["check", "commands_of"]
+
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
+_OTHERS = {"export", "pip", "python3", "tensorboard"}  # what a page may show beside, and is not checked
+
+
+def commands_of(page: str) -> list[str]:
+    """The command lines of a page; those that go on after a backslash are one."""
+    commands = []
+    for block in _BLOCK.findall(page):
+        text = block.replace("\\\n", " ")
+        commands += [line[2:].strip() for line in text.splitlines() if line.startswith("$ ")]
+    return commands
+
+
+def check(command: str) -> list[str]:
+    """Parse a command as it would be; the specs that it runs.
+
+    Raises:
+        ConfigError: an option or a spec is wrong.
+        SystemExit: the same, told by argparse.
+        AssertionError: nobody here knows such a command.
+    """
+    words = shlex.split(command, comments=True)
+    while words and _VARIABLE.fullmatch(words[0]):
+        words = words[1:]
+    if words[:2] == ["taskset", "-c"]:
+        words = words[3:]
+    return list(_specs(words))
+
+
+def _specs(words: Sequence[str]) -> Iterator[str]:
+    if words[0] == "superdl":
+        yield from _superdl(words[1:])
+    elif words[:2] == ["torchrun", "--standalone"]:
+        yield from _module(words[words.index("-m") :])
+    elif words[:3] == ["python", "-m", "infra.launcher.local"]:
+        yield from _launcher(words[3:], own=True)
+    elif words[:3] == ["python", "-m", "infra.launcher"]:
+        yield from _launcher(words[3:], own=False)
+    elif words[:3] == ["python", "-m", "infra.launcher.submit"]:
+        submit._jobs(submit._parser().parse_args(list(words[3:])))
+        yield from _module(words[words.index("--") + 1 :])
+    else:
+        assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
+
+
+def _launcher(words: Sequence[str], *, own: bool) -> Iterator[str]:
+    settings_of(parse(_without_own(words) if own else words))
+    yield from _module(words[words.index("--") + 1 :])
+
+
+def _without_own(words: Sequence[str]) -> list[str]:
+    end = list(words).index("--")
+    _, others = local._parser().parse_known_args(list(words[:end]))
+    return [*others, *words[end:]]
+
+
+def _module(words: Sequence[str]) -> Iterator[str]:
+    assert list(words[:2]) == ["-m", "superdl.main"], words
+    yield from _superdl(words[2:])
+
+
+def _superdl(words: Sequence[str]) -> Iterator[str]:
+    given: argparse.Namespace = superdl_parser(words[0]).parse_args(list(words))
+    if given.command not in ("run", "compare") or getattr(given, "spec", None) is None:
+        return
+    spec = load_spec(given.spec, given.overrides, quick=given.quick)
+    if given.command == "compare":
+        chosen = given.arms and given.arms.split(",")
+        assert len(arms_of(spec, chosen)) > 1
+    yield given.spec

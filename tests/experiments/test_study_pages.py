@@ -1,0 +1,75 @@
+"""Each study has a page that says what it asks and found, and whose commands are commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.spec import load_spec
+from super_wire.errors import ConfigError
+from tests.experiments.page_commands import check, commands_of
+from tests.experiments.test_studies import SPECS, STUDIES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs/experiments"
+HEADINGS = (
+    "What it asks",
+    "How to run it",
+    "What was measured",
+    "What it means",
+    "What has not been measured",
+)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_has_a_page_that_runs_it_both_ways(name):
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert [heading for heading in HEADINGS if heading not in headings] == []
+    commands = [command for command in commands_of(page) if name in check(command)]
+    assert any("--quick" in command for command in commands)
+    assert any("--quick" not in command for command in commands)
+    assert any("infra.launcher" in command for command in commands) or name in (
+        "resnet18_tiny_imagenet",
+        "mnist_split",
+    )
+
+
+@pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
+def test_commands_and_links_of_a_page_lead_somewhere(path):
+    page = path.read_text(encoding="utf-8")
+    for command in commands_of(page):
+        check(command)
+    links = re.findall(r"\]\(([^)#:]+)\)", page)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_index_has_every_spec():
+    page = (PAGES / "README.md").read_text(encoding="utf-8")
+    named = {load_spec(path).name for path in SPECS}
+    assert {name for name in named if f"`{name}`" not in page} == set()
+
+
+def test_a_page_with_a_wrong_command_is_found_out(tmp_path):
+    """The checks above would fail: on an option, a key, a spec or a command that is none."""
+    shown = "```console\n$ superdl run digits \\\n    --quik\nout\n$ cd x  # there\n```\n"
+    assert commands_of(shown) == ["superdl run digits      --quik", "cd x  # there"]
+    for wrong in (
+        "superdl run digits --quik",
+        "superdl run no_such_spec",
+        "superdl run digits --set loader.bach_size=3",
+        "superdl compare mnist_split --arms split,nothing",
+        "python -m infra.launcher.local --data-hots 1 -- -m superdl.main run digits",
+        "python -m infra.launcher.local --data-hosts 1 -- -m superdl.main run digitz",
+        "cd x",
+    ):
+        with pytest.raises((SystemExit, ConfigError, AssertionError)):
+            check(wrong)
+    spec = yaml.safe_load((ROOT / "experiments/specs/digits.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(spec))
+    assert check(f"SUPER_X=1 taskset -c 0 superdl run {tmp_path / 'mine.yaml'} --set epochs=1") == [
+        str(tmp_path / "mine.yaml")
+    ]
