@@ -30,6 +30,8 @@ from experiments.comparing.schedule import Round, rounds_of
 from experiments.comparing.show import print_comparison
 from experiments.data import prepare_data
 from experiments.device import pick_device
+from experiments.environment import describe_environment
+from experiments.hardware import describe_hardware
 from experiments.manifest import Manifest
 from super_wire.errors import ConfigError, SuperError
 
@@ -75,6 +77,7 @@ def compare(
     text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
     (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
     manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
+    state.environment = describe_environment(device) | {"cpu": describe_hardware()["cpu"]}
     _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {state.directory}")
     try:
         _prepare(chosen, console)
@@ -150,7 +153,6 @@ class _State:
         else:
             first = done.measured.runs[0]
             self.settings.setdefault(one.arm, settings_of(first))
-            self.environment = self.environment or dict(first.facts.get("environment") or {})
             figures = round_figures(done.measured, self.spec.compare.warmup_epochs)
             report = RoundReport(one, folder, figures, None)
         self.rounds.append(report)

@@ -66,7 +66,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs=warmup,
         arms=arms,
         rounds=tuple(rounds),
-        notes=tuple(_notes(environments)),
+        notes=(*_notes(environments), *_notes_of_coordinators(runs)),
         spec={},
         environment=first if isinstance(first, dict) else {},
     )
@@ -95,6 +95,16 @@ def _arm(name: str, repeats: Sequence[RunMeasured]) -> ArmReport:
     loader = repeats[0].facts["spec"]["loader"]
     values = {"loader.kind": loader["kind"], "loader.batch_size": loader["batch_size"]}
     return ArmReport(name, values, settings=settings_of(repeats[0]))
+
+
+def _notes_of_coordinators(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
+    """Of what others shared, a run's own samples tell nothing."""
+    named = {name for name, _, run in runs if str(run.facts.get("executor")).startswith("as the coordinator")}
+    return tuple(
+        f"{name} used a coordinator that it did not start: its CPU, and that of its cache and functions, is "
+        "not counted, and its cache held what others had left."
+        for name in sorted(named)
+    )
 
 
 def _notes(environments: Sequence[object]) -> list[str]:

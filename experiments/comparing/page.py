@@ -21,7 +21,7 @@ __all__ = ["comparison_page", "write_page"]
 
 _PLOTTED = ("images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch")
 _PLOTTED_WHOLE = ("decodes_per_image", "cpu_s", "usd", "wall_s", "first_batch_s")
-_MACHINE = ("platform", "usable_cpus", "device", "device_name", "torch_threads", "python")
+_MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def write_page(comparison: Comparison, directory: Path) -> None:

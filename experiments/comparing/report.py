@@ -114,7 +114,9 @@ class Comparison:
             figure.key: {arm.title: self.spread(arm.name, figure.key) for arm in self.arms}
             for figure in FIGURES
         }
-        return (*conclusions(spreads, self.warmup_epochs), *(("Note:", note) for note in self.notes))
+        settings = [("Settings:", text) for text in map(_told_settings, self.arms) if text]
+        notes = [("Note:", note) for note in self.notes]
+        return (*conclusions(spreads, self.warmup_epochs), *settings, *notes)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
@@ -137,6 +139,16 @@ class Comparison:
             else {"median": spread.median, "least": spread.least, "most": spread.most}
             for key, spread in spreads.items()
         }
+
+
+def _told_settings(arm: ArmReport) -> str:
+    """What an arm's loader was given, and what that follows."""
+    given = {name: value for name, value in arm.settings.items() if name != "documentation"}
+    if not given:
+        return ""
+    words = ", ".join(f"{name}={value}" for name, value in given.items())
+    documented = arm.settings.get("documentation")
+    return f"{arm.title} was given {words}" + (f" ({documented})." if documented else ".")
 
 
 def settings_of(run: RunMeasured) -> dict[str, Any]:

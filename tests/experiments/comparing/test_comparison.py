@@ -195,6 +195,7 @@ def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Sig
                 member.kill()
             process.kill()
             process.wait()
+            process.stdout.close()
         assert not [path for path in Path(temporary).rglob("*") if path.is_socket()]
     read = read_comparison(made)
     assert read.status == ("interrupted" if number == signal.SIGINT else "running")
