@@ -1,0 +1,68 @@
+"""Starts a run's ranks as users do, by torchrun and the command itself, and reads what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH_TIMEOUT_S = 150.0
+END_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks ended, and the one directory that they left."""
+
+    code: int
+    errors: str
+    directory: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
+        return report
+
+    def steps(self, rank: int = 0, split: str = "train") -> list[dict[str, Any]]:
+        name = "steps.jsonl" if rank == 0 else f"steps-rank{rank}.jsonl"
+        steps = [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
+        return [step for step in steps if step["split"] == split]
+
+
+def launch(ranks: int, output: Path, *overrides: str, **variables: str) -> Ended:
+    """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(output.parent),
+        **variables,
+    }
+    arguments = [f"--set={override}" for override in (f"output={output}", *overrides)]
+    process = subprocess.Popen(  # our own program
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+            *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
+            *("-m", "superdl.main", "run", "digits", *arguments),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        _, errors = process.communicate(timeout=LAUNCH_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                member.kill()
+            process.communicate(timeout=END_TIMEOUT_S)
+    (directory,) = output.iterdir()
+    return Ended(process.returncode, errors, directory)

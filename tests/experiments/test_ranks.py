@@ -1,0 +1,174 @@
+"""Several ranks of one run: who each is, what they tell one another, and whole runs under torchrun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from experiments.device import pick_device
+from experiments.ranks import Place, Ranks, place_of
+from experiments.run import run
+from experiments.spec import load_spec
+from experiments.training.strategies import strategy_name
+from super_wire.errors import ConfigError
+from tests.experiments.ranks_of_a_run import Ended, launch
+
+TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of plain colours, each image of a shade of its own."""
+    directory = tmp_path_factory.mktemp("colours")
+    for split, count in (("train", TRAIN_PER_CLASS), ("val", VAL_PER_CLASS)):
+        for channel, name in enumerate(("red", "green", "blue")):
+            (directory / split / name).mkdir(parents=True)
+            for index in range(count):
+                colour = [20, 20, 20]
+                colour[channel] = 150 + 3 * index
+                Image.new("RGB", (16, 16), tuple(colour)).save(directory / split / name / f"{index}.png")
+    return directory
+
+
+def about(colours: Path, *more: str) -> list[str]:
+    return [
+        f"data.train={colours / 'train'}",
+        f"data.val={colours / 'val'}",
+        "recipe.resize=16",
+        "recipe.crop=16",
+        "epochs=2",
+        "loader.kind=torch",
+        "loader.num_workers=0",
+        "model.name=vit_mini",  # no batch norm: ranks compute what one process with all of it does
+        "training.precision=float32",
+        "optimizer.lr=0.001",
+        *more,
+    ]
+
+
+def test_the_place_is_read_from_the_environment():
+    assert place_of({}) == Place(0, 1, 0)
+    assert place_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == Place(3, 4, 1)
+    with pytest.raises(ConfigError, match="the variable RANK is a whole number; not 'x'"):
+        place_of({"RANK": "x"})
+    with pytest.raises(ConfigError, match="RANK=4, WORLD_SIZE=4 and LOCAL_RANK=0 name no place"):
+        place_of({"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})
+
+
+def test_a_process_alone_needs_no_other():
+    alone = Ranks(Place())
+    assert alone.sums([1.0, 2.0]) == alone.largest([1.0, 2.0]) == alone.smallest([1.0, 2.0]) == [1.0, 2.0]
+    assert alone.text_of_first("name", lambda: "text") == "text"
+    assert alone.bytes_of_first(b"bytes") == b"bytes"
+    with alone.one_of_each_host_first():
+        alone.barrier()
+
+
+def test_a_strategy_fits_the_ranks():
+    assert strategy_name("auto", Place()) == strategy_name("single", Place()) == "single"
+    assert strategy_name("auto", Place(0, 2, 0)) == "ddp"
+    assert strategy_name("fsdp", Place()) == "fsdp"
+    with pytest.raises(ConfigError, match=r"training\.strategy is single, but there are 2 ranks"):
+        strategy_name("single", Place(0, 2, 0))
+
+
+def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert pick_device("auto", Place(3, 4, 1)) == torch.device("cuda", 1)
+    assert taken == [torch.device("cuda", 1)]
+    assert pick_device("cpu", Place(3, 4, 1)) == torch.device("cpu")
+    assert pick_device("cuda", Place()) == torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"rank 2 is number 2 of its host, which has 2 GPU\(s\)"):
+        pick_device("auto", Place(2, 3, 2))
+
+
+def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):
+    two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4"))
+    assert two.code == 0, two.errors
+    overrides = about(colours, "loader.batch_size=8", "training.threads=1", f"output={tmp_path / 'one'}")
+    report = run(load_spec("digits", overrides), console=Console(quiet=True))
+    one = Ended(0, "", Path(report.directory))
+    assert (two.report["ranks"], two.report["strategy"], one.report["strategy"]) == (2, "ddp", "single")
+    for with_two, with_one in zip(two.report["epochs"], one.report["epochs"], strict=True):
+        for split, samples in (("train", 3 * TRAIN_PER_CLASS), ("val", 3 * VAL_PER_CLASS)):
+            assert with_two[split]["samples"] == with_one[split]["samples"] == samples, "no padding"
+            assert with_two[split]["loss"] == pytest.approx(with_one[split]["loss"], abs=2e-3)
+        assert with_two["val"]["job"]["samples_produced"] == 3 * VAL_PER_CLASS + 1, "padding is decoded"
+    for split in ("train", "val"):
+        steps = [two.steps(rank, split) for rank in (0, 1)]
+        assert len(steps[0]) == len(steps[1]) == len(one.steps(0, split))
+        both = [first["samples"] + second["samples"] for first, second in zip(*steps, strict=True)]
+        assert both == [step["samples"] for step in one.steps(0, split)]
+    of_rank_1 = {path.stem for path in two.directory.glob("*-rank1.jsonl")}
+    assert of_rank_1 == {"steps-rank1", "utilization-rank1", "stalls-rank1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["super", "super-threads"])
+def test_ranks_of_super_train_each_sample_once(colours, tmp_path, kind):
+    both = launch(2, tmp_path / "runs", *about(colours, f"loader.kind={kind}", "loader.batch_size=4"))
+    assert both.code == 0, both.errors
+    for epoch in both.report["epochs"]:
+        assert (epoch["train"]["samples"], epoch["val"]["samples"]) == (36, 15)
+        assert epoch["train"]["job"]["cache_hits"] + epoch["train"]["job"]["cache_misses"] == 36
+    ids = [[step["batch_id"] for step in both.steps(rank)] for rank in (0, 1)]
+    assert not set(ids[0]) & set(ids[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_fsdp_saved_another_strategy_goes_on_with(colours, tmp_path, precision):
+    more = ("epochs=3", "training.checkpoint_every=1", f"training.precision={precision}")
+    sharded = launch(
+        2, tmp_path / "fsdp", *about(colours, "training.strategy=fsdp", "loader.batch_size=4", *more)
+    )
+    assert sharded.code == 0, sharded.errors
+    assert sharded.report["strategy"] == "fsdp"
+    best = sharded.directory / "checkpoints" / "best.pt"
+    state = torch.load(best, weights_only=True)
+    assert state["epoch"] < 3, "the colours are learnt, or unlearnt, before the end"
+    gone_on = {}
+    for name, ranks, strategy, batch in (("one", 1, "auto", 8), ("ddp", 2, "ddp", 4), ("fsdp", 2, "fsdp", 4)):
+        ended = launch(
+            ranks,
+            tmp_path / f"to-{name}",
+            *about(colours, f"training.strategy={strategy}", f"loader.batch_size={batch}", *more),
+            f"training.resume={best}",
+        )
+        assert ended.code == 0, ended.errors
+        gone_on[name] = [epoch["train"]["loss"] for epoch in ended.report["epochs"]]
+        assert len(gone_on[name]) == 3 - state["epoch"]
+    same = [epoch["train"]["loss"] for epoch in sharded.report["epochs"][state["epoch"] :]]
+    assert gone_on["fsdp"] == same, "the same ranks: bit by bit"
+    tolerance = 2e-3 if precision == "float32" else 5e-2
+    assert gone_on["one"] == pytest.approx(same, abs=tolerance)
+    assert gone_on["ddp"] == pytest.approx(same, abs=tolerance)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_others_with_its_reason(colours, tmp_path):
+    """Rank 1 finds a file that is no image; rank 0 waits for it in a collective."""
+    broken = tmp_path / "images"
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (broken / split / name).mkdir(parents=True)
+            for index in range(8):
+                Image.new("RGB", (16, 16), (index, 0, 0)).save(broken / split / name / f"{index}.png")
+    (broken / "val" / "b" / "7.png").write_bytes(b"no image")  # in key order the last one, so that of rank 1
+    ended = launch(2, tmp_path / "runs", *about(broken, "loader.batch_size=4"))
+    assert ended.code == 1
+    report = ended.report
+    assert report["status"] == "failed"
+    assert report["reason"].startswith("OtherRankError: rank 1 failed: ")
+    assert "7.png" in report["reason"]
+    assert len(report["epochs"]) == 0
+    manifest = json.loads((ended.directory / "manifest.json").read_text())
+    assert manifest["status"] == "failed"
