@@ -127,6 +127,7 @@ class DecodingLoader:
         settings: what it was opened with, for the report.
         tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
         pads: whether this rank's last sample is only there to make ranks equally long.
+        requests: for each sample it makes, those to a bucket, which are billed.
 
     """
 
@@ -140,9 +141,11 @@ class DecodingLoader:
         settings: Mapping[str, object],
         tell_epoch: Callable[[int], None] | None = None,
         pads: bool = False,
+        requests: int = 0,
     ) -> None:
         self._place = CountedPlace({"samples": sample_count, "batches": length}, tell_epoch)
         self._pads = pads
+        self._requests = requests
         self._batches: DataLoader[Any] | None = batches
         self._length = length
         self._classes = tuple(classes)
@@ -199,7 +202,12 @@ class DecodingLoader:
 
     def job_stats(self) -> JobCounters:
         """What was decoded until now."""
-        return JobCounters(fetch_s=self._fetch_s, decode_s=self._decode_s, samples_produced=self._samples)
+        return JobCounters(
+            fetch_s=self._fetch_s,
+            decode_s=self._decode_s,
+            samples_produced=self._samples,
+            source_requests=self._requests * self._samples,
+        )
 
     def close(self) -> None:
         """End the workers at once: those of a loader in a reference cycle the collector would end badly."""

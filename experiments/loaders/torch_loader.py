@@ -96,6 +96,7 @@ def open_torch(request: LoaderRequest) -> Loader:
 
     """
     samples = list_samples(request.source, "torch")
+    in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples.bucket))
     sampler = epoch_sampler(dataset, request)
     options: dict[str, Any] = {
@@ -119,9 +120,10 @@ def open_torch(request: LoaderRequest) -> Loader:
             **options,
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",
             "repeated_samples": len(sampler) * request.replicas - len(samples),
-            "reads": "objects by boto3" if samples.bucket.startswith("s3://") else "files",
+            "reads": "objects by boto3" if in_bucket else "files",
             "documentation": _DOCUMENTATION,
         },
         tell_epoch=sampler.set_epoch,
         pads=pads(len(samples), request),
+        requests=int(in_bucket),
     )

@@ -41,6 +41,8 @@ def test_class_folders_of_a_bucket_are_read_as_those_of_a_directory(kind, bucket
     assert (tuple(loader.classes), loader.sample_count) == (("ant", "bee", "cat", "dog"), COUNT)
     for _ in range(2):
         assert counted(keys_of(loader, known)) == counted([list(known.values())])
+    # A converted set was fetched before; who reads the images themselves pays for each, each time.
+    assert loader.job_stats().source_requests == (2 * COUNT if kind == "torch" else 0)
     loader.close()
 
 
