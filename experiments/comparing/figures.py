@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from experiments.comparing.measured import PassMeasured, RoundMeasured, RunMeasured
 
-__all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "round_figures", "spread_of"]
+__all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "mean_by_name", "round_figures", "spread_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class RoundFigures:
 
     Epochs after the warm-up alone are in the first five. Throughput is training images over the time of the
     training passes; of runs at once, over the time from the first one's first epoch to the last one's end.
-    Waiting is the share of all training time. CPU is that of every process, the model's own work with
-    it; outside the trainer is what DataLoader workers, functions, coordinator and cache take, and
-    ``cpu_ms_by_group`` says which of them. ``decodes_per_image`` are the images that were fetched and decoded
-    for all runs together, for each that the set has, training and validation alike. Runs at once have one
-    machine, which is paid once; their cost by epoch is all of it over the epochs of all. The first batch is
-    that of the run which got it last.
+    Waiting is the share of all training time, and ``stall_percent_by_cause`` says why, for steps that
+    stalled. CPU is that of every process, the model's own work with it; outside the trainer is what
+    DataLoader workers, functions, coordinator and cache take, and ``cpu_ms_by_group`` says which of them.
+    ``decodes_per_image`` are the images that were fetched and decoded for all runs together, for each that
+    the set has, training and validation alike. Runs at once have one machine, which is paid once; their cost
+    by epoch is all of it over the epochs of all. The first batch is that of the run which got it last.
     """
 
     images_per_s: float
@@ -71,6 +71,7 @@ class RoundFigures:
     usd: float | None
     wall_s: float | None
     first_batch_s: float | None
+    stall_percent_by_cause: Mapping[str, float]
     cpu_ms_by_group: Mapping[str, float]
     decodes_by_epoch: Mapping[int, float]
     val_accuracy: tuple[float, ...]
@@ -104,6 +105,13 @@ def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
     return Spread(tuple(values)) if values else None
 
 
+def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of several tables by name, the largest first; what a table lacks is zero in it."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    means = {name: math.fsum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     """Work one round out, leaving the first epochs of each run out where `RoundFigures` says so."""
     everything = [
@@ -130,6 +138,7 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
         usd=_usd(measured.runs),
         wall_s=measured.wall_s,
         first_batch_s=_last_first_batch_s(measured),
+        stall_percent_by_cause=_stall_percent(everything),
         cpu_ms_by_group=per_image,
         decodes_by_epoch=decodes or {},
         val_accuracy=tuple(value for run in measured.runs if (value := _val_accuracy(run)) is not None),
@@ -147,6 +156,16 @@ def _images_per_s(runs: Sequence[RunMeasured], passes: Sequence[PassMeasured], w
         ends = [max(run.epoch_ends_at_s.values(), default=0.0) for run in runs]
         wall_s = max(ends) - min((begin for begin in begins if begin is not None), default=math.inf)
     return sum(one.samples for one in passes) / wall_s if wall_s > 0 else 0.0
+
+
+def _stall_percent(passes: Sequence[PassMeasured]) -> dict[str, float]:
+    """What share of training time the stalls of each cause are."""
+    wall_s = math.fsum(one.wall_s for one in passes)
+    causes: dict[str, float] = defaultdict(float)
+    for one in passes:
+        for cause, waited_s in one.stalls_s.items():
+            causes[cause] += waited_s
+    return {cause: 100 * waited_s / wall_s for cause, waited_s in causes.items()} if wall_s > 0 else {}
 
 
 def _images(runs: Sequence[RunMeasured], warmup_epochs: int) -> int:

@@ -35,7 +35,11 @@ CpuSample = tuple[float, "dict[str, float]"]
 
 @dataclass(frozen=True, slots=True)
 class PassMeasured:
-    """A pass over one split; ``produced`` are samples fetched and decoded for it, None where nobody told."""
+    """A pass over one split.
+
+    ``produced`` are samples fetched and decoded for it, None where nobody told; ``stalls_s`` the seconds
+    waited in steps that stalled, by cause.
+    """
 
     epoch: int
     split: str
@@ -45,6 +49,7 @@ class PassMeasured:
     first_batch_s: float
     produced: int | None
     accuracy: float | None = None
+    stalls_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
 
 
 def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
-    job = figures["job"]
+    job, stalls = figures["job"], figures.get("stalls") or {"causes": {}}
     return PassMeasured(
         epoch=epoch,
         split=split,
@@ -160,6 +165,7 @@ def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
         first_batch_s=float(figures["first_batch_s"]),
         produced=None if job is None else int(job["samples_produced"]),
         accuracy=figures["accuracy"],
+        stalls_s={cause: float(total["wait_s"]) for cause, total in stalls["causes"].items()},
     )
 
 

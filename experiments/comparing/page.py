@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from experiments.comparing.figures import mean_by_name
 from experiments.comparing.show import cell
 from experiments.reporting import Bars, Chart, Column, Line, Lines, Page, Series, Table
 from experiments.reporting.quantities import number, seconds
@@ -109,7 +110,10 @@ def _bars(comparison: Comparison, figure: Figure) -> Bars:
 
 def _plot_groups(page: Page, comparison: Comparison) -> None:
     """Whose the CPU time is."""
-    by_arm = {arm.title: _mean_groups(comparison, arm.name) for arm in comparison.arms}
+    by_arm = {
+        arm.title: mean_by_name([one.cpu_ms_by_group for one in comparison.figures_of(arm.name)])
+        for arm in comparison.arms
+    }
     groups = list(dict.fromkeys(name for used in by_arm.values() for name in used))
     if not groups:
         return
@@ -123,12 +127,6 @@ def _plot_groups(page: Page, comparison: Comparison) -> None:
     )
     bars = Bars("CPU by part", "ms/image", tuple(by_arm), series, horizontal=True)
     page.plot("Whose the CPU time is, mean of the repeats.", [bars])
-
-
-def _mean_groups(comparison: Comparison, arm: str) -> dict[str, float]:
-    rounds = comparison.figures_of(arm)
-    names = dict.fromkeys(name for one in rounds for name in one.cpu_ms_by_group)
-    return {name: sum(one.cpu_ms_by_group.get(name, 0.0) for one in rounds) / len(rounds) for name in names}
 
 
 def _over_time(page: Page, comparison: Comparison) -> None:

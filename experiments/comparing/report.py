@@ -11,9 +11,10 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from experiments.comparing.figures import FIGURES, Figure, RoundFigures, Spread, spread_of
+from experiments.comparing.figures import FIGURES, Figure, RoundFigures, Spread, mean_by_name, spread_of
 from experiments.comparing.schedule import Round
 from experiments.comparing.words import conclusions
+from experiments.reporting.quantities import number
 from experiments.strict_json import write_json
 from super_wire.errors import ConfigError
 
@@ -36,6 +37,8 @@ __all__ = [
 COMPARE_FORMAT = 1
 
 _REPORT = "compare.json"
+_LEAST_PERCENT = 0.1
+"""Causes that make less of training time are in the figures, not in the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,18 @@ class Comparison:
             figure.key: {arm.title: self.spread(arm.name, figure.key) for arm in self.arms}
             for figure in FIGURES
         }
+        waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
         settings = [("Settings:", text) for text in map(_told_settings, self.arms) if text]
         notes = [("Note:", note) for note in self.notes]
-        return (*conclusions(spreads, self.warmup_epochs), *settings, *notes)
+        return (*conclusions(spreads, self.warmup_epochs), *waits, *settings, *notes)
+
+    def _told_stalls(self, arm: ArmReport) -> str:
+        """Why an arm's steps stalled, and for what share of its training time."""
+        causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
+        told = [
+            f"{cause} {number(percent)}%" for cause, percent in causes.items() if percent >= _LEAST_PERCENT
+        ]
+        return f"{arm.title}: {', '.join(told)} of training time." if told else ""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""

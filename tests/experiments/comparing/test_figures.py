@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.comparing.figures import Spread, round_figures, spread_of
+from experiments.comparing.figures import Spread, mean_by_name, round_figures, spread_of
 from experiments.comparing.measured import (
     BillMeasured,
     PassMeasured,
@@ -59,6 +59,15 @@ def test_a_run_alone_after_its_warmup():
     assert figures.first_batch_s == pytest.approx(4.0 + 3.0)
     assert (figures.wall_s, figures.cpu_s) == (30.0, 25.0)
     assert figures.val_accuracy == (0.7,)
+
+
+def test_stalls_are_shares_of_the_training_time_that_counts():
+    first = replace(one_pass(0, wall_s=10.0), stalls_s={"cold start": 9.0})
+    second = replace(one_pass(1, wall_s=4.0), stalls_s={"decode": 1.0, "source": 0.5})
+    val = replace(one_pass(1, "val"), stalls_s={"decode": 100.0})
+    figures = round_figures(RoundMeasured("a", 1, (run_of(first, second, val),)), warmup_epochs=1)
+    assert figures.stall_percent_by_cause == pytest.approx({"decode": 25.0, "source": 12.5})
+    assert mean_by_name([{"a": 1.0}, {"a": 2.0, "b": 5.0}]) == {"b": 2.5, "a": 1.5}
 
 
 def test_without_warmup_the_start_and_all_epochs_count():
