@@ -1,4 +1,6 @@
-"""``superdl report DIRECTORY``: make a run's page anew, by :mod:`experiments.reporting.run_page`."""
+"""``superdl report DIRECTORY``: make a page anew, a run's by :mod:`experiments.reporting.run_page`, a
+comparison's by :mod:`experiments.comparing.page`.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
+    from experiments.comparing.report import Comparison
+    from experiments.reporting.run_files import RunFiles
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument("directory", metavar="DIRECTORY", help="that superdl run has written, whole or not")
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="that superdl run or compare has written, whole or not"
+    )
     parser.add_argument("--json", action="store_true", help="print where the page is, and how the run ended")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the page."""
+    from experiments.comparing.page import comparison_page
+    from experiments.comparing.report import is_comparison, read_comparison
     from experiments.reporting.plots import plots_missing  # --help needs none of this
     from experiments.reporting.run_files import read_run
     from experiments.reporting.run_page import PAGE_NAME, run_page
     from super_wire.errors import ConfigError
 
     directory = Path(arguments.directory)
-    known = read_run(directory)
+    known: Comparison | RunFiles
+    if is_comparison(directory):
+        known = read_comparison(directory)
+        page = comparison_page(known)
+    else:
+        known = read_run(directory)
+        page = run_page(known)
     path = directory / PAGE_NAME
     try:
-        run_page(known).write(path)
+        page.write(path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; copy the run to where you may") from error
     missing = plots_missing()

@@ -29,6 +29,7 @@ __all__ = [
     "ArmReport",
     "Comparison",
     "RoundReport",
+    "is_comparison",
     "read_comparison",
     "settings_of",
     "write_comparison",
@@ -182,6 +183,11 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     partial = directory / ".compare.csv"
     partial.write_text(text.getvalue(), encoding="utf-8")
     partial.replace(directory / "compare.csv")
+
+
+def is_comparison(directory: Path) -> bool:
+    """Whether `write_comparison` has written there."""
+    return (directory / _REPORT).is_file()
 
 
 def read_comparison(directory: Path) -> Comparison:

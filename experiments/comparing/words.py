@@ -9,7 +9,7 @@ from experiments.comparing.verdicts import chance_of_apart, verdict_of
 from experiments.reporting.quantities import number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from experiments.comparing.figures import Figure, Spread
 
@@ -48,7 +48,8 @@ def conclusions(
             points.append((f"{figure.title[0].upper()}{figure.title[1:]}:", " ".join(said)))
     if points and not any(spreads["usd"].values()):
         points.append(("Cost:", "not compared, since cost.machine names no machine of the price table."))
-    points.append(("Warm-up:", _about_warmup(warmup_epochs)))
+    of_whole = [figure.title for figure in FIGURES if figure.whole and any(spreads[figure.key].values())]
+    points.append(("Warm-up:", _about_warmup(warmup_epochs, of_whole)))
     repeats = [len(one.values) for by_arm in spreads.values() for one in by_arm.values() if one is not None]
     if max((len(by_arm) for by_arm in spreads.values()), default=0) > 1 and repeats:
         points.append(("Chance:", _about_chance(min(repeats))))
@@ -74,16 +75,15 @@ def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Sp
     return f"{said} ({values}){doubt}."
 
 
-def _about_warmup(epochs: int) -> str:
+def _about_warmup(epochs: int, of_whole: Sequence[str]) -> str:
     if not epochs:
         return "no epoch is left out as such; the cold start is in every figure."
-    of_whole = ", ".join(figure.title for figure in FIGURES if figure.whole)
     which = (
         "the first epoch of each run counts"
         if epochs == 1
         else f"the first {epochs} epochs of each run count"
     )
-    return f"{which} in figures of the whole run alone: {of_whole}."
+    return f"{which} in figures of the whole run alone: {', '.join(of_whole)}."
 
 
 def _about_chance(repeats: int) -> str:

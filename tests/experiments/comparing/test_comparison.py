@@ -20,6 +20,7 @@ from experiments.comparing.found_runs import compare_runs
 from experiments.comparing.report import read_comparison
 from experiments.spec import Spec, parse_spec
 from super_wire.errors import ConfigError
+from superdl.main import main as superdl
 from tests.fixtures.pages import read_page
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
     assert read_comparison(the_directory(colours)) == report
     run = next((the_directory(colours) / "runs" / "01-torch").glob("colours-torch-*"))
     assert (run / "report.html").is_file(), "drawn after the round"
+    page = the_directory(colours) / "report.html"
+    page.unlink()
+    assert superdl(["report", str(the_directory(colours))]) == 0
+    assert "colours: torch" in read_page(page.read_text()).title
     found = compare_runs([f"before={run}"])
     assert [arm.name for arm in found.arms] == ["before"]
     assert found.figures_of("before")[0].images_per_s == figures.images_per_s
