@@ -14,6 +14,7 @@ from experiments.comparing.figures import round_figures
 from experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
 from experiments.comparing.report import ArmReport, Comparison, RoundReport, settings_of
 from experiments.comparing.schedule import Round
+from experiments.comparing.simulated import read_prediction
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     so the comparison has no directory yet.
 
     Args:
-        named: the runs.
+        named: the runs; a file is a prediction that ``superdl simulate --output`` has written.
         warmup_epochs: of each run, left out; None: as the runs' specs say.
 
     Raises:
@@ -53,7 +54,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         figures = round_figures(measured, warmup)
         rounds.append(RoundReport(Round(number, len(repeats), name), str(place), figures, None))
     arms = tuple(_arm(name, repeats) for name, repeats in by_name.items())
-    environments = [run.facts.get("environment") for _, _, run in runs]
+    environments = [run.facts.get("environment") for _, _, run in runs if not run.simulated]
     first = environments[0] if environments else None
     return Comparison(
         name="runs",
@@ -77,12 +78,16 @@ def _named_run(word: str) -> tuple[str, Path, RunMeasured]:
     if not equals or Path(word).exists():
         name, rest = "", word
     place = Path(rest).expanduser()
-    run = read_run(place)
+    run = read_prediction(place) if place.is_file() else read_run(place)
     return name or run.name, place, run
 
 
 def _warmup(runs: Sequence[tuple[str, Path, RunMeasured]]) -> int:
-    told = {run.facts["spec"].get("compare", {}).get("warmup_epochs", 1) for _, _, run in runs}
+    told = {
+        run.facts["spec"].get("compare", {}).get("warmup_epochs", 1)
+        for _, _, run in runs
+        if not run.simulated
+    } or {1}
     if len(told) > 1:
         raise ConfigError(
             f"the runs' specs differ in compare.warmup_epochs ({', '.join(map(str, sorted(told)))}): say "
@@ -92,6 +97,11 @@ def _warmup(runs: Sequence[tuple[str, Path, RunMeasured]]) -> int:
 
 
 def _arm(name: str, repeats: Sequence[RunMeasured]) -> ArmReport:
+    simulated = {run.simulated for run in repeats}
+    if len(simulated) > 1:
+        raise ConfigError(f"{name} has both runs and predictions: give the predictions a name, NAME=FILE")
+    if simulated == {True}:
+        return ArmReport(name, simulated=True)
     loader = repeats[0].facts["spec"]["loader"]
     values = {"loader.kind": loader["kind"], "loader.batch_size": loader["batch_size"]}
     return ArmReport(name, values, settings=settings_of(repeats[0]))

@@ -90,6 +90,7 @@ class RunMeasured:
     wall_s: float | None = None
     bill: BillMeasured | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import pytest
 
 from experiments.comparing.comparison import ComparisonFailedError, compare
 from experiments.comparing.found_runs import compare_runs
+from experiments.comparing.page import comparison_page
 from experiments.comparing.report import read_comparison
 from experiments.spec import Spec, parse_spec
 from super_wire.errors import ConfigError
@@ -62,6 +63,18 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
     found = compare_runs([f"before={run}"])
     assert [arm.name for arm in found.arms] == ["before"]
     assert found.figures_of("before")[0].images_per_s == figures.images_per_s
+    predicted = colours.parent / "predicted.json"
+    assert superdl(["simulate", "digits", "--output", str(predicted)]) == 0
+    beside = compare_runs([str(run), f"sim={predicted}"])
+    assert [arm.title for arm in beside.arms] == ["colours-torch", "sim (simulated)"]
+    assert any("sim (simulated)" in text for _, text in beside.words())
+    assert "were predicted by a simulator" in read_page(comparison_page(beside).html()).text
+    (prediction,) = json.loads(predicted.read_text())["rows"]
+    later = prediction["jobs"][0]["passes"][1:]
+    rate = sum(one["samples"] for one in later) / sum(one["wall_s"] for one in later)
+    assert beside.figures_of("sim")[0].images_per_s == pytest.approx(rate)
+    with pytest.raises(ConfigError, match="both runs and predictions"):
+        compare_runs([f"same={run}", f"same={predicted}"])
     with pytest.raises(ConfigError, match="2 warm-up epoch"):
         compare_runs([str(run)], warmup_epochs=2)
 
