@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
     )
+    parser.add_argument(
+        "--find-batch-size",
+        action="store_true",
+        help="train nothing: find the largest loader.batch_size whose step fits into memory",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -35,11 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console  # --help needs none of this
 
     from experiments import load_spec
+    from experiments.ranks import place_of
     from experiments.run import run as run_spec
 
     spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
-    report = run_spec(spec, console=console, page=not arguments.no_page)
-    if arguments.json:
-        sys.stdout.write(json.dumps(report.to_mapping(), indent=2) + "\n")
+    if arguments.find_batch_size:
+        from experiments.largest_batch import largest_batch
+
+        told = largest_batch(spec, console=console).to_mapping()
+    else:
+        told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
+    if arguments.json and place_of().rank == 0:
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
     return 0

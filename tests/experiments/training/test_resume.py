@@ -60,7 +60,7 @@ def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
 
 
 def done(spec: Spec) -> RunReport:
-    return run(spec, console=Console(file=io.StringIO(), width=100))
+    return run(spec, console=Console(file=io.StringIO(), width=100), page=False)
 
 
 def steps_of(directory: Path) -> list[tuple[Any, ...]]:
