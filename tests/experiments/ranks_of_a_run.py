@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,13 @@ class Ended:
         return [step for step in steps if step["split"] == split]
 
 
-def launch(ranks: int, output: Path, *overrides: str, **variables: str) -> Ended:
-    """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed."""
+def launch(ranks: int, output: Path, *overrides: str, stop_after: int | None = None) -> Ended:
+    """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed.
+
+    ``stop_after`` so many bytes of rank 1's steps, torchrun gets SIGTERM, which it passes on.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(output.parent),
-        **variables,
-    }
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(output.parent)}
     arguments = [f"--set={override}" for override in (f"output={output}", *overrides)]
     process = subprocess.Popen(  # our own program
         [
@@ -58,6 +57,9 @@ def launch(ranks: int, output: Path, *overrides: str, **variables: str) -> Ended
         env=environment,
     )
     try:
+        if stop_after is not None:
+            _wait_for_steps(output, stop_after, process)
+            process.terminate()
         _, errors = process.communicate(timeout=LAUNCH_TIMEOUT_S)
     finally:
         if process.poll() is None:
@@ -66,3 +68,12 @@ def launch(ranks: int, output: Path, *overrides: str, **variables: str) -> Ended
             process.communicate(timeout=END_TIMEOUT_S)
     (directory,) = output.iterdir()
     return Ended(process.returncode, errors, directory)
+
+
+def _wait_for_steps(output: Path, size_bytes: int, process: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + LAUNCH_TIMEOUT_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if any(path.stat().st_size >= size_bytes for path in output.glob("*/steps-rank1.jsonl")):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no step was written")

@@ -172,3 +172,26 @@ def test_a_rank_that_fails_ends_the_others_with_its_reason(colours, tmp_path):
     assert len(report["epochs"]) == 0
     manifest = json.loads((ended.directory / "manifest.json").read_text())
     assert manifest["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_ranks_that_are_asked_to_end_keep_one_checkpoint_of_one_step(colours, tmp_path):
+    more = ("epochs=300", "training.checkpoint_every=1000", "training.print_every=1", "loader.batch_size=4")
+    ended = launch(2, tmp_path / "runs", *about(colours, *more), stop_after=1)
+    assert ended.code != 0
+    assert (ended.report["status"], ended.report["reason"]) == (
+        "interrupted",
+        "Terminated: the process was asked to end (SIGTERM)",
+    )
+    steps = [ended.steps(rank)[-1] for rank in (0, 1)]
+    assert steps[0]["step"] == steps[1]["step"]
+    assert steps[0]["epoch"] == steps[1]["epoch"] < 299
+    state = torch.load(ended.directory / "checkpoints" / "last.pt", weights_only=True)
+    done = steps[0]["epoch"] * 5 + steps[0]["step"] + 1
+    assert state["epoch"] * 5 + state["batches"]["step"] == done
+    assert state["schedule"]["last_epoch"] == done
+    gone_on = launch(
+        2, tmp_path / "rest", *about(colours, *more), f"training.resume={ended.directory}", stop_after=1
+    )
+    first = gone_on.steps(0)[0]
+    assert first["epoch"] * 5 + first["step"] == done
