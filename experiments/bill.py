@@ -9,11 +9,11 @@ and never added to, so that nothing is counted twice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator.price_table import load_prices
-from experiments.job_counters import JobCounters
+from experiments.job_counters import JobCounters, added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,19 +100,25 @@ def bill_of(
     executor: str | None,
     wall_s: float,
     prices: PriceTable,
+    rest: JobCounters | None = None,
 ) -> RunBill:
     """The bill of a run of so many seconds; ``executor`` as `experiments.executor.executor_of` names it.
+
+    ``rest`` is what was counted after the epochs, or in one that did not end; None: nobody told.
 
     Raises:
         ConfigError: the table lacks a machine or a node that ``cost`` names.
 
     """
     time = _Time(wall_s, tuple(sum(one.wall_s for _, one in epoch.splits()) for epoch in epochs))
-    counted = [_added([one.job for _, one in epoch.splits() if one.job is not None]) for epoch in epochs]
+    counted = [added([one.job for _, one in epoch.splits() if one.job is not None]) for epoch in epochs]
+    counted.append(rest or JobCounters())
     lines = [_training_machine(time, cost, prices)]
     if cost.data_machine is not None:
         lines.append(_hired(time, "data machines", cost.data_machine, cost.data_machines, prices))
     left_out = [*_untold(epochs)]
+    if rest is None and executor is not None:
+        left_out.append("what was used after the last whole epoch, of which the coordinator told nothing")
     if executor is None or executor in prices.by_executor:
         lines += _loading(time, counted, cost, executor, prices)
     else:
@@ -157,8 +163,9 @@ def _absent(name: str, how: str) -> BillLine:
     return BillLine(name, None, (), f"not in the bill: {how}")
 
 
-def _spent(name: str, by_epoch: Sequence[float], how: str) -> BillLine:
-    return BillLine(name, math.fsum(by_epoch), tuple(by_epoch), how)
+def _spent(name: str, parts: Sequence[float], how: str) -> BillLine:
+    """What each epoch has spent, and, as the last part, what was spent outside of whole epochs."""
+    return BillLine(name, math.fsum(parts), tuple(parts[:-1]), how)
 
 
 def _training_machine(time: _Time, cost: CostSpec, prices: PriceTable) -> BillLine:
@@ -185,7 +192,7 @@ def _loading(
     time: _Time, counted: Sequence[JobCounters], cost: CostSpec, executor: str | None, prices: PriceTable
 ) -> list[BillLine]:
     """Functions, GETs, cache and coordinator, by the prices of the one executor that there was."""
-    of, total = prices.of(executor or "local"), _added(counted)
+    of, total = prices.of(executor or "local"), added(counted)
     calls = [of.invocation * one.invocations + of.gb_s * one.gb_s for one in counted]
     gets = [of.source_request * one.source_requests for one in counted]
     moved = [
@@ -284,11 +291,6 @@ def _others(rest: Sequence[float]) -> list[BillLine]:
     if not any(rest):
         return []
     return [_spent("other jobs", rest, "samples that jobs share are paid for by those who read them")]
-
-
-def _added(counters: Sequence[JobCounters]) -> JobCounters:
-    sums = {item.name: sum(getattr(one, item.name) for one in counters) for item in fields(JobCounters)}
-    return JobCounters(**sums)
 
 
 def _untold(epochs: Sequence[EpochSummary]) -> list[str]:

@@ -87,6 +87,11 @@ class ComputeSpan:
         if self._events is not None:
             self._events[1].record()
 
+    def wait(self) -> None:
+        """Wait until the device has done this work."""
+        if self._events is not None:
+            self._events[1].synchronize()
+
     @property
     def host_s(self) -> float:
         """How long the process that gave the work out was busy with it."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["JobCounters", "JobMeter", "JobStats", "JobStatsSource", "RankSums", "ToldStall"]
+__all__ = ["JobCounters", "JobMeter", "JobStats", "JobStatsSource", "RankSums", "ToldStall", "added"]
 
 _log = logging.getLogger(__name__)
 
@@ -194,6 +194,14 @@ class JobCounters:
         sums = ranks.sums([float(getattr(self, name)) for name in names])
         kinds = {name: type(getattr(self, name)) for name in names}
         return JobCounters(**{name: kinds[name](value) for name, value in zip(names, sums, strict=True)})
+
+
+def added(counters: Iterable[JobCounters]) -> JobCounters:
+    """All of them together."""
+    parts = list(counters)
+    return JobCounters(
+        **{item.name: sum(getattr(one, item.name) for one in parts) for item in fields(JobCounters)}
+    )
 
 
 class RankSums(Protocol):

@@ -142,6 +142,7 @@ def _train(state: RunState, console: Console) -> None:
             checkpoints=checkpoints,
             stop=stop,
         )
+        stack.callback(state.close_account, trainer.rest)
         if spec.training.resume is not None:
             go_on(state, trainer, len(train), checkpoints, console)
         trainer.fit()

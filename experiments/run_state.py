@@ -22,13 +22,14 @@ from experiments.training.precision import compute_type
 from experiments.training.strategies import strategy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
     from rich.console import Console
 
     from coordinator.price_table import PriceTable
+    from experiments.job_counters import JobCounters
     from experiments.monitoring import UtilizationMonitor
     from experiments.ranks import Ranks
     from experiments.records import EpochSummary
@@ -78,6 +79,7 @@ class RunState:
     train_samples: int = 0
     val_samples: int | None = None
     epochs: list[EpochSummary] = field(default_factory=list)
+    rest: JobCounters | None = None
     notes: list[str] = field(default_factory=list)
     monitor: UtilizationMonitor | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
@@ -105,6 +107,10 @@ class RunState:
         print_report(report, console)
         if page:
             _write_page(self.directory, console)
+
+    def close_account(self, rest: Callable[[], JobCounters | None]) -> None:
+        """Ask what was used after the last whole epoch, while loaders are still there to tell."""
+        self.rest = rest()
 
     def file_name(self, name: str) -> str:
         """The name of a file that each rank writes: rank 0's is the plain one."""
@@ -146,6 +152,7 @@ class RunState:
                 executor=self.executor,
                 wall_s=wall_s,
                 prices=self.prices,
+                rest=self.rest,
             ),
             step_times=() if self.step_times is None else tuple(self.step_times.times),
             ranks=self.ranks.place.replicas,

@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 _LEAST_SHARE = 0.05
 _LEAST_S = 0.001
 _ASKED_AFTER = 512
-"""Stalled steps with misses; the coordinator remembers twice as many one by one."""
+"""Steps of all ranks with misses, whether or not the trainer waited for them; the coordinator remembers the
+newest 1,024 one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,12 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
         if step.plan_epoch is None or step.position is None:
             return "unknown"
         return told.get((step.plan_epoch, step.position), "unknown")
-    if step.step == 0:
-        return "worker_start"
+    own_s = 0.0 if step.hits else step.fetch_s + step.decode_s  # else the functions', maybe long ago
+    if step.step == 0 and 2 * own_s < step.wait_s:
+        return "loader_start"
     if step.hits:
         return "cache_transfer"
-    if not step.fetch_s and not step.decode_s:
+    if not own_s:
         return "loading"
     return "source" if step.fetch_s > step.decode_s else "decode"
 
@@ -99,11 +101,13 @@ class StallMeter:
     Args:
         source: the loader; its ``job_stats`` tells recent stalls.
         rank: whose stalls are meant.
+        replicas: how many ranks' stalls the job tells.
     """
 
-    def __init__(self, source: JobStatsSource, rank: int = 0) -> None:
+    def __init__(self, source: JobStatsSource, rank: int = 0, replicas: int = 1) -> None:
         self._source = source
         self._rank = rank
+        self._replicas = replicas
         self._steps = 0
         self._waiting: list[StepRecord] = []  # for their causes
         self._missed = 0
@@ -113,9 +117,9 @@ class StallMeter:
         """Some steps are done."""
         for step in steps:
             self._steps += 1
+            self._missed += self._replicas * (step.misses > 0)
             if is_stalled(step):
                 self._waiting.append(step)
-                self._missed += step.misses > 0
         if self._missed >= _ASKED_AFTER:
             self._ask()
 
@@ -127,7 +131,7 @@ class StallMeter:
         return stall_summary([(stall.cause, stall.wait_s) for stall in known], steps), known
 
     def _ask(self) -> None:
-        told = self._told() if self._missed else {}
+        told = self._told() if any(step.misses for step in self._waiting) else {}
         self._known += [
             StalledStep(
                 step.epoch,

@@ -59,7 +59,7 @@ STALL_CAUSES = {
         "reading from the cache, or handing over, took longer than the step",
         "more workers; loader super-threads; a nearer cache",
     ),
-    "worker_start": Cause("workers were starting", "persistent workers"),
+    "loader_start": Cause("its workers or threads were starting", "persistent workers"),
     "loading": Cause("the loader, which does not tell what it did, was late"),
     "unknown": Cause("the coordinator does not know why"),
 }

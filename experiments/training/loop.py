@@ -8,13 +8,14 @@ TensorBoard). One step is `experiments.training.steps`', how the model is spread
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from experiments.device import synchronise
-from experiments.job_counters import JobMeter
+from experiments.job_counters import JobCounters, JobMeter, added
 from experiments.ranks import Place, Ranks
 from experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
 from experiments.spec_sections import TrainingSpec
@@ -40,6 +41,12 @@ __all__ = ["Listener", "Trainer"]
 
 _STEPS_HELD = 20
 """Steps whose losses stay on the device until they are fetched: one synchronisation for so many steps."""
+
+
+_STEPS_QUEUED = 2
+"""Steps that are queued on a GPU beside the one that it computes. With more, a loop could wait for data while
+the GPU has work for long, and its waiting would say nothing.
+"""
 
 
 class Listener(Protocol):
@@ -102,10 +109,10 @@ class Trainer:
         self._best: float | None = None
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": JobMeter(train)}
-        self._stalls = {"train": StallMeter(train, self._ranks.place.rank)}
+        self._stalls = {"train": StallMeter(train, self._ranks.place.rank, self._ranks.place.replicas)}
         if val is not None:
             self._meters["val"] = JobMeter(val)
-            self._stalls["val"] = StallMeter(val, self._ranks.place.rank)
+            self._stalls["val"] = StallMeter(val, self._ranks.place.rank, self._ranks.place.replicas)
         self._tell_stalls = tell_stalls
         self._strategy = make_strategy(
             strategy_name(self._training.strategy, self._ranks.place),
@@ -217,6 +224,15 @@ class Trainer:
             listener.on_epoch_end(summary)
         return summary
 
+    def rest(self) -> JobCounters | None:
+        """What loaders have counted since their last pass ended: of one that did not, and of what was made
+        ahead. None: the coordinator did not tell. Counters of loaders that decode by themselves are this
+        rank's.
+        """
+        laps = [meter.lap() for meter in self._meters.values()]
+        told = [lap for lap in laps if lap is not None]
+        return added(told) if len(told) == len(laps) else None
+
     def _validate(self, epoch: int) -> PassSummary | None:
         if self._val is None:
             return None
@@ -237,6 +253,9 @@ class Trainer:
             while (batch := batches.next()) is not None:
                 wait_s = time.perf_counter() - step_start_s
                 held.append(self._step(split, batches.step - 1, batch, wait_s))
+                if len(held) > _STEPS_QUEUED:
+                    held[-1 - _STEPS_QUEUED].span.wait()
+                held[-1] = replace(held[-1], total_s=time.perf_counter() - step_start_s)
                 if len(held) == most_held:
                     self._release(epoch, split, held, totals)
                 if split == "train":

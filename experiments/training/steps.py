@@ -88,7 +88,7 @@ def take_step(
         step=step,
         samples=len(labels),
         wait_s=wait_s,
-        total_s=wait_s + span.host_s,
+        total_s=wait_s + span.host_s,  # so far; the loop may wait for the device
         finished_at_s=time.time(),
         figures=figures,
         span=span,

@@ -27,8 +27,11 @@ def epoch(number: int, wall_s: float, train: JobCounters | None, val: JobCounter
     return EpochSummary(number, summary(wall_s if val is None else wall_s * 3 / 4, train, 1000), checked)
 
 
-def bill(epochs, *, executor=None, wall_s=3600.0, prices=PRICES, **cost) -> RunBill:
-    return bill_of(epochs, cost=CostSpec(**cost), executor=executor, wall_s=wall_s, prices=prices)
+NOTHING = JobCounters()
+
+
+def bill(epochs, *, executor=None, wall_s=3600.0, prices=PRICES, rest=NOTHING, **cost) -> RunBill:
+    return bill_of(epochs, cost=CostSpec(**cost), executor=executor, wall_s=wall_s, prices=prices, rest=rest)
 
 
 def lines_of(made: RunBill) -> dict[str, float | None]:
@@ -179,6 +182,21 @@ def test_what_is_not_named_is_not_in_the_bill_and_said():
     assert made.lines[0].how == "not in the bill: cost.machine names none"
     assert made.usd == 0.0
     assert made.left_out[0] == "what 1 pass(es) cost, of which the coordinator told nothing"
+
+
+def test_what_an_unfinished_epoch_has_used_is_in_the_bill_and_in_no_epoch():
+    whole = bill([epoch(0, 1800.0, lambda_job(0.5)), epoch(1, 1800.0, lambda_job(0.5))], executor="lambda")
+    cut = bill([epoch(0, 1800.0, lambda_job(0.5))], executor="lambda", rest=lambda_job(0.5))
+    assert lines_of(cut) == approx(lines_of(whole))
+    assert [one.usd for one in cut.epochs] == pytest.approx([whole.epochs[0].usd])
+    none = bill([], executor="lambda", rest=lambda_job(0.5))
+    assert none.usd == pytest.approx(whole.usd / 2)
+    assert none.epochs == ()
+
+
+def test_what_nobody_could_tell_of_the_end_is_said_to_be_left_out():
+    made = bill([epoch(0, 1800.0, lambda_job(0.5))], executor="lambda", rest=None)
+    assert made.left_out[0].startswith("what was used after the last whole epoch")
 
 
 def test_a_run_without_an_epoch_has_a_bill():

@@ -79,7 +79,11 @@ def test_a_step_stalls_by_its_share_and_by_a_least_time(wait_s, total_s, stalled
         ({"misses": 2, "position": 8}, "unknown"),
         ({"misses": 2, "plan_epoch": None}, "unknown"),
         ({"hits": 8}, "cache_transfer"),
-        ({"hits": 8, "step": 0}, "worker_start"),
+        ({"hits": 8, "step": 0}, "loader_start"),
+        ({"hits": 8, "step": 0, "decode_s": 9.0}, "loader_start"),
+        ({"step": 0}, "loader_start"),
+        ({"step": 0, "fetch_s": 0.1, "decode_s": 0.1}, "loader_start"),
+        ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decode"),
         ({"fetch_s": 0.2, "decode_s": 0.1}, "source"),
         ({"fetch_s": 0.1, "decode_s": 0.2}, "decode"),
         ({}, "loading"),
@@ -118,6 +122,17 @@ def test_the_coordinator_is_asked_before_it_forgets():
     _, stalls = meter.lap()
     assert [stall.cause for stall in stalls] == [f"cause {position}" for position in range(1024)]
     assert job.asked == 2
+
+
+def test_it_is_asked_in_time_also_where_most_misses_stall_no_step_and_ranks_share_the_job():
+    job, told = Job(), []
+    meter = StallMeter(job, rank=3, replicas=4)
+    for position in range(1000):
+        told += [Told(rank, 7, position, f"cause {rank}/{position}") for rank in range(4)]
+        job.stalls = tuple(told[-1024:])
+        meter.add([replace(STEP, misses=1, position=position, wait_s=0.0 if position % 4 else 0.5)])
+    _, stalls = meter.lap()
+    assert [stall.cause for stall in stalls] == [f"cause 3/{position}" for position in range(0, 1000, 4)]
 
 
 def test_a_coordinator_that_does_not_answer_ends_no_training():
