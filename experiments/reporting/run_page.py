@@ -95,7 +95,8 @@ def _passes(page: Page, run: RunFiles) -> None:
         "is not trained on. Top-5: the label is among the five likeliest classes. The first batch is waited "
         "for from the begin of its pass."
     )
-    page.plot("Images per second, by epoch; each plot has its own scale.", speed_charts(run), columns=2)
+    speeds = speed_charts(run)
+    page.plot("Images per second, by epoch; each plot has its own scale.", speeds, columns=len(speeds))
     page.plot(
         "Left: loss, lower is better. Right: how many images the model classifies rightly.",
         learning_charts(run),
@@ -189,7 +190,7 @@ def _of_rank_0(run: RunFiles) -> str:
 def _cost(page: Page, bill: dict[str, Any]) -> None:
     page.heading("What it cost")
     page.table(bill_table(bill))
-    if bill["epochs"]:
+    if bill["epochs"] and bill["usd"]:
         page.table(epoch_cost_table(bill))
     verified = ", ".join(bill["verified"])
     looked_up = f"Looked up there: {verified}; all else is from memory." if verified else ""

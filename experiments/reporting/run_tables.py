@@ -277,12 +277,13 @@ def _memory(phase: dict[str, Any]) -> str:
 def bill_table(bill: dict[str, Any]) -> Table:
     """What was paid for what."""
     lines, epochs = bill["lines"], [one["usd"] for one in bill["epochs"]]
+    total = "what has a price here" if any(line["usd"] is None for line in lines) else "all of it"
 
     def dollars(values: Iterable[float | None]) -> list[str]:
         return [number(value) for value in values]
 
     columns: list[_Cells] = [
-        (Column("what", words=True), [*(line["name"] for line in lines), "all of it"]),
+        (Column("what", words=True), [*(line["name"] for line in lines), total]),
         (Column("the run", "USD"), dollars([*(line["usd"] for line in lines), bill["usd"]])),
     ]
     if epochs:

@@ -115,8 +115,7 @@ def test_a_finished_run_has_all_sections_tables_and_plots(finished):
     for caption in ("Passes over the data", "Time of loading and computing"):
         assert [row[0] for row in page.table(caption).rows] == PASSES
     assert [row[0] for row in page.table("Processors in use").rows] == ["start", *PASSES]
-    assert page.table("The bill").rows[-1][0] == "all of it"
-    assert [row[0] for row in page.table("Cost by epoch").rows] == ["1", "2", "the run"]
+    assert page.table("The bill").rows[-1][0] == "what has a price here"
     assert [row[0] for row in page.table("Machine and versions").rows][1:3] == ["processor", "GPUs"]
     assert page.table("Settings of loader torch").rows
     assert "loader.batch_size=8" in page.text
@@ -268,6 +267,30 @@ def test_stalls_are_shown_by_cause(directory):
     assert (cause, meaning) == ("cold start", "functions, or the job itself, were starting")
     assert "superdl warm" in remedy
     assert sum(caption.startswith(STALLS) for caption in page.figures) == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_bill_with_a_machine_is_shown_by_epoch(directory):
+    how = "1 h of 1 x box at 2 USD an hour"
+    line = {"name": "training machine", "usd": 2.0, "by_epoch": [0.5, 0.25], "how": how}
+    bill = json.loads((directory / "report.json").read_text())["bill"]
+    epochs = [
+        {"epoch": at, "usd": usd, "usd_per_million_images": usd * 4} for at, usd in enumerate((0.5, 0.25))
+    ]
+    change(
+        directory, bill=bill | {"lines": [line], "usd": 2.0, "usd_per_million_images": 9.0, "epochs": epochs}
+    )
+    page = page_of(directory)
+    assert page.table("The bill").rows == [
+        ["training machine", "2.00", "0.500", "0.250", how],
+        ["all of it", "2.00", "0.500", "0.250", ""],
+    ]
+    assert page.table("Cost by epoch").rows == [
+        ["1", "0.50", "2.00"],
+        ["2", "0.25", "1.00"],
+        ["the run", "2.00", "9.00"],
+    ]
+    assert "2.00 USD (9.00 USD for a million training images): training machine 2.00 USD." in said(page)
 
 
 @pytest.mark.usefixtures("undrawn")
