@@ -180,8 +180,9 @@ def _report(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read the report {path}: {error}; name a directory of superdl run"
         ) from error
-    if not isinstance(report, dict) or report.get("format") != REPORT_FORMAT or "epochs" not in report:
-        raise ConfigError(f"{path} is no report of superdl run in format {REPORT_FORMAT}")
+    known = range(1, REPORT_FORMAT + 1)  # each has what those before it had
+    if not isinstance(report, dict) or report.get("format") not in known or "epochs" not in report:
+        raise ConfigError(f"{path} is no report of superdl run in format 1 to {REPORT_FORMAT}")
     if report.get("status") != "finished" or not report["epochs"]:
         raise ConfigError(f"{path} is of a run that has not finished ({report.get('status')}); take another")
     if report["spec"]["loader"]["kind"] != "super":

@@ -90,8 +90,9 @@ def test_a_bad_spec_is_wrong_use(capsys, tmp_path):
     assert "built-in spec" in capsys.readouterr().err
 
 
-def test_a_prediction_stands_beside_what_was_measured(spec, capsys, tmp_path):
-    (tmp_path / "report.json").write_text(json.dumps(a_report()), encoding="utf-8")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_prediction_stands_beside_what_was_measured(spec, capsys, tmp_path, version):
+    (tmp_path / "report.json").write_text(json.dumps(a_report() | {"format": version}), encoding="utf-8")
     assert main(["simulate", spec, "--json", "--beside", str(tmp_path)]) == 0
     mapping = json.loads(capsys.readouterr().out)
     figures = {figure["name"]: figure for figure in mapping["beside"]["figures"]}
