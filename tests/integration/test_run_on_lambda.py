@@ -66,3 +66,9 @@ def test_training_through_lambda(lambda_service, superdl, digits, monkeypatch, i
     assert report["val_accuracy"] > 0.5
     kinds = {invocation.kind for invocation in lambda_service.invocations}
     assert invocation in kinds
+    lines = {line["name"]: line["usd"] for line in report["bill"]["lines"]}
+    jobs = [epoch[split]["job"] for epoch in report["epochs"] for split in ("train", "val")]
+    assert lines["functions"] > 0
+    assert lines["cache"] > lines["coordinator"] > 0
+    assert lines["GETs"] == pytest.approx(4e-7 * sum(job["source_requests"] for job in jobs))
+    assert report["bill"]["usd"] == pytest.approx(sum(job["usd"] for job in jobs)), "each thing once"
