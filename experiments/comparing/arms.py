@@ -45,9 +45,10 @@ class Arm:
     trials: tuple[Trial, ...]
 
     @property
-    def shares_services(self) -> bool:
-        """Whether several trials want one coordinator, which somebody has to start for them."""
-        return sum(_wants_services(trial.spec) for trial in self.trials) > 1
+    def sharing(self) -> Spec | None:
+        """The first of several trials that want one coordinator, which somebody has to start for them."""
+        wanting = [trial.spec for trial in self.trials if _wants_services(trial.spec)]
+        return wanting[0] if len(wanting) > 1 else None
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
@@ -86,6 +87,12 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         _check_values(f"trials.{trial}", own)
         made = _spec_of(spec, f"{name}-{trial}", values, own, f"trials.{trial} in {where}")
         trials.append(Trial(trial, made))
+    executors = {trial.spec.executor for trial in trials if _wants_services(trial.spec)}
+    if len(executors) > 1:
+        raise ConfigError(
+            f"{where}: its trials share one coordinator, and name several executors for it "
+            f"({', '.join(sorted(executors))}); set one for all"
+        )
     return Arm(name, values, tuple(trials))
 
 

@@ -57,8 +57,8 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
     with ExitStack() as stack:
         start_s = time.monotonic()
         services = None
-        if arm.shares_services and not os.environ.get("SUPER_COORDINATOR"):
-            services = stack.enter_context(shared_services(arm.trials[0].spec))
+        if arm.sharing is not None and not os.environ.get("SUPER_COORDINATOR"):
+            services = stack.enter_context(shared_services(arm.sharing))
         requests = [_request(trial, folder, one, services) for trial in arm.trials]
         begun_s = time.monotonic() - start_s
         ended = run_together(requests, services.sample if services else _nothing)

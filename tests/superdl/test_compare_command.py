@@ -37,7 +37,7 @@ def test_the_study_of_trials_that_share_is_whole_in_both_variants():
 
     for quick in (False, True):
         arms = arms_of(load_spec("hpo_sharing", quick=quick))
-        assert [(arm.name, len(arm.trials), arm.shares_services) for arm in arms] == [
+        assert [(arm.name, len(arm.trials), arm.sharing is not None) for arm in arms] == [
             ("super", 8, True),
             ("torch", 8, False),
         ]

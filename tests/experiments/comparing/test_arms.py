@@ -38,11 +38,11 @@ def test_trials_lie_over_the_arm_which_lies_over_the_spec():
 def test_trials_share_services_only_where_functions_run_and_nobody_names_a_coordinator():
     trials = {"a": {}, "b": {"loader.batch_size": 4}}
     shared, plain = arms_of(spec_of(trials=trials))
-    assert (shared.shares_services, plain.shares_services) == (True, False)
+    assert (shared.sharing, plain.sharing) == (shared.trials[0].spec, None)
     alone, _ = arms_of(spec_of())
-    assert not alone.shares_services
+    assert alone.sharing is None
     named, _ = arms_of(spec_of(trials=trials, loader={"coordinator": "host:50051"}))
-    assert not named.shares_services
+    assert named.sharing is None
 
 
 def test_how_functions_run_is_no_matter_of_an_arm_without_functions():
@@ -99,6 +99,7 @@ def test_chosen_arms_are_those_of_the_spec_or_loaders():
             r"trials.t in compare.arms.super: loader.batch_size",
         ),
         ({"trials": {"t": {"name": "x"}}}, None, r"trials.t: name is what the comparison decides"),
+        ({"trials": {"t": {"executor": "ray"}, "u": {}}}, None, r"compare.arms.super: its trials share one"),
         ({}, ["supper"], r"--arms names 'supper'.*there are super, torch, super-threads"),
         ({}, ["torch", "torch"], r"--arms names each arm once"),
         ({}, [""], r"--arms names ''"),
