@@ -39,6 +39,7 @@ def spec_of(colours: Path, **sections: object) -> Spec:
         "data": {"train": str(colours / "train"), "val": str(colours / "val")},
         "recipe": {"resize": 16, "crop": 16},
         "loader": {"batch_size": 8, "num_workers": 0},
+        "training": {"threads": 1},
         "compare": {"repeats": 1},
     }
     return parse_spec(common | sections)
@@ -80,6 +81,7 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
     report = compare(spec_of(colours), console=console)
     assert report.status == "finished"
@@ -126,21 +128,23 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
     trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
     spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})
-    report = compare(spec, console=console)
+    report = compare(spec, arms=["super"], console=console)
+    assert len(report.figures_of("super")) == 2
     for figures in report.figures_of("super"):
         assert figures.decodes_per_image == 1.0, "shared, and cold again for each repeat"
         assert {"coordinator", "cache", "functions"} <= figures.cpu_ms_by_group.keys()
         assert figures.cpu_ms_by_group["functions"] > 0
-    assert [figures.decodes_per_image for figures in report.figures_of("torch")] == [7.0, 7.0]
     places = sorted((the_directory(colours) / "runs" / "01-super").iterdir())
     assert [place.name for place in places] == ["a", "b", "c"]
     assert not [p for p in psutil.Process().children(recursive=True) if "sampler.supervisor" in p.cmdline()]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_run_that_fails_ends_the_comparison_and_is_named(colours: Path, console: Console) -> None:
     (colours / "train" / "red" / "0.png").write_bytes(b"no picture")
     arms = {
@@ -163,6 +167,7 @@ def test_a_run_that_fails_ends_the_comparison_and_is_named(colours: Path, consol
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_keep_going_leaves_out_what_failed(colours: Path, console: Console) -> None:
     (colours / "train" / "red" / "0.png").write_bytes(b"no picture")
     arms = {
@@ -176,6 +181,7 @@ def test_keep_going_leaves_out_what_failed(colours: Path, console: Console) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Signals) -> None:
     """Two trials that would train for hours are interrupted in their second round."""
