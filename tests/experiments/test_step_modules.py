@@ -69,7 +69,16 @@ def superdl_run(tmp_path, steps):
     }
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     return subprocess.run(
-        [sys.executable, "-P", "-m", "superdl.main", "run", str(tmp_path / "spec.yaml"), "--json"],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "superdl.main",
+            "run",
+            str(tmp_path / "spec.yaml"),
+            "--json",
+            "--no-page",
+        ],
         capture_output=True,
         text=True,
         check=False,
