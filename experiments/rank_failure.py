@@ -58,6 +58,15 @@ class FailureWatch:
             return None  # the store has gone with rank 0: then our own reason is all there is
         return None if first == mine else first
 
+    def told(self) -> str | None:
+        """What the first rank that failed said; None if none has, or nobody can be asked."""
+        try:
+            if self._store is None or not self._store.check([_KEY]):
+                return None
+            return bytes(self._store.get(_KEY)).decode()
+        except RuntimeError:
+            return None
+
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()

@@ -173,14 +173,17 @@ def join_ranks(place: Place, device: torch.device, *, alone: bool = False) -> It
         with _group_of_one(device) if alone else contextlib.nullcontext():
             yield Ranks(place)
         return
-    watch = FailureWatch(place.rank)
-    store = _join(place, device)
-    watch.start()
+    store, watch = _join(place, device)
     try:
         yield Ranks(place, store)
         dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
-    except BaseException as error:
+    except Exception as error:
         first = watch.tell(f"{type(error).__name__}: {error}".removesuffix(": "))
+        if first is not None:
+            raise OtherRankError(first) from error
+        raise
+    except BaseException as error:  # an interrupt is no failure, but torchrun interrupts the others after one
+        first = watch.told()
         if first is not None:
             raise OtherRankError(first) from error
         raise
@@ -192,7 +195,7 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _join(place: Place, device: torch.device) -> Store:
+def _join(place: Place, device: torch.device) -> tuple[Store, FailureWatch]:
     try:
         store, rank, replicas = next(rendezvous("env://", timeout=_GROUP_TIMEOUT))
         attempt = PrefixStore(f"superdl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -203,12 +206,14 @@ def _join(place: Place, device: torch.device) -> Store:
             world_size=replicas,
             timeout=_GROUP_TIMEOUT,
         )
+        watch = FailureWatch(place.rank)
+        watch.start()
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"rank {place.rank} of {place.replicas} could not join the others: {error}; start the run with "
             "torchrun, which sets MASTER_ADDR and MASTER_PORT"
         ) from error
-    return PrefixStore("texts", attempt)
+    return PrefixStore("texts", attempt), watch
 
 
 @contextlib.contextmanager

@@ -1,0 +1,44 @@
+"""Which types a model computes in, and that bfloat16 does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments.models import build_model
+from experiments.training.precision import autocast, compute_type
+from experiments.training.strategies import make_strategy
+from super_wire.errors import ConfigError
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+
+def test_what_is_named_is_what_it_is(monkeypatch):
+    assert compute_type("float32", CPU) == torch.float32
+    assert compute_type("bfloat16", CPU) == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    for capability, dtype in (((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16), ((7, 5), torch.float32)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
+        assert compute_type("auto", CUDA) == dtype
+    with pytest.raises(ConfigError, match="Tesla T4 only emulates bfloat16, slower than float32"):
+        compute_type("bfloat16", CUDA)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_on_a_cpu_its_instructions_decide(monkeypatch, computes):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: computes, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    assert compute_type("auto", CPU) == (torch.bfloat16 if computes else torch.float32)
+
+
+def test_a_strategy_computes_in_its_type_and_keeps_weights_in_float32():
+    model = build_model("small_cnn", 3, CPU)
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    for dtype in (torch.float32, torch.bfloat16):
+        strategy = make_strategy("single", model, CPU, dtype)
+        with strategy.computing():
+            assert strategy.model(images).dtype == dtype
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    with autocast(CPU, torch.float32):
+        assert model(images).dtype == torch.float32
