@@ -18,7 +18,7 @@ from super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["VISION_MODELS", "NormalisedNetwork", "fit_positions", "make_vision_model"]
+__all__ = ["VISION_MODELS", "NormalisedNetwork", "fit_transformer", "make_vision_model"]
 
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
 _STD = (0.229, 0.224, 0.225)
@@ -101,9 +101,16 @@ def make_vision_model(name: str, num_classes: int, side: int) -> nn.Module:
     return NormalisedNetwork(network, side)
 
 
-def fit_positions(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a vision transformer whose positions are stretched to the images that ``network`` is for."""
-    fitted = dict(weights)
+def fit_transformer(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a vision transformer with the present names of layers, and positions for its images.
+
+    torchvision's published files have older names; positions are stretched to images of another side.
+    """
+    fitted = {}
+    for name, value in weights.items():
+        for older, newer in _RENAMED:
+            name = name.replace(older, newer)  # noqa: PLW2901  # one after the other
+        fitted[name] = value
     mine, theirs = network.state_dict().get(_POSITIONS), fitted.get(_POSITIONS)
     if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
         return fitted
@@ -114,6 +121,7 @@ def fit_positions(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str
     return stretched
 
 
+_RENAMED = ((".mlp.linear_1.", ".mlp.0."), (".mlp.linear_2.", ".mlp.3."))
 _POSITIONS = "encoder.pos_embedding"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.vision_models import NormalisedNetwork, fit_positions
+from experiments.vision_models import NormalisedNetwork, fit_transformer
 from super_wire.discretion import without_credentials
 from super_wire.errors import ConfigError
 
@@ -48,7 +48,7 @@ def load_weights(model: nn.Module, place: str) -> str:
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
         raise TypeError(f"{type(network).__name__} is no module")
-    weights = fit_positions(network, weights)
+    weights = fit_transformer(network, weights)
     mine = network.state_dict()
     head = _classifier(network)
     left_out = [

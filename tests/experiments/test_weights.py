@@ -83,6 +83,18 @@ def test_positions_of_a_transformer_are_stretched_to_the_images(tmp_path):
     assert torch.equal(model.network.encoder.pos_embedding[:, 0], theirs[:, 0])
 
 
+def test_the_names_of_torchvisions_published_transformers_are_known(tmp_path):
+    saved, model = model_of(1, 5, "vit_mini"), model_of(2, 5, "vit_mini")
+    older = {
+        name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): value
+        for name, value in saved.network.state_dict().items()
+    }
+    assert sum("linear_" in name for name in older) == 4 * 4
+    torch.save(older, tmp_path / "weights.pt")
+    load_weights(model, str(tmp_path / "weights.pt"))
+    assert same(model, saved)
+
+
 def test_a_file_that_is_not_there_or_holds_something_else_is_named(tmp_path):
     model = model_of(0)
     with pytest.raises(ConfigError, match=r"model\.weights: there is no file"):
