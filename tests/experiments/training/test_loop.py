@@ -128,7 +128,7 @@ def test_summaries_are_the_sums_of_their_steps(stripes):
     assert epoch.train.job is not None
     assert epoch.train.job.samples_produced == 120
     assert epoch.train.wall_s >= epoch.train.wait_s + epoch.train.compute_s
-    assert all(step.total_s == pytest.approx(step.wait_s + step.compute_s) for step in steps)
+    assert all(step.total_s >= step.wait_s + step.compute_s for step in steps)
     assert all(len(bytes.fromhex(step.batch_id)) == 16 for step in steps)
 
 
