@@ -77,9 +77,13 @@ def _figures(page: Page, comparison: Comparison) -> None:
         "work with it. Decodes are images fetched and decoded for all runs of an arm together, training and "
         "validation, for each image of the set."
     )
-    _plot(page, comparison, _PLOTTED, "after the warm-up")
+    _plot(page, comparison, _PLOTTED, _counted(comparison))
     _plot(page, comparison, _PLOTTED_WHOLE, "of the whole run")
     _plot_groups(page, comparison)
+
+
+def _counted(comparison: Comparison) -> str:
+    return "after the warm-up" if comparison.warmup_epochs else "of all epochs"
 
 
 def _bracketed(text: str) -> str:
@@ -119,7 +123,7 @@ def _plot_groups(page: Page, comparison: Comparison) -> None:
         return
     rows = tuple((name, *(number(used.get(name)) for used in by_arm.values())) for name in groups)
     columns = (Column("processes", words=True), *(Column(title, "ms/image") for title in by_arm))
-    page.table(Table("CPU after the warm-up by part, mean of the repeats", columns, rows))
+    page.table(Table(f"CPU {_counted(comparison)} by part, mean of the repeats", columns, rows))
     series = tuple(
         Series(name, tuple(used.get(name, 0.0) for used in by_arm.values()))
         for name in groups
