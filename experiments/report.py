@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.bill import RunBill
+    from experiments.job_counters import JobCounters
     from experiments.monitoring import Utilization
     from experiments.records import EpochSummary, PassSummary
     from experiments.step_times import StepTime
@@ -49,8 +50,9 @@ class RunReport:
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
-    the training loader was opened with. The figures of passes are over all
-    ``ranks``, those of ``utilization`` of rank 0 and what it started.
+    the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
+    in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of
+    ``utilization`` of rank 0 and what it started.
     """
 
     name: str
@@ -69,6 +71,7 @@ class RunReport:
     executor: str | None = None
     utilization: Utilization | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
+    rest: JobCounters | None = None
     bill: RunBill | None = None
     ranks: int = 1
     strategy: str | None = None

@@ -146,6 +146,7 @@ class RunState:
             executor=self.executor,
             utilization=None if self.monitor is None else self.monitor.utilization(),
             loader_settings=self.loader_settings,
+            rest=self.rest,
             bill=bill_of(
                 self.epochs,
                 cost=self.spec.cost,
