@@ -140,9 +140,14 @@ def print_report(report: RunReport, console: Console) -> None:
         )
     if report.utilization is not None and report.epochs:
         console.print(utilization_table(report.utilization, _images(report)))
+        together = (
+            "CPU per image and memory are of all of these together."
+            if report.ranks == 1
+            else "CPU per image is left out, since this is rank 0's CPU and the images are of all ranks."
+        )
         console.print(
             "Cores in use are CPU seconds per second, of this trainer and the processes that it started; "
-            "what runs elsewhere is not in them. CPU per image and memory are of all of these together.",
+            f"what runs elsewhere is not in them. {together}",
             style="dim",
             highlight=False,
         )
@@ -191,7 +196,9 @@ def _cost_lines(report: RunReport) -> list[str]:
 
 
 def _images(report: RunReport) -> dict[tuple[int | None, str], int]:
-    """How many images each pass had, by epoch and split."""
+    """How many images each pass had whose CPU is known, by epoch and split: none of several ranks."""
+    if report.ranks > 1:
+        return {}
     passes = [(one.epoch, split, figures) for one in report.epochs for split, figures in one.splits()]
     return {(epoch, split): figures.samples for epoch, split, figures in passes}
 

@@ -174,7 +174,12 @@ def _images(runs: Sequence[RunMeasured], warmup_epochs: int) -> int:
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """CPU seconds after the warm-up, by group; without a warm-up the start of the runs is in it."""
+    """CPU seconds after the warm-up, by group; without a warm-up the start of the runs is in it.
+
+    Empty where a run had several ranks: its phases are of rank 0 alone.
+    """
+    if any(run.ranks > 1 for run in measured.runs):
+        return {}
     used: dict[str, float] = defaultdict(float)
     for run in measured.runs:
         for phase in run.phases:

@@ -67,7 +67,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs=warmup,
         arms=arms,
         rounds=tuple(rounds),
-        notes=(*_notes(environments), *_notes_of_coordinators(runs)),
+        notes=(*_notes(environments), *_notes_of_coordinators(runs), *_notes_of_ranks(runs)),
         spec={},
         environment=first if isinstance(first, dict) else {},
     )
@@ -114,6 +114,14 @@ def _notes_of_coordinators(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tup
         f"{name} used a coordinator that it did not start: its CPU, and that of its cache and functions, is "
         "not counted, and its cache held what others had left."
         for name in sorted(named)
+    )
+
+
+def _notes_of_ranks(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
+    """Of several ranks' CPU only that of rank 0 is in the report."""
+    return tuple(
+        f"{name} had {ranks} ranks: their CPU is not compared, since its report has that of rank 0 alone."
+        for name, ranks in sorted({(name, run.ranks) for name, _, run in runs if run.ranks > 1})
     )
 
 

@@ -77,7 +77,10 @@ class BillMeasured:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1."""
+    """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1.
+
+    ``passes`` are over all its ``ranks``, ``phases`` of rank 0 and what it started.
+    """
 
     name: str
     status: str
@@ -86,6 +89,7 @@ class RunMeasured:
     passes: tuple[PassMeasured, ...]
     phases: tuple[PhaseMeasured, ...]
     epoch_ends_at_s: Mapping[int, float] = field(default_factory=dict)
+    ranks: int = 1
     reason: str | None = None
     wall_s: float | None = None
     bill: BillMeasured | None = None
@@ -149,6 +153,7 @@ def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
         passes=tuple(passes),
         phases=tuple(phases),
         epoch_ends_at_s=ends,
+        ranks=int(report.get("ranks") or 1),
         wall_s=float(report["wall_s"]),
         bill=_bill(report),
         facts=report,

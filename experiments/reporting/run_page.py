@@ -135,7 +135,7 @@ def _time(page: Page, run: RunFiles) -> None:
         page.paragraph(
             "Status checks: the sampler asks the coordinator for pages of its plan, which tell the status "
             "of each batch. A background thread does it ahead; only the last two columns are time of the "
-            "trainer."
+            "trainer." + _of_rank_0(run)
         )
         page.table(table)
 
@@ -173,7 +173,7 @@ def _processors(page: Page, run: RunFiles) -> None:
             "Computing is the time of steps on the device, by CUDA events on a GPU and by the clock on a "
             "CPU. Cores in use are CPU seconds per second, of the trainer and all that it started on this "
             "machine; what runs elsewhere is not in them. A GPU is busy while some kernel runs, which is not "
-            "to say fully used." + _of_rank_0(run)
+            "to say fully used." + _of_rank_0(run, " CPU by image is left out: its images are of all ranks.")
         )
     gpus = gpus_table(run)
     if gpus is not None:
@@ -182,9 +182,9 @@ def _processors(page: Page, run: RunFiles) -> None:
         page.plot("What the parts of the run use over time, on each other.", charts)
 
 
-def _of_rank_0(run: RunFiles) -> str:
+def _of_rank_0(run: RunFiles, also: str = "") -> str:
     ranks = run.known.get("ranks") or 1
-    return f" Of {ranks} ranks this is rank 0, with what it started." if ranks > 1 else ""
+    return f" Of {ranks} ranks this is rank 0, with what it started.{also}" if ranks > 1 else ""
 
 
 def _cost(page: Page, bill: dict[str, Any]) -> None:

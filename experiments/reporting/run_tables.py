@@ -219,13 +219,14 @@ def processors_table(run: RunFiles) -> Table | None:
     cpu_s = [sum(group["cpu_s"] for group in phase["groups"].values()) for phase in phases]
     computing = [share(one.get("compute_s"), wall_s) for one, wall_s in zip(passes, walls, strict=True)]
     each = [share(used, one.get("samples")) for used, one in zip(cpu_s, passes, strict=True)]
+    alone = (run.known.get("ranks") or 1) == 1  # else the CPU is rank 0's, and the images are of all ranks
     columns: list[_Cells] = [
         (Column("phase", words=True), [_phase_name(phase) for phase in phases]),
         (Column("time", "s"), aligned(walls)),
         _percents("computing", "% of time", computing),
         *((Column(name, "cores"), _cores(phases, name)) for name in groups),
         (Column("all", "cores"), aligned([share(*pair) for pair in zip(cpu_s, walls, strict=True)], 2)),
-        _ms("CPU", each, "ms/image"),
+        *([_ms("CPU", each, "ms/image")] if alone else []),
         (Column("memory", "most"), [_memory(phase) for phase in phases]),
     ]
     if any(phase["gpu_percent"] is not None or phase["gpu_memory_bytes_max"] for phase in phases):

@@ -1,0 +1,76 @@
+"""Runs that were made elsewhere: what their reports allow to be compared, and what not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from experiments.comparing.found_runs import compare_runs
+from experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from experiments.records import EpochSummary, PassSummary
+from experiments.report import RunReport, write_report
+from experiments.spec import parse_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def one_pass(samples: int = 4000, wall_s: float = 10.0, accuracy: float = 0.9) -> PassSummary:
+    return PassSummary(
+        samples=samples,
+        batches=10,
+        wall_s=wall_s,
+        first_batch_s=0.5,
+        wait_s=1.0,
+        read_s=0.0,
+        compute_s=8.0,
+        decode_s=None,
+        invocations=None,
+        hits=0,
+        misses=0,
+        size_bytes=1,
+        loss=0.5,
+        accuracy=accuracy,
+        images_per_s=samples / wall_s,
+        job=None,
+    )
+
+
+def found_run(place: Path, *epochs: EpochSummary, **changes: object) -> str:
+    """The directory of a run of which only the report is there."""
+    place.mkdir(parents=True)
+    trainer = GroupUsage(1, cpu_s=16.0, cpu_cores=1.6, rss_bytes_max=1, pss_bytes_max=1)
+    phases = tuple(
+        PhaseUsage(one.epoch, "train", 10.0, 3, {"trainer": trainer}, None, None) for one in epochs
+    )
+    values = {
+        "name": "found",
+        "status": "finished",
+        "reason": None,
+        "started_at": "2026-11-22T10:00:00+00:00",
+        "wall_s": 30.0,
+        "directory": str(place),
+        "classes": ("a", "b"),
+        "train_samples": 4000,
+        "val_samples": None,
+        "epochs": epochs,
+        "spec": parse_spec({"name": "found", "data": {"train": "digits"}}).to_mapping(),
+        "environment": {},
+        "utilization": Utilization(1.0, 3, 0.0, phases),
+    }
+    report = RunReport(**(values | changes))  # type: ignore[arg-type]  # names of fields
+    write_report(report, place / "report.json")
+    return str(place)
+
+
+def test_no_cpu_by_image_is_told_of_several_ranks(tmp_path: Path) -> None:
+    epochs = [EpochSummary(at, one_pass(), None) for at in range(2)]
+    alone = found_run(tmp_path / "alone", *epochs)
+    ranks = found_run(tmp_path / "ranks", *epochs, ranks=4)
+    found = compare_runs([f"alone={alone}", f"ranks={ranks}"])
+    assert found.figures_of("alone")[0].cpu_ms_per_image == pytest.approx(4.0)
+    of_ranks = found.figures_of("ranks")[0]
+    assert (of_ranks.cpu_ms_per_image, of_ranks.outside_ms_per_image) == (None, None)
+    assert of_ranks.images_per_s == pytest.approx(400.0)
+    assert any(note.startswith("ranks had 4 ranks: their CPU is not compared") for note in found.notes)
