@@ -79,16 +79,19 @@ class RunReport:
     step_times: tuple[StepTime, ...] = ()
 
     @property
+    def validated(self) -> tuple[int, PassSummary] | None:
+        """The last epoch that was validated, and that validation; None if none was."""
+        return next(((one.epoch, one.val) for one in reversed(self.epochs) if one.val is not None), None)
+
+    @property
     def val_accuracy(self) -> float | None:
-        """The validation accuracy after the last epoch; None without validation data."""
-        last = self.epochs[-1].val if self.epochs else None
-        return None if last is None else last.accuracy
+        """The accuracy of the last validation; None if there was none."""
+        return None if self.validated is None else self.validated[1].accuracy
 
     @property
     def val_top5_accuracy(self) -> float | None:
-        """The share of validation images whose label was among the five likeliest, after the last epoch."""
-        last = self.epochs[-1].val if self.epochs else None
-        return None if last is None else last.top5_accuracy
+        """The share of images whose label was among the five likeliest, in the last validation."""
+        return None if self.validated is None else self.validated[1].top5_accuracy
 
     @property
     def first_batch_s(self) -> float | None:
@@ -154,11 +157,7 @@ def print_report(report: RunReport, console: Console) -> None:
     lines = [f"run {report.name}: {report.status} in {report.wall_s:.1f} s"]
     if report.reason:
         lines.append(f"reason: {report.reason}")
-    if report.val_accuracy is not None:
-        top5 = "" if report.val_top5_accuracy is None else f", top-5 {report.val_top5_accuracy:.4f}"
-        lines.append(f"validation accuracy {report.val_accuracy:.4f}{top5}")
-    elif report.epochs:
-        lines.append("no validation data was given (data.val)")
+    lines += _accuracy_lines(report)
     if report.images_per_s is not None:
         lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
     if report.executor is not None:
@@ -168,6 +167,20 @@ def print_report(report: RunReport, console: Console) -> None:
     lines.append(f"written to {report.directory}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _accuracy_lines(report: RunReport) -> list[str]:
+    """What the last validation came to, or why there was none."""
+    if report.validated is None:
+        if not report.epochs:
+            return []
+        if report.val_samples is None:
+            return ["no validation data was given (data.val)"]
+        return ["no epoch was validated" + (" (training.validate_every)" * (report.status == "finished"))]
+    epoch, val = report.validated
+    top5 = "" if val.top5_accuracy is None else f", top-5 {val.top5_accuracy:.4f}"
+    when = "" if epoch == report.epochs[-1].epoch else f", after epoch {epoch + 1}"
+    return [f"validation accuracy {val.accuracy:.4f}{top5}{when}"]
 
 
 def _stall_lines(report: RunReport) -> list[str]:

@@ -129,6 +129,14 @@ class RunFiles:
         return self.usage_by_rank.get(0, ())
 
     @property
+    def has_validation_data(self) -> bool:
+        """Whether there were images to validate with, however many epochs did."""
+        if self.report is not None and "val_samples" in self.report:
+            return self.report["val_samples"] is not None
+        data = self.spec.get("data") or {}
+        return data.get("train") is None or data.get("val") is not None  # a named set has both
+
+    @property
     def trained(self) -> tuple[Pass, ...]:
         """The training passes."""
         return tuple(one for one in self.passes if one.split == "train")

@@ -121,9 +121,13 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     last = run.trained[-1]
     validated = [one for one in run.passes if one.split == "val"]
     if not validated:
+        if run.has_validation_data:
+            why = "No epoch was validated" + (" (training.validate_every)" * (run.status == "finished"))
+        else:
+            why = "There was no validation data (data.val)"
         return "Accuracy:", (
-            f"{_right(last)} of the training images in the last epoch. There was no validation data "
-            "(data.val), so nothing is known of images that it was not trained on."
+            f"{_right(last)} of the training images in the last epoch. {why}, so nothing is known of images "
+            "that it was not trained on."
         )
     best = max(validated, key=lambda one: one.figures["accuracy"])
     said = (

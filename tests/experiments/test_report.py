@@ -163,6 +163,21 @@ def test_settings_that_json_does_not_have_are_told_by_name(tmp_path):
 
 
 def test_without_validation_data_that_is_said():
-    value = report(epochs=(EpochSummary(0, TRAIN, None),))
+    value = report(epochs=(EpochSummary(0, TRAIN, None),), val_samples=None)
     assert value.val_accuracy is None
     assert "no validation data was given (data.val)" in printed(value)
+
+
+def test_validation_data_that_no_epoch_used_is_not_said_to_be_missing():
+    text = printed(report(epochs=(EpochSummary(0, TRAIN, None),)))
+    assert "no epoch was validated (training.validate_every)" in text
+    assert "data.val" not in text
+    failed = report(status="failed", reason="X", epochs=(EpochSummary(0, TRAIN, None),))
+    assert "validate_every" not in printed(failed)
+
+
+def test_the_accuracy_is_of_the_last_epoch_that_was_validated(tmp_path):
+    value = report(epochs=(EpochSummary(0, TRAIN, VAL), EpochSummary(1, TRAIN, None)))
+    assert "validation accuracy 0.9812, after epoch 1" in printed(value)
+    write_report(value, tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["val_accuracy"] == 0.9812

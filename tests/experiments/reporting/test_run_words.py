@@ -127,6 +127,8 @@ def test_accuracy_is_of_the_last_epoch_and_names_a_better_one():
         "the training images for 90.0%. Best was epoch 1 with 80.0% (top-1; top-5 100.0%)."
     )
     assert "There was no validation data" in said(a_run(one_pass()), "Accuracy:")
+    unused = said(a_run(one_pass(), val_samples=50), "Accuracy:")
+    assert "No epoch was validated (training.validate_every)" in unused
 
 
 def test_the_first_batch_is_counted_from_the_runs_start_too():
