@@ -6,6 +6,7 @@ What such a process does is `experiments.comparing.tied_run`'s; a failed one's l
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -64,12 +65,17 @@ class EndedRun:
 
 
 def run_together(
-    requests: Sequence[RunRequest], tick: Callable[[], None], *, stop_at_failure: bool = True
+    requests: Sequence[RunRequest],
+    tick: Callable[[], None],
+    *,
+    stop_at_failure: bool = True,
+    end_wait_s: float = _END_WAIT_S,
 ) -> tuple[EndedRun, ...]:
     """Start all runs and wait until they, and what they started, have ended; ``tick`` is called each second.
 
-    A run that fails ends the others, unless ``stop_at_failure`` is false. Call it from the main thread: the
-    system ties the runs to the thread that starts them.
+    A run that fails ends the others, unless ``stop_at_failure`` is false: they are interrupted, and killed
+    if they have not ended ``end_wait_s`` later. Call it from the main thread: the system ties the runs to
+    the thread that starts them.
 
     Raises:
         KeyboardInterrupt: a person ended it; the runs were interrupted, and have written their reports.
@@ -82,13 +88,18 @@ def run_together(
         for request in requests:
             processes.append(_Process(request, said))  # noqa: PERF401  # what was started is known if one is not
         running = set(processes)
+        kill_at_s = math.inf
         while running:
             with contextlib.suppress(queue.Empty):
                 gone = said.get(timeout=_TICK_S)
                 running.discard(gone)
-                if stop_at_failure and gone.process.returncode != 0:
+                if stop_at_failure and gone.process.returncode != 0 and kill_at_s == math.inf:
+                    kill_at_s = time.monotonic() + end_wait_s
                     for other in running:
                         other.interrupt()
+            if time.monotonic() >= kill_at_s:
+                for other in running:
+                    other.kill()  # as often as it takes: what was killed says so itself, once it is gone
             tick()
         return tuple(process.ended() for process in processes)
 
