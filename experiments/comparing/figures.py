@@ -57,7 +57,7 @@ class RoundFigures:
     stalled. CPU is that of every process, the model's own work with it; outside the trainer is what
     DataLoader workers, functions, coordinator and cache take, and ``cpu_ms_by_group`` says which of them.
     ``decodes_per_image`` are the images that were fetched and decoded for all runs together, for each that
-    the set has, training and validation alike. Runs at once have one machine, which is paid once; their cost
+    the set has, validation images among them if a run validated. Runs at once have one machine, which is paid once; their cost
     by epoch is all of it over the epochs of all. The first batch is that of the run which got it last.
     """
 
@@ -210,7 +210,7 @@ def _services_cpu_s(measured: RoundMeasured, warmup_epochs: int) -> dict[str, fl
 
 def _decodes_by_epoch(runs: Sequence[RunMeasured]) -> dict[int, float] | None:
     """How often an image of the set was decoded, on average, in each epoch, for all runs; None: not told."""
-    images = max((run.train_samples + run.val_samples for run in runs), default=0)
+    images = max((_images_read(run) for run in runs), default=0)
     if not images or any(one.produced is None for run in runs for one in run.passes):
         return None
     produced: dict[int, int] = defaultdict(int)
@@ -218,6 +218,11 @@ def _decodes_by_epoch(runs: Sequence[RunMeasured]) -> dict[int, float] | None:
         for one in run.passes:
             produced[one.epoch] += one.produced or 0
     return {epoch: count / images for epoch, count in sorted(produced.items())}
+
+
+def _images_read(run: RunMeasured) -> int:
+    """How many images there are in the splits that it has read: nobody counts what is decoded of another."""
+    return run.train_samples + (run.val_samples if any(one.split == "val" for one in run.passes) else 0)
 
 
 def _usd(runs: Sequence[RunMeasured]) -> float | None:

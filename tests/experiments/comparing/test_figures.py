@@ -105,6 +105,13 @@ def test_runs_at_once_share_what_was_decoded_and_are_added_up():
     assert round_figures(RoundMeasured("b", 1, tuple(plain)), 0).decodes_per_image == 16.0
 
 
+def test_validation_images_that_nobody_read_are_not_expected_to_be_decoded():
+    run = run_of(one_pass(0, produced=100), images=(100, 100))
+    assert round_figures(RoundMeasured("a", 1, (run,)), 0).decodes_per_image == 1.0
+    validated = run_of(one_pass(0, produced=100), one_pass(0, "val", produced=0), images=(100, 100))
+    assert round_figures(RoundMeasured("a", 1, (validated,)), 0).decodes_per_image == 0.5
+
+
 def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
     services = ((10.0, {"cache": 1.0}), (20.0, {"cache": 2.0}), (30.0, {"cache": 5.0, "functions": 7.0}))
     runs = tuple(
