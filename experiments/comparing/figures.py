@@ -57,8 +57,9 @@ class RoundFigures:
     stalled. CPU is that of every process, the model's own work with it; outside the trainer is what
     DataLoader workers, functions, coordinator and cache take, and ``cpu_ms_by_group`` says which of them.
     ``decodes_per_image`` are the images that were fetched and decoded for all runs together, for each that
-    the set has, validation images among them if a run validated. Runs at once have one machine, which is paid once; their cost
-    by epoch is all of it over the epochs of all. The first batch is that of the run which got it last.
+    the set has, validation images among them if a run validated. Runs at once have one machine, which is
+    paid once; their cost by epoch is all of it over the epochs of all. The first batch is that of the run
+    which got it last.
     """
 
     images_per_s: float
