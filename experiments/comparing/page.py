@@ -13,6 +13,7 @@ from experiments.reporting import Bars, Chart, Column, Line, Lines, Page, Series
 from experiments.reporting.quantities import number, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from experiments.comparing.figures import Figure
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["comparison_page", "write_page"]
 
 _PLOTTED = ("images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch")
-_PLOTTED_WHOLE = ("decodes_per_image", "cpu_s", "usd", "wall_s", "first_batch_s")
+_PLOTTED_WHOLE = ("usd_per_epoch", "decodes_per_image", "cpu_s", "usd", "wall_s", "first_batch_s")
 _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
@@ -48,9 +49,12 @@ def comparison_page(comparison: Comparison) -> Page:
 
 def _subtitle(comparison: Comparison) -> str:
     done = sum(one.figures is not None for one in comparison.rounds)
+    planned = len(comparison.arms) * comparison.repeats
+    if comparison.status == "finished":  # of runs that were found, arms may have several each
+        planned = len(comparison.rounds)
     return (
-        f"{comparison.status}, begun {comparison.started_at}, {done} of "
-        f"{len(comparison.arms) * comparison.repeats} rounds measured in {seconds(comparison.took_s)}"
+        f"{comparison.status}, begun {comparison.started_at}, {done} of {planned} rounds measured in "
+        f"{seconds(comparison.took_s)}"
     )
 
 
@@ -77,8 +81,9 @@ def _figures(page: Page, comparison: Comparison) -> None:
         "work with it. Decodes are images fetched and decoded for all runs of an arm together, training and "
         "validation, for each image of the set."
     )
-    _plot(page, comparison, _PLOTTED, _counted(comparison))
-    _plot(page, comparison, _PLOTTED_WHOLE, "of the whole run")
+    whole = comparison.of_whole_runs
+    _plot(page, comparison, [key for key in _PLOTTED if key not in whole], _counted(comparison))
+    _plot(page, comparison, [key for key in _PLOTTED_WHOLE if key in whole], "of the whole run")
     _plot_groups(page, comparison)
 
 
@@ -90,7 +95,7 @@ def _bracketed(text: str) -> str:
     return f"{text}]" if "[" in text else text
 
 
-def _plot(page: Page, comparison: Comparison, keys: tuple[str, ...], of_what: str) -> None:
+def _plot(page: Page, comparison: Comparison, keys: Sequence[str], of_what: str) -> None:
     charts: list[Chart] = [_bars(comparison, figure) for figure in comparison.shown() if figure.key in keys]
     if charts:
         caption = (

@@ -121,7 +121,19 @@ class Comparison:
         waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
         settings = [("Settings:", text) for text in map(_told_settings, self.arms) if text]
         notes = [("Note:", note) for note in self.notes]
-        return (*conclusions(spreads, self.warmup_epochs), *waits, *settings, *notes)
+        failed = {
+            arm.title: lost
+            for arm in self.arms
+            if (lost := sum(one.figures is None for one in self.rounds if one.round.arm == arm.name))
+        }
+        said = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
+        return (*said, *waits, *settings, *notes)
+
+    @property
+    def of_whole_runs(self) -> frozenset[str]:
+        """The keys of figures that have the warm-up in them: of runs at once, that of their cost too."""
+        at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
+        return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
     def _told_stalls(self, arm: ArmReport) -> str:
         """Why an arm's steps stalled, and for what share of its training time."""

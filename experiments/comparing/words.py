@@ -33,11 +33,16 @@ _SAID = {
 
 
 def conclusions(
-    spreads: Mapping[str, Mapping[str, Spread | None]], warmup_epochs: int
+    spreads: Mapping[str, Mapping[str, Spread | None]],
+    warmup_epochs: int,
+    *,
+    failed: Mapping[str, int] | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, str], ...]:
     """Return sentences, each after its subject: of every figure the first arm beside each other one.
 
-    ``spreads`` are by the figure's key and the arm's title, the first arm first.
+    ``spreads`` are by the figure's key and the arm's title, the first arm first; ``failed`` are numbers of
+    rounds by the arm's title, ``whole`` the keys of figures that have the warm-up in them.
     """
     points = []
     for figure in FIGURES:
@@ -48,12 +53,19 @@ def conclusions(
             points.append((f"{figure.title[0].upper()}{figure.title[1:]}:", " ".join(said)))
     if points and not any(spreads["usd"].values()):
         points.append(("Cost:", "not compared, since cost.machine names no machine of the price table."))
-    of_whole = [figure.title for figure in FIGURES if figure.whole and any(spreads[figure.key].values())]
+    of_whole = [
+        figure.title for figure in FIGURES if figure.key in whole and any(spreads[figure.key].values())
+    ]
     points.append(("Warm-up:", _about_warmup(warmup_epochs, of_whole)))
-    repeats = [len(one.values) for by_arm in spreads.values() for one in by_arm.values() if one is not None]
-    if max((len(by_arm) for by_arm in spreads.values()), default=0) > 1 and repeats:
-        points.append(("Chance:", _about_chance(min(repeats))))
-    return tuple(points)
+    repeats: dict[str, int] = {}
+    for by_arm in spreads.values():
+        for title, spread in by_arm.items():
+            if spread is not None:
+                repeats[title] = max(repeats.get(title, 0), len(spread.values))
+    if len(repeats) > 1:
+        points.append(("Chance:", _about_chance(repeats)))
+    lost = ", ".join(f"{number} of {title}" for title, number in (failed or {}).items())
+    return (*points, ("Failed:", f"rounds that failed are in no figure: {lost}.")) if lost else tuple(points)
 
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
@@ -67,10 +79,13 @@ def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Sp
         return f"{values}; the ranges overlap: no difference can be told."
     pair = (first, second) if (measured[first].median > measured[second].median) else (second, first)
     better, worse = pair if figure.more_is_better else pair[::-1]
-    doubt = "" if verdict.apart else "; each ran once, so nobody knows the spread"
+    once = [name for name in (first, second) if len(measured[name].values) == 1]
+    doubt = f"; {_ran_once(once, 2)}, so nobody knows the spread" if once else ""
     if not verdict.ratio:
         return f"{values}: less by all of it for {better}{doubt}."
     factor = number(max(verdict.ratio, 1 / verdict.ratio))
+    if factor == number(1.0):
+        return f"{values}: equal to three digits{doubt}."
     said = _SAID[figure.key].format(better=better, worse=worse, factor=factor)
     return f"{said} ({values}){doubt}."
 
@@ -86,12 +101,21 @@ def _about_warmup(epochs: int, of_whole: Sequence[str]) -> str:
     return f"{which} in figures of the whole run alone: {', '.join(of_whole)}."
 
 
-def _about_chance(repeats: int) -> str:
-    if repeats == 1:
-        return "an arm ran once; run more repeats before you believe a difference (--repeats 3)."
-    chance = chance_of_apart(repeats, repeats)
+def _ran_once(names: Sequence[str], of: int) -> str:
+    return "each ran once" if len(names) == of else f"{' and '.join(names)} ran once"
+
+
+def _about_chance(repeats: Mapping[str, int]) -> str:
+    """What chance alone does to the two arms that are most exposed to it, by how often each arm ran."""
+    once = [name for name, times in repeats.items() if times == 1]
+    if once:
+        told = _ran_once(once, len(repeats))
+        return f"{told}; run more repeats before you believe a difference (--repeats 3)."
+    first, *others = repeats.values()
+    chance, second = max((chance_of_apart(first, other), other) for other in others)
     wanted = "; more repeats would tell more" if chance > _RARELY else ""
+    of_each = f"{first} repeats each" if first == second else f"{first} and {second} repeats"
     return (
-        f"where two arms are alike, the ranges of {repeats} repeats each lie apart in one figure of "
+        f"where two arms are alike, the ranges of {of_each} lie apart in one figure of "
         f"{round(1 / chance)} all the same{wanted}."
     )

@@ -124,7 +124,7 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
     assert "[2/2] torch done in" in printed
     assert "the first epoch of each run counts in figures of the whole run alone" in printed
-    assert "an arm ran once; run more repeats" in printed
+    assert "each ran once; run more repeats" in printed
 
 
 @pytest.mark.slow
