@@ -22,6 +22,8 @@ LIMIT = 0.2
 """Waiting for more of it than this is what the pass is slow by."""
 
 
+_WORK = ("samples_produced", "invocations", "fetch_s", "decode_s", "push_s")
+
 _EPOCHS = 6
 """So many epochs are shown beside each other: of more, the first and the last."""
 
@@ -152,7 +154,7 @@ def _throughput(run: RunFiles) -> tuple[str, str]:
         return "Throughput:", f"{rate(first.figures['images_per_s'], 'images')} while training."
     return "Throughput:", (
         f"{rate(_rate_of(run.trained), 'images')} while training: "
-        f"{rate(first.figures['images_per_s'], 'images')} in the first epoch, "
+        f"{rate(first.figures['images_per_s'], 'images')} in {_first_epoch(run)}, "
         f"{rate(_rate_of(later), 'images')} after it."
     )
 
@@ -180,41 +182,49 @@ def _sum(passes: Sequence[Pass], name: str) -> float:
 
 def _waiting(run: RunFiles) -> tuple[str, str]:
     first, later = run.trained[0], run.trained[1:]
-    said = (
-        f"{percent(first.wait_share)} of the first epoch's {seconds(first.figures['wall_s'])}: {_why(first)}"
-    )
+    took = seconds(first.figures["wall_s"])
+    said = f"{percent(first.wait_share)} of {_first_epoch(run)}'s {took}: {_why([first])}"
     if not later:
         return "Waiting for data:", f"{said}."
     waited = share(_sum(later, "wait_s"), _sum(later, "wall_s"))
-    longest = max(later, key=lambda one: one.wait_share or 0.0)
-    return "Waiting for data:", f"{said}; {percent(waited)} of the epochs after it: {_why(longest, waited)}."
+    return "Waiting for data:", f"{said}; {percent(waited)} of the epochs after it: {_why(later)}."
 
 
-def _why(one: Pass, waited: float | None = None) -> str:
-    """What the waiting of a pass means, and what it was for, if there was enough to ask."""
-    part = one.wait_share if waited is None else waited
+def _first_epoch(run: RunFiles) -> str:
+    """The first that this run did: one that went on from another's checkpoint begins with a later one."""
+    epoch = run.trained[0].epoch
+    return f"epoch {epoch + 1}" if epoch else "the first epoch"
+
+
+def _why(passes: Sequence[Pass]) -> str:
+    """What the waiting of some passes means, and what it was for, if there was enough to ask."""
+    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s"))
     if part is None or part < NO_LIMIT:
         return "data does not limit it"
     limits = "data limits it" if part >= LIMIT else "data slows it a little"
-    causes = stalls_of(one)
+    causes: dict[str, float] = {}
+    for one in passes:
+        for cause, wait_s in stalls_of(one).items():
+            causes[cause] = causes.get(cause, 0.0) + wait_s
     if causes:
-        cause, wait_s = next(iter(causes.items()))
+        cause, wait_s = max(causes.items(), key=lambda item: item[1])
         meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
         return f"{limits}, most of all since {meaning} ({seconds(wait_s)})"
-    produced = one.job.get("samples_produced") or 0
-    if produced and one.job.get("invocations"):
-        work_s = sum(one.job.get(name) or 0.0 for name in ("fetch_s", "decode_s", "push_s"))
+    job = {name: sum(one.job.get(name) or 0 for one in passes) for name in _WORK}
+    produced = job["samples_produced"]
+    if produced and job["invocations"]:
+        work_s = job["fetch_s"] + job["decode_s"] + job["push_s"]
         return f"{limits}; functions were producing {count(produced, 'sample')} ({seconds(work_s)} of work)"
     if produced:
-        work_s = sum(one.job.get(name) or 0.0 for name in ("fetch_s", "decode_s"))
+        work_s = job["fetch_s"] + job["decode_s"]
         return f"{limits}; its workers fetched and decoded {count(produced, 'image')} ({seconds(work_s)})"
-    read = seconds(one.figures["read_s"])
+    read = seconds(_sum(passes, "read_s"))
     return f"{limits}; nothing was produced then, so that it waited for reading ({read}, summed over workers)"
 
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
     wait_s = run.trained[0].figures["first_batch_s"]
-    said = f"{seconds(wait_s)} after the first epoch began"
+    said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
     start_s = start_seconds(run.known)
     if start_s is not None:
         said += (
