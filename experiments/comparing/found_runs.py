@@ -67,7 +67,12 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs=warmup,
         arms=arms,
         rounds=tuple(rounds),
-        notes=(*_notes(environments), *_notes_of_coordinators(runs), *_notes_of_ranks(runs)),
+        notes=(
+            *_notes(environments),
+            *_notes_of_coordinators(runs),
+            *_notes_of_ranks(runs),
+            *_notes_of_resumed(runs),
+        ),
         spec={},
         environment=first if isinstance(first, dict) else {},
     )
@@ -122,6 +127,16 @@ def _notes_of_ranks(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str,
     return tuple(
         f"{name} had {ranks} ranks: their CPU is not compared, since its report has that of rank 0 alone."
         for name, ranks in sorted({(name, run.ranks) for name, _, run in runs if run.ranks > 1})
+    )
+
+
+def _notes_of_resumed(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
+    """A run that went on from another's checkpoint has figures of what it did itself."""
+    return tuple(
+        f"{place} went on with epoch {run.first_epoch + 1}: its warm-up is counted from there, and its time, "
+        "CPU and cost are without what was trained before."
+        for _, place, run in runs
+        if run.first_epoch > 0
     )
 
 

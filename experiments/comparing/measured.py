@@ -79,6 +79,9 @@ class BillMeasured:
 class RunMeasured:
     """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1.
 
+    Epochs are counted from the first that it did, so that a run which went on from another's checkpoint has
+    its warm-up as any other; ``first_epoch`` is what the run itself calls that one.
+
     ``passes`` are over all its ``ranks``, ``phases`` of rank 0 and what it started.
     """
 
@@ -90,6 +93,7 @@ class RunMeasured:
     phases: tuple[PhaseMeasured, ...]
     epoch_ends_at_s: Mapping[int, float] = field(default_factory=dict)
     ranks: int = 1
+    first_epoch: int = 0
     reason: str | None = None
     wall_s: float | None = None
     bill: BillMeasured | None = None
@@ -136,14 +140,15 @@ def read_run(directory: Path) -> RunMeasured:
 
 
 def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
+    first = int(report["epochs"][0]["epoch"]) if report["epochs"] else 0
     passes = [
-        _pass(epoch["epoch"], split, epoch[split])
+        _pass(epoch["epoch"] - first, split, epoch[split])
         for epoch in report["epochs"]
         for split in ("train", "val")
         if epoch[split] is not None
     ]
     utilization = report["utilization"]
-    phases = [] if utilization is None else [_phase(phase) for phase in utilization["phases"]]
+    phases = [] if utilization is None else [_phase(phase, first) for phase in utilization["phases"]]
     return RunMeasured(
         name=str(report["name"]),
         status=str(report["status"]),
@@ -152,10 +157,11 @@ def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
         val_samples=int(report["val_samples"] or 0),
         passes=tuple(passes),
         phases=tuple(phases),
-        epoch_ends_at_s=ends,
+        epoch_ends_at_s={epoch if epoch < 0 else epoch - first: at_s for epoch, at_s in ends.items()},
+        first_epoch=first,
         ranks=int(report.get("ranks") or 1),
         wall_s=float(report["wall_s"]),
-        bill=_bill(report),
+        bill=_bill(report, first),
         facts=report,
     )
 
@@ -175,7 +181,7 @@ def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
     )
 
 
-def _bill(report: Mapping[str, Any]) -> BillMeasured | None:
+def _bill(report: Mapping[str, Any], first: int) -> BillMeasured | None:
     """The run's bill; None where the training machine has no price in it, since the most would be missing."""
     bill = report["bill"]
     lines = {} if bill is None else {line["name"]: line["usd"] for line in bill["lines"]}
@@ -184,15 +190,16 @@ def _bill(report: Mapping[str, Any]) -> BillMeasured | None:
     standing = _STANDING if report["spec"]["cost"]["cache_node"] is not None else frozenset()
     return BillMeasured(
         usd=float(bill["usd"]),
-        by_epoch={int(one["epoch"]): float(one["usd"]) for one in bill["epochs"]},
+        by_epoch={int(one["epoch"]) - first: float(one["usd"]) for one in bill["epochs"]},
         lines={name: float(usd) for name, usd in lines.items() if usd is not None},
         by_hour=frozenset({_MACHINE, "data machines"}) | standing,
     )
 
 
-def _phase(phase: Mapping[str, Any]) -> PhaseMeasured:
+def _phase(phase: Mapping[str, Any], first: int) -> PhaseMeasured:
     used = {name: float(group["cpu_s"]) for name, group in phase["groups"].items()}
-    return PhaseMeasured(phase["epoch"], phase["split"], float(phase["wall_s"]), used)
+    epoch = None if phase["epoch"] is None else int(phase["epoch"]) - first
+    return PhaseMeasured(epoch, phase["split"], float(phase["wall_s"]), used)
 
 
 def _epoch_ends(path: Path) -> dict[int, float]:

@@ -74,3 +74,16 @@ def test_no_cpu_by_image_is_told_of_several_ranks(tmp_path: Path) -> None:
     assert (of_ranks.cpu_ms_per_image, of_ranks.outside_ms_per_image) == (None, None)
     assert of_ranks.images_per_s == pytest.approx(400.0)
     assert any(note.startswith("ranks had 4 ranks: their CPU is not compared") for note in found.notes)
+
+
+def test_a_run_that_went_on_has_its_warmup_from_where_it_went_on(tmp_path: Path) -> None:
+    """Its first epoch is cold, whatever its number."""
+    cold, warm = one_pass(wall_s=140.0), one_pass(wall_s=40.0)
+    resumed = found_run(tmp_path / "on", EpochSummary(3, cold, None), EpochSummary(4, warm, None))
+    found = compare_runs([resumed])
+    figures = found.figures_of("found")[0]
+    assert figures.images_per_s == pytest.approx(100.0)
+    assert figures.cpu_ms_per_image == pytest.approx(4.0)
+    assert any("went on with epoch 4: its warm-up is counted from there" in note for note in found.notes)
+    whole = found_run(tmp_path / "whole", EpochSummary(0, cold, None), EpochSummary(1, warm, None))
+    assert not any("went on" in note for note in compare_runs([whole]).notes)
