@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from experiments.job_counters import JobCounters
 from experiments.loaders.places import CountedPlace
+from experiments.loaders.workers import end_workers
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -212,7 +213,4 @@ class DecodingLoader:
     def close(self) -> None:
         """End the workers at once: those of a loader in a reference cycle the collector would end badly."""
         batches, self._batches = self._batches, None
-        # What torch does itself when the last reference goes; it has no public name for it.
-        end_workers = getattr(getattr(batches, "_iterator", None), "_shutdown_workers", None)
-        if end_workers is not None:
-            end_workers()
+        end_workers(batches)

@@ -21,6 +21,7 @@ from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
 from experiments.loaders.torch_loader import epoch_sampler, pads
+from experiments.loaders.workers import leave_sigterm_to_the_run
 from experiments.torchvision_operators import declare_operators
 
 if TYPE_CHECKING:
@@ -111,7 +112,12 @@ def _shuffled(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> 
 
     batch, workers = request.loader.batch_size, max(request.loader.num_workers, 1)
     batches = StreamingDataLoader(
-        dataset, batch_size=batch, drop_last=dataset.drop_last, collate_fn=collate, **options
+        dataset,
+        batch_size=batch,
+        drop_last=dataset.drop_last,
+        collate_fn=collate,
+        worker_init_fn=leave_sigterm_to_the_run,
+        **options,
     )
     len(batches)  # makes the shuffler
     _, intervals = dataset.shuffler.get_chunks_and_intervals_per_workers(
@@ -127,7 +133,12 @@ def _in_order(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> 
     places = _ByIndex(dataset)
     sampler = epoch_sampler(places, request)
     batches: DataLoader[Any] = DataLoader(
-        places, batch_size=request.loader.batch_size, sampler=sampler, collate_fn=collate, **options
+        places,
+        batch_size=request.loader.batch_size,
+        sampler=sampler,
+        collate_fn=collate,
+        worker_init_fn=leave_sigterm_to_the_run,
+        **options,
     )
     return batches, len(batches), len(sampler) * request.replicas
 

@@ -21,6 +21,7 @@ from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
 from experiments.loaders.torch_loader import pads
+from experiments.loaders.workers import leave_sigterm_to_the_run
 from experiments.torchvision_operators import declare_operators
 from super_wire.errors import ConfigError
 
@@ -82,7 +83,13 @@ def open_mds(request: LoaderRequest) -> Loader:
     }
     share = ceil(ceil(len(samples) / nodes) / ranks_of_node)
     return DecodingLoader(
-        DataLoader(dataset, batch_size=batch, collate_fn=collate, **options),
+        DataLoader(
+            dataset,
+            batch_size=batch,
+            collate_fn=collate,
+            worker_init_fn=leave_sigterm_to_the_run,
+            **options,
+        ),
         length=ceil(share / batch),
         classes=samples.classes,
         sample_count=len(samples),

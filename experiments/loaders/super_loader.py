@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -27,7 +29,9 @@ def open_super(request: LoaderRequest) -> Loader:
         "persistent_workers": request.loader.num_workers > 0,
         "pin_memory": request.pin_memory,
     }
-    batches: DataLoader[Any] = DataLoader(dataset, sampler=sampler, **options)
+    batches: DataLoader[Any] = DataLoader(
+        dataset, sampler=sampler, worker_init_fn=leave_sigterm_to_the_run, **options
+    )
     return _SuperLoader(dataset, sampler, batches, options)
 
 
@@ -119,5 +123,7 @@ class _SuperLoader:
         return self._sampler.job_stats()
 
     def close(self) -> None:
-        self._batches = None  # the last reference: persistent workers and threads end with it
+        batches, self._batches = self._batches, None  # the last reference: threads end with it
+        end_workers(batches)
+        del batches
         self._sampler.close()

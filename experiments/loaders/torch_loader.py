@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from experiments.loaders.decoding import DecodedSample, DecodingLoader, collate, decoded
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
+from experiments.loaders.workers import leave_sigterm_to_the_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +110,7 @@ def open_torch(request: LoaderRequest) -> Loader:
         batch_size=request.loader.batch_size,
         sampler=sampler,
         collate_fn=collate,
+        worker_init_fn=leave_sigterm_to_the_run,
         **options,
     )
     return DecodingLoader(

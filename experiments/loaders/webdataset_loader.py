@@ -20,6 +20,7 @@ from experiments.loaders.packages import need_package
 from experiments.loaders.pixels import ImageMaker
 from experiments.loaders.samples import list_samples
 from experiments.loaders.torch_loader import pads
+from experiments.loaders.workers import leave_sigterm_to_the_run
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
     batched = webdataset.filters.batched(request.loader.batch_size, collation_fn=collate)
     dataset = webdataset.DataPipeline(*stages, _Decode(samples, make), batched)
     return DecodingLoader(
-        DataLoader(dataset, batch_size=None, **options),
+        DataLoader(dataset, batch_size=None, worker_init_fn=leave_sigterm_to_the_run, **options),
         length=length,
         classes=samples.classes,
         sample_count=len(samples),

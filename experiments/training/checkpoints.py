@@ -103,7 +103,13 @@ class Checkpoints:
         """
         content = {name: getattr(checkpoint, name) for name in _KINDS}
         with _in_place_of(self.directory / file_name) as file:
-            torch.save({"format": CHECKPOINT_FORMAT, **content}, file)
+            try:
+                torch.save({"format": CHECKPOINT_FORMAT, **content}, file)
+            except (
+                RuntimeError
+            ) as error:  # torch makes it out of a full disk's error, or while it handles that
+                cause = error.__cause__ or error.__context__
+                raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> None:
         """Have the best of the run that this one goes on from, until there is a better one."""
@@ -127,10 +133,10 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
             Path(partial).replace(path)
         finally:
             Path(partial).unlink(missing_ok=True)
-    except (OSError, RuntimeError) as error:  # torch.save makes the one out of the other
-        reason = error.strerror if isinstance(error, OSError) else error
+    except OSError as error:
         raise ConfigError(
-            f"the checkpoint {path} cannot be written: {reason}; make room, or set output to another place"
+            f"the checkpoint {path} cannot be written: {error.strerror or error}; make room, or set output to "
+            "another place"
         ) from error
 
 

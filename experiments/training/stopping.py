@@ -42,6 +42,7 @@ class StopRequest:
         self._flag = torch.zeros(1)
         self._pending: Any = None
         self._before: Any = None
+        self._child_before: Any = None
 
     def __enter__(self) -> Self:
         """Take the signal over, in the main thread; elsewhere signals cannot be had."""
@@ -53,12 +54,18 @@ class StopRequest:
         """Give it back."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+        if self._child_before is not None:
+            signal.signal(signal.SIGCHLD, self._child_before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who asks twice means it
         if not self._training:
             raise Terminated
         self._asked = True
+        # A worker that died of the same signal is not to raise, by torch's handler, into the last step or the
+        # writing of its checkpoint; a batch that can no longer come is still told when it is waited for.
+        if self._child_before is None:
+            self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
         """Training begins."""

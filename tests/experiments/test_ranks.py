@@ -177,6 +177,7 @@ def test_a_rank_that_fails_ends_the_others_with_its_reason(colours, tmp_path):
 @pytest.mark.slow
 def test_ranks_that_are_asked_to_end_keep_one_checkpoint_of_one_step(colours, tmp_path):
     more = ("epochs=300", "training.checkpoint_every=1000", "training.print_every=1", "loader.batch_size=4")
+    more = (*more, "loader.num_workers=1")  # torchrun sends the signal to the workers too
     ended = launch(2, tmp_path / "runs", *about(colours, *more), stop_after=1)
     assert ended.code != 0
     assert (ended.report["status"], ended.report["reason"]) == (

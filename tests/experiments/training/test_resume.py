@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -235,6 +236,32 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
         Checkpoints(tmp_path / "file", {}, "").write(
             "last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {})
         )
+
+
+def test_a_failure_that_is_not_the_disks_is_not_told_as_one(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated")
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(RuntimeError, match="worker"):
+        Checkpoints(tmp_path, {}, "").write("last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_as_such(tmp_path):
+    handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = {"weight": torch.zeros(10**6)}
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(ConfigError, match=r"last\.pt cannot be written: File too large; make room"):
+            Checkpoints(tmp_path, {}, "").write(
+                "last.pt", Checkpoint({}, "", 1, {}, None, weights, {}, {}, {})
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handled)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_best_cannot_be_told_without_validation(digits, tmp_path):

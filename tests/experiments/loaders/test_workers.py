@@ -1,0 +1,85 @@
+"""Workers of loaders: SIGTERM to all of a run's processes lets them work on, and none is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+from experiments.ranks import Place, Ranks
+from experiments.training.stopping import StopRequest
+
+BATCHES = 40
+
+
+class _Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def opened() -> DataLoader[int]:
+    return DataLoader(
+        _Numbers(),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        worker_init_fn=leave_sigterm_to_the_run,
+    )
+
+
+def workers_of(batches: DataLoader[int]) -> list[psutil.Process]:
+    return [psutil.Process(worker.pid) for worker in batches._iterator._workers]
+
+
+def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
+    batches = opened()
+    with StopRequest(Ranks(Place())) as stop:
+        stop.begin()
+        given = iter(batches)
+        seen = [int(next(given)) for _ in range(4)]
+        workers = workers_of(batches)
+        for process in (*workers, psutil.Process(os.getpid())):
+            process.send_signal(signal.SIGTERM)
+        assert stop.due()
+        seen += [int(batch) for batch in given]
+        stop.end()
+    assert seen == list(range(BATCHES))
+    end_workers(batches)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_worker_that_dies_of_the_signal_raises_nothing_into_the_last_step():
+    batches = opened()
+    before = None
+    with StopRequest(Ranks(Place())) as stop:
+        stop.begin()
+        next(iter(batches))
+        before = signal.getsignal(signal.SIGCHLD)
+        worker = batches._iterator._workers[0]
+        os.kill(os.getpid(), signal.SIGTERM)
+        worker.kill()
+        worker.join()  # where torch's handler raised
+        torch.zeros(9).sum()
+        assert stop.due()
+        stop.end()
+    assert signal.getsignal(signal.SIGCHLD) == before
+    end_workers(batches)
+
+
+def test_a_worker_that_hangs_is_killed():
+    batches = opened()
+    next(iter(batches))
+    workers = workers_of(batches)
+    workers[0].suspend()  # SIGSTOP: it answers neither the loader nor SIGTERM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+        end_workers(batches)
+    assert not any(worker.is_running() for worker in workers)
