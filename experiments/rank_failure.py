@@ -6,12 +6,17 @@ is left to `experiments.ranks`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are there
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["FailureWatch"]
 
@@ -30,6 +35,7 @@ class FailureWatch:
         """Watch for ``rank``; it connects when it is started."""
         self._rank = rank
         self._stopped = threading.Event()
+        self._writing = threading.Event()
         self._store: Store | None = None
         self._thread: threading.Thread | None = None
 
@@ -67,6 +73,15 @@ class FailureWatch:
         except RuntimeError:
             return None
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """What is within waits for no rank and ends by itself, and is not cut off by another's failure."""
+        self._writing.set()
+        try:
+            yield
+        finally:
+            self._writing.clear()
+
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
@@ -77,6 +92,11 @@ class FailureWatch:
         reason = self._wait_for_a_failure()
         if reason is None or self._stopped.wait(_GRACE_S):
             return
+        while self._writing.is_set():
+            if self._stopped.wait(_LOOK_EVERY_S):
+                return
+            if not self._writing.is_set() and self._stopped.wait(_GRACE_S):
+                return
         sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
         sys.stderr.flush()
         os._exit(EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts

@@ -70,10 +70,11 @@ def _number(environ: dict[str, str] | os._Environ[str], name: str, default: int)
 class Ranks:
     """The ranks as one of them sees them; of a process alone, all of this costs nothing."""
 
-    def __init__(self, place: Place, store: Store | None = None) -> None:
-        """Make what :func:`join_ranks` gives; ``store`` is there where there are several."""
+    def __init__(self, place: Place, store: Store | None = None, watch: FailureWatch | None = None) -> None:
+        """Make what :func:`join_ranks` gives; ``store`` and ``watch`` are there where there are several."""
         self.place = place
         self._store = store
+        self._watch = watch
 
     @property
     def leads(self) -> bool:
@@ -144,6 +145,10 @@ class Ranks:
         if self.several and self.place.local_rank == 0:
             self.barrier()
 
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Have what is within, which waits for no rank, come to its end though another rank fails."""
+        return contextlib.nullcontext() if self._watch is None else self._watch.writing()
+
     def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
         if not self.several:
             return [float(value) for value in values]
@@ -175,7 +180,7 @@ def join_ranks(place: Place, device: torch.device, *, alone: bool = False) -> It
         return
     store, watch = _join(place, device)
     try:
-        yield Ranks(place, store)
+        yield Ranks(place, store, watch)
         dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
     except Exception as error:
         first = watch.tell(f"{type(error).__name__}: {error}".removesuffix(": "))

@@ -147,7 +147,8 @@ def _train(state: RunState, console: Console) -> None:
             go_on(state, trainer, len(train), checkpoints, console)
         trainer.fit()
         if spec.training.best_to is not None and checkpoints is not None and ranks.leads:
-            where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
+            with ranks.writing():
+                where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
             state.notes.append(f"the best checkpoint is in {where}")
 
 

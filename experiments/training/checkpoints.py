@@ -135,8 +135,8 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
             Path(partial).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the checkpoint {path} cannot be written: {error.strerror or error}; make room, or set output to "
-            "another place"
+            f"the checkpoint {path} cannot be written: {error.strerror or error}; make room, or set output "
+            "to another place"
         ) from error
 
 

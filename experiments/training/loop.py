@@ -185,8 +185,9 @@ class Trainer:
         """Write a checkpoint, on rank 0."""
         checkpoint = self._checkpoint(epoch)
         if self._checkpoints is not None and checkpoint is not None:
-            for name in names:
-                self._checkpoints.write(name, checkpoint)
+            with self._ranks.writing():
+                for name in names:
+                    self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
         """Keep what the spec asks for after an epoch: the last one, the best one."""
@@ -210,6 +211,7 @@ class Trainer:
         if stop:
             if self._checkpoints is not None and ends:
                 self._keep(epoch + 1, LAST)
+            self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
             raise Terminated
 
     def _epoch(self, epoch: int) -> EpochSummary:
