@@ -32,8 +32,8 @@ class Batches:
         """
         self._loader = loader
         self._split = split
-        self._several = ranks.several
         self._again = steps is not None
+        self._resumed = False  # a state was loaded, which the next epoch begins with
         if steps is None:
             steps = int(ranks.smallest([len(loader)])[0])
         self.steps = steps
@@ -44,20 +44,24 @@ class Batches:
         self._iterator: Iterator[Batch] | None = None
 
     def begin(self) -> None:
-        """Begin an epoch, unless a state in the middle of it was loaded: that is gone on with."""
-        if self.step == self.steps:
+        """Begin an epoch, unless a state in it was loaded: that is gone on with."""
+        if not self._resumed:
             self.step = 0
+        self._resumed = False
         self._iterator = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place after the batch that was given out last; after the last of an epoch, the next one."""
-        if self.step in (0, self.steps):
-            return {"step": 0, "pass": self._passes, "loader": None}
+    def state_dict(self, *, over: bool = False) -> dict[str, Any]:
+        """The place after the batch that was given out last; the begin of the next epoch if this one is over,
+        validation included.
+        """
+        if over or self.step in (0, self.steps):
+            return {"step": 0 if over else self.step, "pass": self._passes, "loader": None}
         return {"step": self.step, "pass": self._passes - 1, "loader": self._loader.state_dict(self._given)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a place; see `Loader.load_state_dict`."""
         self.step, self._passes = int(state["step"]), int(state["pass"])
+        self._resumed = True
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
 
@@ -65,7 +69,7 @@ class Batches:
         """The next step's batch; None after the last.
 
         Raises:
-            ConfigError: the loader has ended before the other ranks' loaders.
+            ConfigError: the loader has ended before its length, or with no batch at all.
 
         """
         if self.step == self.steps:
@@ -73,13 +77,12 @@ class Batches:
         batch = self._begin() if self._iterator is None else next(self._iterator, None)
         if batch is None and self._again:
             batch = self._begin()
-        if batch is None and (self._several or self._again):
+        if batch is None:
             raise ConfigError(
                 f"the loader of {self._split} ended after {self.step} batches, and {self.steps} were to come"
             )
-        if batch is not None:
-            self.step += 1
-            self._given += 1
+        self.step += 1
+        self._given += 1
         return batch
 
     def _begin(self) -> Batch | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -157,12 +157,14 @@ class Trainer:
         self._first_epoch, self._best = checkpoint.epoch, checkpoint.best
         same = restore_chance(checkpoint.chance, self._device, self._ranks)
         line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
-        if self._batches.step:
+        if self._batches.step == self._batches.steps:
+            line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
+        elif self._batches.step:
             line += ": the training figures of that epoch are of the rest of it"
         return line if same else f"{line}; chance begins anew, since there are other ranks than before"
 
-    def _checkpoint(self, epoch: int) -> Checkpoint | None:
-        """The present state, for rank 0; all ranks take part. ``epoch`` is to be gone on with."""
+    def _checkpoint(self, epoch: int, *, over: bool) -> Checkpoint | None:
+        """The present state, for rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
         if self._checkpoints is None:
             return None
         model, optimizer = whole_state(self._strategy.model, self._optimizer)
@@ -172,8 +174,8 @@ class Trainer:
         return Checkpoint(
             facts=self._checkpoints.facts,
             spec_digest=self._checkpoints.spec_digest,
-            epoch=epoch,
-            batches=self._batches.state_dict(),
+            epoch=epoch + 1 if over else epoch,
+            batches=self._batches.state_dict(over=over),
             best=self._best,
             model=model,
             optimizer=optimizer,
@@ -181,9 +183,9 @@ class Trainer:
             chance=chance,
         )
 
-    def _keep(self, epoch: int, *names: str) -> None:
+    def _keep(self, epoch: int, *names: str, over: bool) -> None:
         """Write a checkpoint, on rank 0."""
-        checkpoint = self._checkpoint(epoch)
+        checkpoint = self._checkpoint(epoch, over=over)
         if self._checkpoints is not None and checkpoint is not None:
             with self._ranks.writing():
                 for name in names:
@@ -199,27 +201,39 @@ class Trainer:
             self._best = validated.accuracy
             names.append(BEST)
         if names and self._checkpoints is not None:
-            self._keep(epoch + 1, *names)
+            self._keep(epoch, *names, over=True)
 
     def _after_step(self, epoch: int) -> None:
         """Keep a checkpoint where one is due in mid-epoch, and stop if that was asked for."""
         every = self._training.checkpoint_steps
         step, ends = self._batches.step, self._batches.step == self._batches.steps
-        stop = self._stop.due()
-        if self._checkpoints is not None and not ends and (stop or (every is not None and step % every == 0)):
-            self._keep(epoch, LAST)
-        if stop:
-            if self._checkpoints is not None and ends:
-                self._keep(epoch + 1, LAST)
-            self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
-            raise Terminated
+        over = ends and not self._validates(epoch)
+        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # then all is done
+            self._end(epoch, over=over)
+        if self._checkpoints is not None and not ends and every is not None and step % every == 0:
+            self._keep(epoch, LAST, over=False)
+
+    def _after_validation_step(self, epoch: int, *, last: bool) -> None:
+        """Stop if that was asked for; validation is begun anew by who goes on."""
+        if not last and self._stop.due():
+            with torch.inference_mode(mode=False):
+                self._end(epoch, over=False)
+
+    def _end(self, epoch: int, *, over: bool) -> NoReturn:
+        if self._checkpoints is not None:
+            self._keep(epoch, LAST, over=over)
+        self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
+        raise Terminated
+
+    def _validates(self, epoch: int) -> bool:
+        every = self._training.validate_every
+        return self._val is not None and every > 0 and (epoch + 1) % every == 0
 
     def _epoch(self, epoch: int) -> EpochSummary:
         self._strategy.model.train()
         trained = self._pass(epoch, "train", self._batches)
         self._strategy.settle()
-        every = self._training.validate_every
-        validated = self._validate(epoch) if every > 0 and (epoch + 1) % every == 0 else None
+        validated = self._validate(epoch) if self._validates(epoch) else None
         self._keep_epoch(epoch, validated)
         summary = EpochSummary(epoch, trained, validated)
         for listener in self._listeners:
@@ -262,6 +276,8 @@ class Trainer:
                     self._release(epoch, split, held, totals)
                 if split == "train":
                     self._after_step(epoch)
+                else:
+                    self._after_validation_step(epoch, last=batches.step == batches.steps)
                 step_start_s = time.perf_counter()
         except Terminated:
             self._release(epoch, split, held, totals)

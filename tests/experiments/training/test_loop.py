@@ -14,8 +14,10 @@ from experiments.device import ComputeSpan, pick_device, seed_everything
 from experiments.loaders import LoaderRequest, open_loader
 from experiments.models import build_model
 from experiments.monitoring import GpuReading
+from experiments.ranks import Place, Ranks
 from experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
 from experiments.training import Trainer
+from experiments.training.batches import Batches
 from experiments.training.steps import correct_within
 from super_wire.errors import ConfigError
 
@@ -192,6 +194,16 @@ def test_a_loader_without_batches_is_refused():
         Trainer(
             build_model("small_cnn", 2, CPU), Empty(), None, optimizer=OptimizerSpec(), epochs=1, device=CPU
         )
+
+
+def test_a_loader_that_ends_before_its_length_is_an_error(stripes):
+    loader = opened(stripes, training=True)
+    batches = Batches(loader, "train", Ranks(Place()))
+    batches.steps += 1
+    batches.begin()
+    assert all(batches.next() is not None for _ in range(24))
+    with pytest.raises(ConfigError, match="the loader of train ended after 24 batches, and 25 were to come"):
+        batches.next()
 
 
 def test_a_device_that_is_not_there_is_named():

@@ -133,6 +133,40 @@ def test_a_run_that_was_ended_in_mid_epoch_goes_on_as_if_it_had_not_been(
     assert "going on from epoch 2, step 3: the training figures of that epoch are of the rest" in note
 
 
+@pytest.mark.parametrize(
+    ("after", "trained"),
+    [(7 + 3 + 7, 14), (10 + 10 + 7, 21), (10 + 10 + 8, 21)],
+    ids=["the last step of an epoch", "the last step of all", "validation"],
+)
+def test_the_validation_that_a_stop_left_out_is_made_up_for(digits, tmp_path, monkeypatch, after, trained):
+    about = ("training.print_every=1", *EVERY)
+    whole = done(spec_of(digits, tmp_path / "whole", *about))
+    with monkeypatch.context() as patch:
+        interrupted_after(after, patch)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            done(spec_of(digits, tmp_path / "first", *about))
+    first = the_run(tmp_path / "first")
+    assert len(steps_of(first)) == after, "it stops in validation too"
+    assert state_in(first)["schedule"]["last_epoch"] == trained
+    best_to = f"training.best_to={tmp_path / 'shelf'}"
+    rest = done(spec_of(digits, tmp_path / "rest", *about, best_to, f"training.resume={first}"))
+    steps, gone_on = steps_of(the_run(tmp_path / "whole")), steps_of(the_run(tmp_path / "rest"))
+    assert gone_on == [step for step in steps if step[0] >= trained // 7 - 1][7:]
+    assert [epoch.val.accuracy for epoch in rest.epochs] == [
+        epoch.val.accuracy for epoch in whole.epochs[trained // 7 - 1 :]
+    ]
+    assert (rest.status, rest.epochs[0].train.batches) == ("finished", 0)
+    ends = [state_in(the_run(tmp_path / name), "best.pt") for name in ("whole", "rest")]
+    assert ends[0]["best"] == ends[1]["best"]
+    assert any(f"the validation of epoch {trained // 7}, whose steps are done" in note for note in rest.notes)
+
+
+def test_a_stop_after_the_last_step_of_all_has_nothing_to_stop(digits, tmp_path, monkeypatch):
+    interrupted_after(7, monkeypatch)
+    about = ("training.print_every=1", "training.validate_every=0", "epochs=1", *EVERY)
+    assert done(spec_of(digits, tmp_path / "runs", *about)).status == "finished"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "super"])
 def test_epochs_of_so_many_steps_go_on_too(digits, tmp_path, kind):
