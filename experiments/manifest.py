@@ -38,7 +38,9 @@ _LOCAL = ("/", "\\", "~", "file:", "unix:")
 class Manifest:
     """The manifest of one run: looked up once, at its start, since files and commits move on meanwhile."""
 
-    def __init__(self, directory: Path, spec: Spec, device: torch.device, *, started_at: str) -> None:
+    def __init__(
+        self, directory: Path, spec: Spec, device: torch.device, *, started_at: str, ranks: int = 1
+    ) -> None:
         """Write ``manifest.json`` in ``directory``, with status ``running``.
 
         Raises:
@@ -54,6 +56,7 @@ class Manifest:
             "status": "running",
             "started_at": started_at,
             "ended_at": None,
+            "ranks": ranks,
             "seed": spec.seed,
             "commit": None if checkout is None else checkout.commit,
             "dirty": None if checkout is None else checkout.dirty,

@@ -93,7 +93,13 @@ class RunState:
             return
         text = yaml.safe_dump(self.spec.to_mapping(), sort_keys=False)
         (self.directory / "spec.yaml").write_text(text, encoding="utf-8")
-        self.manifest = Manifest(self.directory, self.spec, self.device, started_at=self.started_at)
+        self.manifest = Manifest(
+            self.directory,
+            self.spec,
+            self.device,
+            started_at=self.started_at,
+            ranks=self.ranks.place.replicas,
+        )
 
     def end(self, console: Console, *, page: bool) -> None:
         """Write and print how it went, as a ``page`` too if that is wanted."""

@@ -54,18 +54,21 @@ class Pass(NamedTuple):
     """A pass over a split and its figures, as `experiments.records.PassSummary` names them.
 
     ``complete`` is False for one that has not come to its end. The figures of a pass that no report has are
-    of the steps that were written; what is of the whole job is absent.
+    of the steps that were written; what is of the whole job is absent. ``of_rank_0`` says that they are of
+    one rank of several: its steps, where a report has those of all.
     """
 
     epoch: int
     split: str
     figures: dict[str, Any]
     complete: bool
+    of_rank_0: bool = False
 
     @property
     def name(self) -> str:
         """As tables name it; epochs are counted from 1 for people."""
-        return f"{self.epoch + 1} {self.split}" + ("" if self.complete else ", in part")
+        of_what = ("" if self.complete else ", in part") + (", of rank 0" if self.of_rank_0 else "")
+        return f"{self.epoch + 1} {self.split}{of_what}"
 
     @property
     def wait_share(self) -> float | None:
@@ -129,6 +132,11 @@ class RunFiles:
         return self.usage_by_rank.get(0, ())
 
     @property
+    def ranks(self) -> int:
+        """How many ranks trained."""
+        return int(self.known.get("ranks") or (self.manifest or {}).get("ranks") or 1)
+
+    @property
     def has_validation_data(self) -> bool:
         """Whether there were images to validate with, however many epochs did."""
         if self.report is not None and "val_samples" in self.report:
@@ -157,13 +165,16 @@ def read_run(directory: Path) -> RunFiles:
     troubles: list[str] = []
     report = _mapping(directory / "report.json", troubles)
     steps = _steps(directory / "steps.jsonl", troubles)
+    manifest = _mapping(directory / "manifest.json", troubles)
+    several = int((report or {}).get("ranks") or (manifest or {}).get("ranks") or 1) > 1
+    stalls = _stalls(directory / "stalls.jsonl", troubles)
     return RunFiles(
         directory=directory,
         report=report,
-        manifest=_mapping(directory / "manifest.json", troubles),
+        manifest=manifest,
         steps=steps,
         usage_by_rank=_usage_by_rank(directory, troubles),
-        passes=tuple(_passes(report, steps, _stalls(directory / "stalls.jsonl", troubles))),
+        passes=tuple(_passes(report, steps, stalls, several=several)),
         troubles=tuple(troubles),
     )
 
@@ -242,6 +253,8 @@ def _passes(
     report: dict[str, Any] | None,
     steps: dict[tuple[int, str], StepColumns],
     stalls: dict[tuple[int, str], list[tuple[str, float]]],
+    *,
+    several: bool,
 ) -> Iterator[Pass]:
     """All passes in order; those that no report has, from their steps.
 
@@ -263,7 +276,7 @@ def _passes(
             None,
             stall_summary(stalls.get(key, []), len(columns.total_s)) if complete else None,
         )
-        yield Pass(*key, asdict(summary), complete)
+        yield Pass(*key, asdict(summary), complete, of_rank_0=several)
 
 
 def _stalls(path: Path, troubles: list[str]) -> dict[tuple[int, str], list[tuple[str, float]]]:

@@ -183,8 +183,7 @@ def _processors(page: Page, run: RunFiles) -> None:
 
 
 def _of_rank_0(run: RunFiles, also: str = "") -> str:
-    ranks = run.known.get("ranks") or 1
-    return f" Of {ranks} ranks this is rank 0, with what it started.{also}" if ranks > 1 else ""
+    return f" Of {run.ranks} ranks this is rank 0, with what it started.{also}" if run.ranks > 1 else ""
 
 
 def _cost(page: Page, bill: dict[str, Any]) -> None:

@@ -219,7 +219,7 @@ def processors_table(run: RunFiles) -> Table | None:
     cpu_s = [sum(group["cpu_s"] for group in phase["groups"].values()) for phase in phases]
     computing = [share(one.get("compute_s"), wall_s) for one, wall_s in zip(passes, walls, strict=True)]
     each = [share(used, one.get("samples")) for used, one in zip(cpu_s, passes, strict=True)]
-    alone = (run.known.get("ranks") or 1) == 1  # else the CPU is rank 0's, and the images are of all ranks
+    alone = run.ranks == 1  # else the CPU is rank 0's, and the images are of all ranks
     columns: list[_Cells] = [
         (Column("phase", words=True), [_phase_name(phase) for phase in phases]),
         (Column("time", "s"), aligned(walls)),

@@ -113,33 +113,49 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 def _epochs(run: RunFiles) -> str:
     """How far the run came, and from where, if it went on from another's checkpoint."""
     planned = run.spec.get("epochs")
-    done = [one.epoch + 1 for one in run.trained if one.complete]
+    cut = {one.epoch for one in run.passes if not one.complete}
+    done = [one.epoch + 1 for one in run.trained if one.epoch not in cut]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
     return count(len(done), "epoch") if len(done) == planned else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
-    last = run.trained[-1]
-    validated = [one for one in run.passes if one.split == "val"]
+    last = _alike(run.trained)[-1]
+    begun = [one for one in run.passes if one.split == "val"]
+    validated = _alike([one for one in begun if one.complete])
     if not validated:
-        if run.has_validation_data:
+        if begun:
+            why = "No validation came to its end"
+        elif run.has_validation_data:
             why = "No epoch was validated" + (" (training.validate_every)" * (run.status == "finished"))
         else:
             why = "There was no validation data (data.val)"
         return "Accuracy:", (
-            f"{_right(last)} of the training images in the last epoch. {why}, so nothing is known of images "
-            "that it was not trained on."
+            f"{_right(last)} of the training images in {_when(run, last)}. {why}, so nothing is known of "
+            "images that it was not trained on."
         )
     best = max(validated, key=lambda one: one.figures["accuracy"])
     said = (
         f"after epoch {validated[-1].epoch + 1} the model was right for {_right(validated[-1])} of "
         f"{count(validated[-1].figures['samples'], 'validation image')}; of the training images for "
-        f"{_right(last)}."
+        f"{_right(last)}{'' if last.complete else f' in {_when(run, last)}'}."
     )
     if best.epoch != validated[-1].epoch:
         said += f" Best was epoch {best.epoch + 1} with {_right(best)}."
     return "Accuracy:", said
+
+
+def _alike(passes: Sequence[Pass]) -> Sequence[Pass]:
+    """Those that may be set beside each other: of all ranks, unless there are none but rank 0's."""
+    return [one for one in passes if not one.of_rank_0] or passes
+
+
+def _when(run: RunFiles, one: Pass) -> str:
+    """The training pass that something is said of, where it is of the last one."""
+    if not one.complete:
+        return f"the part of epoch {one.epoch + 1} that was trained"
+    return "the last epoch" if one == run.trained[-1] else f"epoch {one.epoch + 1}"
 
 
 def _right(one: Pass) -> str:
@@ -149,11 +165,13 @@ def _right(one: Pass) -> str:
 
 
 def _throughput(run: RunFiles) -> tuple[str, str]:
-    first, later = run.trained[0], run.trained[1:]
+    trained = _alike(run.trained)
+    first, later = trained[0], trained[1:]
+    whose = " of rank 0" if first.of_rank_0 else ""
     if not later:
-        return "Throughput:", f"{rate(first.figures['images_per_s'], 'images')} while training."
+        return "Throughput:", f"{rate(first.figures['images_per_s'], 'images')}{whose} while training."
     return "Throughput:", (
-        f"{rate(_rate_of(run.trained), 'images')} while training: "
+        f"{rate(_rate_of(trained), 'images')}{whose} while training: "
         f"{rate(first.figures['images_per_s'], 'images')} in {_first_epoch(run)}, "
         f"{rate(_rate_of(later), 'images')} after it."
     )

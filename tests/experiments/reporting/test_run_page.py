@@ -205,6 +205,7 @@ def test_a_killed_run_has_a_page_without_a_report(finished, directory):
     (directory / "report.json").unlink()
     manifest = json.loads((directory / "manifest.json").read_text())
     (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
+    assert manifest["ranks"] == 1
     with (directory / "steps.jsonl").open("a") as file:
         file.write('{"epoch": 1, "st')  # the kill came while it was written
     page = page_of(directory)
@@ -221,6 +222,19 @@ def test_a_killed_run_has_a_page_without_a_report(finished, directory):
     ]
     assert [row[:3] for row in page.table("Stalls by cause").rows] == whole_stalls[:-1]
     assert page.table("Machine and versions").rows
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_killed_run_of_several_ranks_has_passes_of_rank_0(directory):
+    (directory / "report.json").unlink()
+    manifest = json.loads((directory / "manifest.json").read_text())
+    (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running", "ranks": 4}))
+    page = page_of(directory)
+    assert [row[0] for row in page.table("Passes over the data").rows][:2] == [
+        "1 train, of rank 0",
+        "1 val, of rank 0",
+    ]
+    assert "Of 4 ranks this is rank 0" in page.text
 
 
 def test_a_diverged_loss_is_absent_and_leaves_a_gap(directory):
