@@ -123,7 +123,9 @@ def _train(state: RunState, console: Console) -> None:
             f"{len(state.classes)} classes, device {state.device.type}"
             + (f", {ranks.place.replicas} ranks" if ranks.several else ""),
         )
-        check_best_to(spec.training, validates=val is not None and spec.training.validate_every > 0)
+        check_best_to(
+            spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
+        )
         checkpoints = checkpoints_of(state, len(train))
         stop = stack.enter_context(StopRequest(ranks))
         trainer = Trainer(
@@ -147,9 +149,14 @@ def _train(state: RunState, console: Console) -> None:
             go_on(state, trainer, len(train), checkpoints, console)
         trainer.fit()
         if spec.training.best_to is not None and checkpoints is not None and ranks.leads:
-            with ranks.writing():
-                where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
-            state.notes.append(f"the best checkpoint is in {where}")
+            if checkpoints.best.is_file():
+                with ranks.writing():
+                    where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
+                state.notes.append(f"the best checkpoint is in {where}")
+            else:
+                state.notes.append(
+                    "there is no best checkpoint to bring: no epoch that was left was validated"
+                )
 
 
 def _model(state: RunState, console: Console) -> nn.Module:

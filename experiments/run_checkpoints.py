@@ -10,11 +10,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from experiments.run_state import say
-from experiments.training.checkpoints import FOLDER, Checkpoints, read_checkpoint
+from experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
+from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from experiments.ranks import Ranks
     from experiments.run_state import RunState
     from experiments.spec import Spec
     from experiments.training import Trainer
@@ -59,6 +63,22 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def _best_of(resumed: Path, checkpoints: Checkpoints, ranks: Ranks) -> tuple[float | None, str | None]:
+    """Take over the best checkpoint beside ``resumed``, on rank 0; its accuracy, or why there is none."""
+
+    def take() -> str:
+        try:
+            return json.dumps([checkpoints.take_best_of(resumed), None])
+        except ConfigError as error:
+            return json.dumps([None, str(error)])
+
+    best, refused = json.loads(ranks.text_of_first("the best of the resumed run", take))
+    if best is not None:
+        return float(best), None
+    reason = refused or f"there is no {BEST} beside it"
+    return None, f"the best checkpoint until then is not taken over, and is judged anew: {reason}"
+
+
 def go_on(
     state: RunState, trainer: Trainer, batches: int, checkpoints: Checkpoints | None, console: Console
 ) -> None:
@@ -74,8 +94,10 @@ def go_on(
     notes = [f"{place}: {trainer.resume(checkpoint)}"]
     if checkpoint.spec_digest != _spec_digest(state.spec):
         notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
-    if checkpoints is not None and state.ranks.leads:
-        checkpoints.take_best_of(path)
+    if checkpoints is not None:
+        trainer.best, note = _best_of(path, checkpoints, state.ranks)
+        if note is not None:
+            notes.append(note)
     for note in notes:
         state.notes.append(note)
         say(console, note)

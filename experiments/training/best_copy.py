@@ -32,7 +32,7 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
     if not validates:
         raise ConfigError(
             "training.best_to: which checkpoint is the best is told by validation, and there is none "
-            "(data.val, training.validate_every)"
+            "(data.val is to be set, and training.validate_every from 1 up to epochs)"
         )
     if "://" in place and (not place.startswith(_S3) or not _bucket_and_prefix(place)[0]):
         raise ConfigError(f"training.best_to is s3://bucket/prefix or a directory, not {place!r}")

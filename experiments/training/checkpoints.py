@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,12 +110,24 @@ class Checkpoints:
                 cause = error.__cause__ or error.__context__
                 raise cause if isinstance(cause, OSError) else error from None
 
-    def take_best_of(self, resumed: Path) -> None:
-        """Have the best of the run that this one goes on from, until there is a better one."""
+    def take_best_of(self, resumed: Path) -> float | None:
+        """Have the best of the run that this one goes on from, until there is a better one.
+
+        Returns its own accuracy, since it may be of a later epoch than ``resumed``; None if there is none.
+
+        Raises:
+            ConfigError: it is damaged, of another training, or cannot be copied.
+
+        """
         theirs = resumed.parent / BEST
-        if theirs.is_file() and theirs.resolve() != self.best.resolve():
-            with theirs.open("rb") as source, _in_place_of(self.best) as file:
-                shutil.copyfileobj(source, file)
+        if not theirs.is_file():
+            return None
+        content = _content_of(theirs)
+        best = _parsed(content, str(theirs))
+        best.check(self.facts, str(theirs))
+        with _in_place_of(self.best) as file:
+            file.write(content)
+        return best.best
 
 
 @contextlib.contextmanager
@@ -150,13 +161,17 @@ def read_checkpoint(place: str, ranks: Ranks) -> tuple[Checkpoint, Path]:
     path = Path(place).expanduser()
     if ranks.leads:
         path = _file_of(path)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
+        content = _content_of(path)
     else:
         content = None
     return _parsed(ranks.bytes_of_first(content), place), path
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
 
 
 def _file_of(path: Path) -> Path:

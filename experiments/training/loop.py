@@ -106,7 +106,8 @@ class Trainer:
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest(Ranks(Place()))
         self._first_epoch = 0
-        self._best: float | None = None
+        self.best: float | None = None
+        """The best validation accuracy of which there is a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": JobMeter(train)}
         self._stalls = {"train": StallMeter(train, self._ranks.place.rank, self._ranks.place.replicas)}
@@ -154,7 +155,7 @@ class Trainer:
         load_state(self._strategy.model, self._optimizer, checkpoint.model, checkpoint.optimizer)
         self._schedule.load_state_dict(checkpoint.schedule)
         self._batches.load_state_dict(checkpoint.batches)
-        self._first_epoch, self._best = checkpoint.epoch, checkpoint.best
+        self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
         same = restore_chance(checkpoint.chance, self._device, self._ranks)
         line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
         if self._batches.step == self._batches.steps:
@@ -176,7 +177,7 @@ class Trainer:
             spec_digest=self._checkpoints.spec_digest,
             epoch=epoch + 1 if over else epoch,
             batches=self._batches.state_dict(over=over),
-            best=self._best,
+            best=self.best,
             model=model,
             optimizer=optimizer,
             schedule=self._schedule.state_dict(),
@@ -197,8 +198,8 @@ class Trainer:
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
             names.append(LAST)
-        if validated is not None and (self._best is None or validated.accuracy > self._best):
-            self._best = validated.accuracy
+        if validated is not None and (self.best is None or validated.accuracy > self.best):
+            self.best = validated.accuracy
             names.append(BEST)
         if names and self._checkpoints is not None:
             self._keep(epoch, *names, over=True)
