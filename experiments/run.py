@@ -92,6 +92,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 def _train(state: RunState, console: Console) -> None:
     spec, ranks = state.spec, state.ranks
     seed_everything(spec.seed)
+    state.compare_machines()
     with ExitStack() as stack:
         if spec.training.threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -114,6 +114,16 @@ class RunState:
         if page:
             _write_page(self.directory, console)
 
+    def compare_machines(self) -> None:
+        """Note where the bill has another number of training machines than take part; all ranks call it."""
+        (hosts,) = self.ranks.sums([float(self.ranks.place.local_rank == 0)])
+        cost = self.spec.cost
+        if cost.machine is not None and cost.machines != int(hosts):
+            took_part = "1 host took" if hosts == 1 else f"{int(hosts)} hosts took"
+            self.notes.append(
+                f"the bill has {cost.machines} x {cost.machine} (cost.machines), and {took_part} part"
+            )
+
     def close_account(self, rest: Callable[[], JobCounters | None]) -> None:
         """Ask what was used after the last whole epoch, while loaders are still there to tell."""
         self.rest = rest()

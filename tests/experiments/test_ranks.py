@@ -91,8 +91,10 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
 
 
 def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):
-    two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4"))
+    machines = ("cost.machine=g4dn.xlarge", "cost.machines=2")
+    two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4", *machines))
     assert two.code == 0, two.errors
+    assert two.report["notes"] == ["the bill has 2 x g4dn.xlarge (cost.machines), and 1 host took part"]
     overrides = about(colours, "loader.batch_size=8", "training.threads=1", f"output={tmp_path / 'one'}")
     report = run(load_spec("digits", overrides), console=Console(quiet=True))
     one = Ended(0, "", Path(report.directory))

@@ -190,6 +190,16 @@ def test_a_set_that_stands_in_for_a_published_one_is_told_and_noted(tmp_path, mo
     assert told.index("drawing mnist-like: 20 training") < told.index("mnist as published is not in")
 
 
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_bill_of_more_machines_than_took_part_is_noted(colours, machines):
+    console = quiet()
+    cost = ("cost.machine=g4dn.xlarge", f"cost.machines={machines}")
+    report = run(spec_of(colours, "epochs=1", *cost), console=console, page=False)
+    noted = [] if machines == 1 else ["the bill has 2 x g4dn.xlarge (cost.machines), and 1 host took part"]
+    assert list(report.notes) == noted
+    assert all(f"note: {note}" in console.file.getvalue() for note in noted)
+
+
 def test_two_runs_in_one_second_have_two_directories(colours):
     directories = {run(spec_of(colours, "epochs=1"), console=quiet()).directory for _ in range(2)}
     assert len(directories) == 2
