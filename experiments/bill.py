@@ -8,6 +8,7 @@ and never added to, so that nothing is counted twice.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ def bill_of(
     lines = [_training_machine(time, cost, prices)]
     if cost.data_machine is not None:
         lines.append(_hired(time, "data machines", cost.data_machine, cost.data_machines, prices))
-    left_out = [*_untold(epochs)]
+    left_out = [] if rest is not None else _untold(epochs)
     if rest is None and executor is not None:
         left_out.append("what was used after the last whole epoch, of which the coordinator told nothing")
     if executor is None or executor in prices.by_executor:
@@ -246,7 +247,8 @@ def _standing(
     hour = prices.of(executor).hour
     task_hour = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
     task = f"a container of {_TASK_VCPUS} vCPU and {_TASK_GB} GB at {task_hour:g} USD an hour"
-    here = "it runs on a machine of the bill"
+    named = cost.machine is not None or (executor != "local" and cost.data_machine is not None)
+    here = "it runs on a machine of the bill" if named else "it runs on a machine that cost does not name"
     if cost.cache_node is not None:
         node_hour = prices.cache_node(cost.cache_node).hour
         nodes = f"{cost.cache_nodes} x {cost.cache_node} at {node_hour:g} USD an hour, by the spec"
@@ -294,7 +296,11 @@ def _others(rest: Sequence[float]) -> list[BillLine]:
 
 
 def _untold(epochs: Sequence[EpochSummary]) -> list[str]:
-    missing = sum(one.job is None for epoch in epochs for _, one in epoch.splits())
+    """The last passes that nobody told of: what was not told of earlier ones was counted for the next."""
+    missing = 0
+    for split in ("train", "val"):
+        passes = [one for epoch in epochs for name, one in epoch.splits() if name == split]
+        missing += sum(1 for _ in itertools.takewhile(lambda one: one.job is None, reversed(passes)))
     return [f"what {missing} pass(es) cost, of which the coordinator told nothing"] if missing else []
 
 

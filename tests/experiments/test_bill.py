@@ -177,11 +177,25 @@ def test_what_cannot_be_taken_apart_stays_one_sum(executor):
 
 
 def test_what_is_not_named_is_not_in_the_bill_and_said():
-    made = bill([epoch(0, 60.0, None)], executor="local")
+    made = bill([epoch(0, 60.0, None)], executor="local", rest=None)
     assert made.lines[0].usd is None
     assert made.lines[0].how == "not in the bill: cost.machine names none"
     assert made.usd == 0.0
     assert made.left_out[0] == "what 1 pass(es) cost, of which the coordinator told nothing"
+    (cache,) = [line.how for line in made.lines if line.name == "cache"]
+    assert cache == "it runs on a machine that cost does not name"
+    named = bill([epoch(0, 60.0, None)], executor="local", machine="g4dn.xlarge")
+    assert "it runs on a machine of the bill" in [line.how for line in named.lines]
+
+
+def test_what_was_not_told_of_a_pass_is_not_left_out_where_the_next_has_it():
+    told = JobCounters(usd=2.0)
+    made = bill([epoch(0, 60.0, None), epoch(1, 60.0, told)], executor="local,lambda", rest=None)
+    assert made.usd == 2.0
+    assert not any("pass(es)" in text for text in made.left_out)
+    rest = bill([epoch(0, 60.0, told), epoch(1, 60.0, None)], executor="local,lambda", rest=told)
+    assert rest.usd == 4.0
+    assert not any("pass(es)" in text for text in rest.left_out)
 
 
 def test_what_an_unfinished_epoch_has_used_is_in_the_bill_and_in_no_epoch():
