@@ -62,7 +62,7 @@ class RoundFigures:
     which got it last.
     """
 
-    images_per_s: float
+    images_per_s: float | None
     wait_percent: float
     cpu_ms_per_image: float | None
     outside_ms_per_image: float | None
@@ -146,8 +146,11 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     )
 
 
-def _images_per_s(runs: Sequence[RunMeasured], passes: Sequence[PassMeasured], warmup_epochs: int) -> float:
+def _images_per_s(
+    runs: Sequence[RunMeasured], passes: Sequence[PassMeasured], warmup_epochs: int
+) -> float | None:
     """Training images over the time of their passes; of runs at once, over the time until all had ended.
+    None: nobody knows that time, since it is taken from samples of the processes.
 
     Rates of such runs are not added up: the last one is fast when the others have gone.
     """
@@ -156,7 +159,7 @@ def _images_per_s(runs: Sequence[RunMeasured], passes: Sequence[PassMeasured], w
         begins = [run.epoch_ends_at_s.get(warmup_epochs - 1) for run in runs]
         ends = [max(run.epoch_ends_at_s.values(), default=0.0) for run in runs]
         wall_s = max(ends) - min((begin for begin in begins if begin is not None), default=math.inf)
-    return sum(one.samples for one in passes) / wall_s if wall_s > 0 else 0.0
+    return sum(one.samples for one in passes) / wall_s if wall_s > 0 else None
 
 
 def _stall_percent(passes: Sequence[PassMeasured]) -> dict[str, float]:

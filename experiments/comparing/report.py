@@ -74,8 +74,9 @@ class RoundReport:
         if self.figures is None:
             return f"{self.round.arm} failed"
         seconds = "" if self.figures.wall_s is None else f" in {self.figures.wall_s:.1f} s"
+        rate = self.figures.images_per_s
         return (
-            f"{self.round.arm} done{seconds}: {self.figures.images_per_s:,.0f} images/s, "
+            f"{self.round.arm} done{seconds}: {'-' if rate is None else f'{rate:,.0f}'} images/s, "
             f"{self.figures.wait_percent:.1f}% waiting"
         )
 

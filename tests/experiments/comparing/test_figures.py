@@ -164,6 +164,7 @@ def test_what_was_not_told_is_absent_and_not_zero():
     assert figures.cpu_ms_per_image is None
     assert figures.first_batch_s is None
     assert spread_of([figures], "cpu_ms_per_image") is None
+    assert round_figures(RoundMeasured("a", 1, (silent, silent)), warmup_epochs=1).images_per_s is None
 
 
 def test_a_spread_is_the_median_and_the_range():
