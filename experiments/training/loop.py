@@ -7,6 +7,7 @@ TensorBoard). One step is `experiments.training.steps`', how the model is spread
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from experiments.training.checkpoints import Checkpoints
 
 __all__ = ["Listener", "Trainer"]
+
+_log = logging.getLogger(__name__)
 
 _STEPS_HELD = 20
 """Steps whose losses stay on the device until they are fetched: one synchronisation for so many steps."""
@@ -283,6 +286,9 @@ class Trainer:
         except Terminated:
             self._release(epoch, split, held, totals)
             raise
+        except BaseException:
+            self._release_last(epoch, split, held, totals)
+            raise
         self._release(epoch, split, held, totals)
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
@@ -313,6 +319,16 @@ class Trainer:
         self._stalls[split].add(records)
         for listener in self._listeners:
             listener.on_steps(records)
+
+    def _release_last(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
+        """Tell of the steps before one that failed, if they can be had: the failure is what counts."""
+        if self._ranks.several and self._device.type == "cuda":
+            return  # a step may wait on the device for a rank that is gone, and for ever
+        if held:
+            try:
+                self._release(epoch, split, held, totals)
+            except Exception:  # noqa: BLE001  # the caller raises what came first
+                _log.exception("the last steps of epoch %d, %s, are lost", epoch + 1, split)
 
     def _summary(self, split: str, totals: PassTotals, wall_s: float) -> PassSummary:
         """The pass over all ranks, which wait here for one another."""

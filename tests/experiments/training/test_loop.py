@@ -98,6 +98,43 @@ def trained(
     return trainer.fit()
 
 
+class Gauge:
+    """Fails when the step of a number is taken."""
+
+    def __init__(self, error: BaseException, step: int) -> None:
+        self._error, self._left = error, step
+
+    @property
+    def last_gpu(self) -> GpuReading | None:
+        self._left -= 1
+        if self._left < 0:
+            raise self._error
+        return None
+
+
+class Refusing(Recorder):
+    """Takes no step."""
+
+    def on_steps(self, steps: Sequence[StepRecord]) -> None:
+        raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("of the model")])
+def test_steps_before_a_failure_are_told(stripes, error):
+    recorder = Recorder()
+    with pytest.raises(type(error)) as failed:
+        trained(stripes, epochs=1, listeners=[recorder], gauge=Gauge(error, 7))
+    assert failed.value is error
+    assert [step.step for step in recorder.steps] == list(range(7))
+
+
+def test_a_failure_is_the_one_that_came_first(stripes, caplog):
+    with pytest.raises(RuntimeError, match="of the model"):
+        trained(stripes, epochs=1, listeners=[Refusing()], gauge=Gauge(RuntimeError("of the model"), 7))
+    assert "the last steps of epoch 1, train, are lost" in caplog.text
+    assert "the disk is full" in caplog.text
+
+
 def test_a_model_learns_and_listeners_hear_of_it_in_order(stripes):
     recorder = Recorder()
     epochs = trained(stripes, epochs=2, listeners=[recorder])
