@@ -127,7 +127,7 @@ def _train(state: RunState, console: Console) -> None:
         check_best_to(
             spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
         )
-        checkpoints = checkpoints_of(state, len(train))
+        checkpoints = checkpoints_of(state, train)
         stop = stack.enter_context(StopRequest(ranks))
         trainer = Trainer(
             _model(state, console),

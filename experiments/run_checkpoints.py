@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from experiments.loaders import Loader
     from experiments.ranks import Ranks
     from experiments.run_state import RunState
     from experiments.spec import Spec
@@ -42,12 +43,22 @@ def _facts(state: RunState, batches: int) -> dict[str, Any]:
     }
 
 
-def checkpoints_of(state: RunState, batches: int) -> Checkpoints | None:
-    """The keeper of checkpoints, if the spec asks for any."""
+def checkpoints_of(state: RunState, train: Loader) -> Checkpoints | None:
+    """The keeper of checkpoints, if the spec asks for any.
+
+    Raises:
+        ConfigError: some are to be kept in mid-epoch, where the loader cannot go on.
+
+    """
     training = state.spec.training
+    if training.checkpoint_steps is not None and not train.resumes_within_epochs:
+        raise ConfigError(
+            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot go on within an epoch; "
+            "set training.checkpoint_every=1 in its place, or loader.kind=super"
+        )
     if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
         return None
-    return Checkpoints(state.directory / FOLDER, _facts(state, batches), _spec_digest(state.spec))
+    return Checkpoints(state.directory / FOLDER, _facts(state, len(train)), _spec_digest(state.spec))
 
 
 def _spec_digest(spec: Spec) -> str:

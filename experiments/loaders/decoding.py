@@ -171,6 +171,11 @@ class DecodingLoader:
         """What it was opened with."""
         return self._settings
 
+    @property
+    def resumes_within_epochs(self) -> bool:
+        """Whether it can begin at the epoch, whose first batches are then dropped."""
+        return self._place.resumes_within_epochs
+
     def __len__(self) -> int:
         """How many batches an epoch has; none once it is closed."""
         return 0 if self._batches is None else self._length

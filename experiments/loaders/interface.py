@@ -79,6 +79,10 @@ class Loader(JobStatsSource, Protocol):
     def settings(self) -> Mapping[str, object]:
         """What it was opened with, by the names of its own documentation, for the report."""
 
+    @property
+    def resumes_within_epochs(self) -> bool:
+        """Whether it can go on in the middle of an epoch with just the samples that are left of it."""
+
     def __len__(self) -> int:
         """How many batches an epoch has."""
 

@@ -1,7 +1,8 @@
 """The place of a loader that cannot seek: epochs that it began, and batches that were taken of the latest.
 
-What such a loader is asked for in a resumed epoch it reads from the epoch's start, and the batches before the
-place are dropped, which is said in the log. SUPER's sampler seeks, and has no use for this.
+What such a loader is asked for in a resumed epoch it reads from the epoch's start, and the batches before
+the place are dropped, which is said in the log; one that cannot have its order again refuses. SUPER's sampler
+seeks, and has no use for this.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class CountedPlace:
         self._begun = 0  # iterations
         self._began_at = (0, 0)  # the latest one, epoch and batch
 
+    @property
+    def resumes_within_epochs(self) -> bool:
+        """Whether the order of an epoch can be had again, whatever was iterated before."""
+        return self._tell is not None
+
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next; a batch in it that a state named stays."""
         if epoch != self._epoch:
@@ -51,7 +57,8 @@ class CountedPlace:
         """Begin the next iteration at ``state``.
 
         Raises:
-            ConfigError: it is another loader's, or of other samples or batches.
+            ConfigError: it is another loader's, of other samples or batches, or of the middle of an epoch,
+                whose order this loader cannot have again.
 
         """
         if state.get("format") != _FORMAT:
@@ -66,6 +73,11 @@ class CountedPlace:
         ]
         if differ:
             raise ConfigError(f"the loader's state is of other batches: {'; '.join(differ)}")
+        if int(state["batch"]) and not self.resumes_within_epochs:
+            raise ConfigError(
+                "this loader cannot go on in the middle of an epoch, since it would repeat samples and leave "
+                "others out: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+            )
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 
     def begin(self) -> int:

@@ -102,6 +102,10 @@ class _SuperLoader:
     def settings(self) -> Mapping[str, object]:
         return {**self._settings, "documentation": "README.md"}
 
+    @property
+    def resumes_within_epochs(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self._sampler)
 

@@ -43,6 +43,16 @@ class Batches:
         self._given = 0  # batches of the latest one
         self._iterator: Iterator[Batch] | None = None
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the present place is one to go on from, with neither repeated nor missing samples."""
+        return self.step in (0, self.steps) or self.orders_can_be_had_again
+
+    @property
+    def orders_can_be_had_again(self) -> bool:
+        """Whether the loader can begin at any epoch."""
+        return self._loader.resumes_within_epochs
+
     def begin(self) -> None:
         """Begin an epoch, unless a state in it was loaded: that is gone on with."""
         if not self._resumed:

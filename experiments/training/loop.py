@@ -165,6 +165,8 @@ class Trainer:
             line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
         elif self._batches.step:
             line += ": the training figures of that epoch are of the rest of it"
+        if not self._batches.orders_can_be_had_again and checkpoint.epoch:
+            line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
         return line if same else f"{line}; chance begins anew, since there are other ranks than before"
 
     def _checkpoint(self, epoch: int, *, over: bool) -> Checkpoint | None:
@@ -224,7 +226,7 @@ class Trainer:
                 self._end(epoch, over=False)
 
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._batches.resumable:  # else the one of the last epoch stays
             self._keep(epoch, LAST, over=over)
         self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
         raise Terminated

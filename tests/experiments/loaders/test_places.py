@@ -56,6 +56,19 @@ def test_a_loader_that_counts_by_itself_says_which_order_it_has(caplog):
     assert "cannot begin at epoch 9: its order is that of epoch 2" in caplog.text
 
 
+def test_a_loader_that_counts_by_itself_refuses_the_middle_of_an_epoch():
+    told = CountedPlace(FACTS, lambda _: None)
+    counting = CountedPlace(FACTS)
+    assert told.resumes_within_epochs
+    assert not counting.resumes_within_epochs
+    told.begin()
+    with pytest.raises(
+        ConfigError, match="would repeat samples and leave others out: resume from a checkpoint"
+    ):
+        counting.load_state_dict(told.state_dict(2))
+    counting.load_state_dict(told.state_dict(0))
+
+
 def test_states_of_other_loaders_and_other_batches_are_refused():
     place = CountedPlace(FACTS)
     with pytest.raises(ConfigError, match="of a loader of another kind"):

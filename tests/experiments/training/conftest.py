@@ -1,4 +1,4 @@
-"""Small models on one thread: two that wait for each other spin, and take the cores from other tests."""
+"""What tests of training share: one thread, since two that wait for each other spin, and a few digits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from experiments.data import make_digits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +21,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five images of each digit for training, two for validation."""
+    whole = make_digits(tmp_path_factory.mktemp("whole") / "digits")
+    few = tmp_path_factory.mktemp("few")
+    for split, count in (("train", 5), ("val", 2)):
+        for folder in sorted((whole / split).iterdir()):
+            (few / split / folder.name).mkdir(parents=True)
+            for path in sorted(folder.iterdir())[:count]:
+                (few / split / folder.name / path.name).write_bytes(path.read_bytes())
+    return few

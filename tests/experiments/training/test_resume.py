@@ -2,105 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import resource
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from experiments.data import make_digits
-from experiments.ranks import Place, Ranks
-from experiments.run import run
-from experiments.spec import Spec, load_spec
-from experiments.step_log import StepLog
-from experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from experiments.training.checkpoints import Checkpoints
 from super_wire.errors import ConfigError
+from tests.experiments.training.resuming import (
+    EVERY,
+    done,
+    interrupted_after,
+    same,
+    spec_of,
+    state_in,
+    steps_of,
+    the_run,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from experiments.report import RunReport
-
-EVERY = ("training.checkpoint_every=1",)
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five images of each digit for training, two for validation."""
-    whole = make_digits(tmp_path_factory.mktemp("whole") / "digits")
-    few = tmp_path_factory.mktemp("few")
-    for split, count in (("train", 5), ("val", 2)):
-        for folder in sorted((whole / split).iterdir()):
-            (few / split / folder.name).mkdir(parents=True)
-            for path in sorted(folder.iterdir())[:count]:
-                (few / split / folder.name / path.name).write_bytes(path.read_bytes())
-    return few
-
-
-def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
-    return load_spec(
-        "digits",
-        [
-            "epochs=3",
-            "loader.kind=torch",
-            "loader.num_workers=0",
-            "loader.batch_size=8",
-            "training.threads=1",
-            f"data.train={digits / 'train'}",
-            f"data.val={digits / 'val'}",
-            f"output={output}",
-            *overrides,
-        ],
-    )
-
-
-def done(spec: Spec) -> RunReport:
-    return run(spec, console=Console(file=io.StringIO(), width=100), page=False)
-
-
-def steps_of(directory: Path) -> list[tuple[Any, ...]]:
-    lines = (directory / "steps.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
-    return [(step["epoch"], step["split"], step["step"], step["batch_id"], step["loss"]) for step in steps]
-
-
-def the_run(output: Path) -> Path:
-    (made,) = output.iterdir()
-    return made
-
-
-def state_in(directory: Path, name: str = "last.pt") -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(directory / "checkpoints" / name, weights_only=True)
-    return state
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
-    write, seen = StepLog.on_steps, []
-
-    def asked(self, steps):
-        write(self, steps)
-        seen.extend(steps)
-        if len(seen) >= count and len(seen) - len(steps) < count:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(StepLog, "on_steps", asked)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +89,24 @@ def test_a_stop_after_the_last_step_of_all_has_nothing_to_stop(digits, tmp_path,
     interrupted_after(7, monkeypatch)
     about = ("training.print_every=1", "training.validate_every=0", "epochs=1", *EVERY)
     assert done(spec_of(digits, tmp_path / "runs", *about)).status == "finished"
+
+
+def test_a_loader_that_cannot_go_on_in_mid_epoch_goes_on_from_the_epoch_before(digits, tmp_path, monkeypatch):
+    pytest.importorskip("webdataset")
+    monkeypatch.chdir(tmp_path)  # its shards go below it
+    about = ("loader.kind=webdataset", "loader.num_workers=1", "training.print_every=1", *EVERY)
+    about = (*about, "training.validate_every=0")
+    with monkeypatch.context() as patch:
+        interrupted_after(7 + 3, patch)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            done(spec_of(digits, tmp_path / "first", *about))
+    first = the_run(tmp_path / "first")
+    assert (state_in(first)["epoch"], state_in(first)["batches"]["step"]) == (1, 0)
+    rest = done(spec_of(digits, tmp_path / "rest", *about, f"training.resume={first}"))
+    assert [epoch.train.samples for epoch in rest.epochs] == [50, 50]
+    assert any("has the orders of the first ones again" in note for note in rest.notes)
+    with pytest.raises(ConfigError, match="loader.kind webdataset cannot go on within an epoch; set"):
+        done(spec_of(digits, tmp_path / "refused", *about, "training.checkpoint_steps=2"))
 
 
 @pytest.mark.slow
@@ -253,75 +195,6 @@ def test_a_checkpoint_of_another_training_is_refused_by_name(digits, tmp_path):
         "epochs is 2 there and 3 here",
     ):
         assert told in str(caught.value)
-
-
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
-    alone = Ranks(Place())
-
-    def refused(place: Path) -> str:
-        with pytest.raises(ConfigError) as caught:
-            read_checkpoint(str(place), alone)
-        return str(caught.value)
-
-    assert "there is no checkpoint at" in refused(tmp_path / "absent")
-    assert "there is no checkpoint at" in refused(tmp_path)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", {"seed": 0}, "")
-    weights = {"weight": torch.zeros(9999)}
-    checkpoints.write("last.pt", Checkpoint({}, "", 1, {}, None, weights, {}, {}, {}))
-    whole = tmp_path / "checkpoints" / "last.pt"
-    checkpoint, path = read_checkpoint(str(tmp_path), alone)
-    assert (checkpoint.epoch, path) == (1, whole)
-
-    damaged = tmp_path / "damaged.pt"
-    damaged.write_bytes(whole.read_bytes()[:-1000])
-    assert "is damaged, or no checkpoint" in refused(damaged)
-    torch.save(weights, damaged)
-    assert "is no checkpoint of a run; model.weights takes weights alone" in refused(damaged)
-    torch.save(torch.load(whole, weights_only=True) | {"format": 99}, damaged)
-    assert "has format 99" in refused(damaged)
-    torch.save({"format": 1, "epoch": 0}, damaged)
-    assert "is no whole checkpoint: it lacks facts, spec_digest" in refused(damaged)
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {}, "")
-    checkpoints.write("last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {}))
-    before = (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(TypeError):
-        checkpoints.write("last.pt", Checkpoint({}, "", 2, {"lock": threading.Lock()}, None, {}, {}, {}, {}))
-    assert (tmp_path / "last.pt").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"last\.pt cannot be written: .*; make room, or set output"):
-        Checkpoints(tmp_path / "file", {}, "").write(
-            "last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {})
-        )
-
-
-def test_a_failure_that_is_not_the_disks_is_not_told_as_one(tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated")
-
-    monkeypatch.setattr(torch, "save", interrupted)
-    with pytest.raises(RuntimeError, match="worker"):
-        Checkpoints(tmp_path, {}, "").write("last.pt", Checkpoint({}, "", 1, {}, None, {}, {}, {}, {}))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_is_told_as_such(tmp_path):
-    handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    weights = {"weight": torch.zeros(10**6)}
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        with pytest.raises(ConfigError, match=r"last\.pt cannot be written: File too large; make room"):
-            Checkpoints(tmp_path, {}, "").write(
-                "last.pt", Checkpoint({}, "", 1, {}, None, weights, {}, {}, {})
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handled)
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_best_there_is_none_to_bring_and_the_run_is_well(digits, tmp_path):

@@ -1,0 +1,85 @@
+"""Runs of a few digits that stop and go on, and what they leave."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from experiments.run import run
+from experiments.spec import Spec, load_spec
+from experiments.step_log import StepLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from experiments.report import RunReport
+
+EVERY = ("training.checkpoint_every=1",)
+
+
+def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
+    return load_spec(
+        "digits",
+        [
+            "epochs=3",
+            "loader.kind=torch",
+            "loader.num_workers=0",
+            "loader.batch_size=8",
+            "training.threads=1",
+            f"data.train={digits / 'train'}",
+            f"data.val={digits / 'val'}",
+            f"output={output}",
+            *overrides,
+        ],
+    )
+
+
+def done(spec: Spec) -> RunReport:
+    return run(spec, console=Console(file=io.StringIO(), width=100), page=False)
+
+
+def steps_of(directory: Path) -> list[tuple[Any, ...]]:
+    lines = (directory / "steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    return [(step["epoch"], step["split"], step["step"], step["batch_id"], step["loss"]) for step in steps]
+
+
+def the_run(output: Path) -> Path:
+    (made,) = output.iterdir()
+    return made
+
+
+def state_in(directory: Path, name: str = "last.pt") -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(directory / "checkpoints" / name, weights_only=True)
+    return state
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
+    write, seen = StepLog.on_steps, []
+
+    def asked(self, steps):
+        write(self, steps)
+        seen.extend(steps)
+        if len(seen) >= count and len(seen) - len(steps) < count:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(StepLog, "on_steps", asked)
