@@ -44,16 +44,21 @@ class StepTimes:
         self._steps = 0
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Take the time of what is whole."""
+        """Take the time of what is whole.
+
+        On a GPU a step is given out before it is done: of the last of those told, which are, it is now.
+        """
+        now_s = time.time()
         for step in steps:
             if step.split != "train":
                 continue
+            done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:
-                mean_s = (step.finished_at_s - self._since_s) / self._every
+                mean_s = (done_s - self._since_s) / self._every
                 self.times.append(StepTime(step.epoch, step.step + 1, self._every, mean_s))
                 self._tell(f"step {step.step + 1}: {mean_s:.3f} s/step")
-                self._since_s, self._steps = step.finished_at_s, 0
+                self._since_s, self._steps = done_s, 0
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Nothing to do: the next pass begins anew."""
