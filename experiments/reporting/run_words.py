@@ -96,6 +96,11 @@ def verdict(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
+    if run.report is None and run.status != "running":
+        return "Its report is missing:", (
+            f"its manifest says {run.status}, so there was one. What follows is added up from the steps "
+            f"that it wrote, of {epochs}."
+        )
     if run.report is None:
         return "It left no report:", (
             f"its manifest says {run.status}, so it goes on, or was killed. What follows is added up from "

@@ -251,6 +251,8 @@ def test_files_that_cannot_be_read_are_told(directory):
     (directory / "utilization.jsonl").write_text("[]\n")
     page = page_of(directory)
     assert "report.json cannot be read" in page.text
+    assert "Its report is missing: its manifest says finished, so there was one." in said(page)
+    assert "killed" not in said(page)
     assert "utilization.jsonl has 1 line(s) that are no rows" in page.text
 
 
