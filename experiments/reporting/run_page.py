@@ -134,8 +134,8 @@ def _time(page: Page, run: RunFiles) -> None:
     if table is not None:
         page.paragraph(
             "Status checks: the sampler asks the coordinator for pages of its plan, which tell the status "
-            "of each batch. A background thread does it ahead; only the last two columns are time of the "
-            "trainer." + _of_rank_0(run)
+            "of each batch, looks again while batches are late, and shows that it lives. A background thread "
+            "does it ahead; only the last two columns are time of the trainer." + _of_rank_0(run)
         )
         page.table(table)
 
