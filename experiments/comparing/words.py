@@ -98,7 +98,7 @@ def _about_warmup(epochs: int, of_whole: Sequence[str]) -> str:
         if epochs == 1
         else f"the first {epochs} epochs of each run count"
     )
-    return f"{which} in figures of the whole run alone: {', '.join(of_whole)}."
+    return f"{which} in figures of the whole run alone{': ' if of_whole else ''}{', '.join(of_whole)}."
 
 
 def _ran_once(names: Sequence[str], of: int) -> str:

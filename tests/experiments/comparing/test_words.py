@@ -21,6 +21,7 @@ def test_the_arm_that_ran_once_is_named():
     points = said({"a": (10.0, 11.0), "b": (20.0,)})
     assert points["Throughput:"].endswith("; b ran once, so nobody knows the spread.")
     assert points["Chance:"].startswith("b ran once; run more repeats")
+    assert points["Warm-up:"].endswith("of the whole run alone."), "there is none of these here"
     assert "; each ran once" in said({"a": (10.0,), "b": (20.0,)})["Throughput:"]
 
 
