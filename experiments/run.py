@@ -24,7 +24,7 @@ from experiments.monitoring import UtilizationMonitor, meter_of
 from experiments.progress import make_progress
 from experiments.ranks import join_ranks, place_of
 from experiments.row_log import RowLog
-from experiments.run_checkpoints import checkpoints_of, go_on
+from experiments.run_checkpoints import checkpoints_of, facts_of, go_on
 from experiments.run_state import RunState, say
 from experiments.stalls import STALL_COLUMNS, stall_rows
 from experiments.step_log import StepLog
@@ -127,7 +127,8 @@ def _train(state: RunState, console: Console) -> None:
         check_best_to(
             spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
         )
-        checkpoints = checkpoints_of(state, train)
+        facts = facts_of(state, train, val)
+        checkpoints = checkpoints_of(state, train, facts)
         stop = stack.enter_context(StopRequest(ranks))
         trainer = Trainer(
             _model(state, console),
@@ -147,7 +148,7 @@ def _train(state: RunState, console: Console) -> None:
         )
         stack.callback(state.close_account, trainer.rest)
         if spec.training.resume is not None:
-            go_on(state, trainer, len(train), checkpoints, console)
+            go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
         if spec.training.best_to is not None and checkpoints is not None and ranks.leads:
             if checkpoints.best.is_file():

@@ -14,6 +14,7 @@ from experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_che
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -24,26 +25,36 @@ if TYPE_CHECKING:
     from experiments.spec import Spec
     from experiments.training import Trainer
 
-__all__ = ["checkpoints_of", "go_on"]
+__all__ = ["checkpoints_of", "facts_of", "go_on"]
 
 
-def _facts(state: RunState, batches: int) -> dict[str, Any]:
+def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
     """What decides whether a run can go on from another's checkpoint; the same on all ranks."""
     spec, ranks = state.spec, state.ranks
+    recipe = dict(spec.to_mapping()["recipe"])
+    steps = recipe.pop("steps")
+    listings = ranks.text_of_first(  # files of another host have times of their own
+        "listings", lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
+    )
+    of_train, of_val = json.loads(listings)
     return {
         "model.name": spec.model.name,
-        "recipe.crop": spec.recipe.crop,
+        **{f"recipe.{name}": value for name, value in recipe.items()},
+        "digest of recipe.steps": None if steps is None else _digest(steps),
+        "fingerprint of the training data": of_train,
+        "fingerprint of the validation data": of_val,
+        "validation images": state.val_samples,
         "classes": len(state.classes),
         "digest of the classes": _digest(list(state.classes)),
         "training images": state.train_samples,
         "seed": spec.seed,
         "epochs": spec.epochs,
-        "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([batches])[0]),
+        "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
         "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.place.replicas,
     }
 
 
-def checkpoints_of(state: RunState, train: Loader) -> Checkpoints | None:
+def checkpoints_of(state: RunState, train: Loader, facts: Mapping[str, Any]) -> Checkpoints | None:
     """The keeper of checkpoints, if the spec asks for any.
 
     Raises:
@@ -58,7 +69,7 @@ def checkpoints_of(state: RunState, train: Loader) -> Checkpoints | None:
         )
     if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
         return None
-    return Checkpoints(state.directory / FOLDER, _facts(state, len(train)), _spec_digest(state.spec))
+    return Checkpoints(state.directory / FOLDER, facts, _spec_digest(state.spec))
 
 
 def _spec_digest(spec: Spec) -> str:
@@ -91,7 +102,11 @@ def _best_of(resumed: Path, checkpoints: Checkpoints, ranks: Ranks) -> tuple[flo
 
 
 def go_on(
-    state: RunState, trainer: Trainer, batches: int, checkpoints: Checkpoints | None, console: Console
+    state: RunState,
+    trainer: Trainer,
+    facts: Mapping[str, Any],
+    checkpoints: Checkpoints | None,
+    console: Console,
 ) -> None:
     """Have ``trainer`` go on from the checkpoint that the spec names, and say so.
 
@@ -101,7 +116,7 @@ def go_on(
     """
     place = str(state.spec.training.resume)
     checkpoint, path = read_checkpoint(place, state.ranks)
-    checkpoint.check(_facts(state, batches), place)
+    checkpoint.check(facts, place)
     notes = [f"{place}: {trainer.resume(checkpoint)}"]
     if checkpoint.spec_digest != _spec_digest(state.spec):
         notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")

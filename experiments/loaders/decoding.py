@@ -125,6 +125,7 @@ class DecodingLoader:
         length: how many there are.
         classes: their names.
         sample_count: samples of the split, all ranks together.
+        fingerprint: of their listing.
         settings: what it was opened with, for the report.
         tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
         pads: whether this rank's last sample is only there to make ranks equally long.
@@ -139,6 +140,7 @@ class DecodingLoader:
         length: int,
         classes: Sequence[str],
         sample_count: int,
+        fingerprint: bytes,
         settings: Mapping[str, object],
         tell_epoch: Callable[[int], None] | None = None,
         pads: bool = False,
@@ -151,6 +153,7 @@ class DecodingLoader:
         self._length = length
         self._classes = tuple(classes)
         self._sample_count = sample_count
+        self._fingerprint = fingerprint.hex()
         self._settings = settings
         self._fetch_s = 0.0
         self._decode_s = 0.0
@@ -170,6 +173,11 @@ class DecodingLoader:
     def settings(self) -> Mapping[str, object]:
         """What it was opened with."""
         return self._settings
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the listing."""
+        return self._fingerprint
 
     @property
     def resumes_within_epochs(self) -> bool:

@@ -80,6 +80,10 @@ class Loader(JobStatsSource, Protocol):
         """What it was opened with, by the names of its own documentation, for the report."""
 
     @property
+    def fingerprint(self) -> str:
+        """Of the listing: keys, versions (of files, sizes and times), labels and classes."""
+
+    @property
     def resumes_within_epochs(self) -> bool:
         """Whether it can go on in the middle of an epoch with just the samples that are left of it."""
 

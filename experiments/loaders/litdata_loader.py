@@ -94,6 +94,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         length=length,
         classes=samples.classes,
         sample_count=len(samples),
+        fingerprint=samples.fingerprint,
         settings={
             **options,
             **arguments,

@@ -93,6 +93,7 @@ def open_mds(request: LoaderRequest) -> Loader:
         length=ceil(share / batch),
         classes=samples.classes,
         sample_count=len(samples),
+        fingerprint=samples.fingerprint,
         settings={
             **options,
             **shuffle,

@@ -103,6 +103,10 @@ class _SuperLoader:
         return {**self._settings, "documentation": "README.md"}
 
     @property
+    def fingerprint(self) -> str:
+        return str(self._sampler.state_dict()["fingerprint"])
+
+    @property
     def resumes_within_epochs(self) -> bool:
         return True
 

@@ -118,6 +118,7 @@ def open_torch(request: LoaderRequest) -> Loader:
         length=len(batches),
         classes=samples.classes,
         sample_count=len(samples),
+        fingerprint=samples.fingerprint,
         settings={
             **options,
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",

@@ -109,6 +109,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
         length=length,
         classes=samples.classes,
         sample_count=len(samples),
+        fingerprint=samples.fingerprint,
         settings={
             **options,
             "shards": len(shards),

@@ -72,6 +72,9 @@ class Checkpoint:
             if self.facts.get(name) != value
         ]
         if differ:
+            hint = " (a fingerprint differs when files were added, removed, changed, moved or written anew)"
+            if any(text.startswith("fingerprint") for text in differ):
+                differ[-1] += hint
             raise ConfigError(
                 f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)}. Set the "
                 "spec as it was, or leave training.resume out to begin anew (model.weights takes the weights "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -222,6 +223,28 @@ def test_the_best_cannot_be_told_without_validation(digits, tmp_path):
         ConfigError, match=r"training\.best_to is s3://bucket/prefix or a directory, not 'gs:"
     ):
         done(spec_of(digits, tmp_path / "runs", "training.best_to=gs://bucket/prefix"))
+
+
+@pytest.mark.parametrize("kind", ["torch", "super"])
+def test_other_data_and_another_recipe_are_refused_by_name(digits, tmp_path, kind):
+    data = tmp_path / "other"  # its own place too, since a coordinator that runs lists one place once
+    shutil.copytree(digits, data)
+    about = (f"loader.kind={kind}", *EVERY)
+    done(spec_of(digits, tmp_path / "runs", "epochs=1", *about))
+    state = the_run(tmp_path / "runs") / "checkpoints" / "last.pt"
+    for split in ("train", "val"):
+        first = next(path for path in sorted((data / split).rglob("*")) if path.is_file())
+        first.write_bytes(first.read_bytes() + b"\0")
+    recipe = "recipe.resize=72"
+    with pytest.raises(ConfigError) as caught:
+        done(spec_of(data, tmp_path / "refused", *about, recipe, f"training.resume={state}"))
+    for told in (
+        "recipe.resize is 64 there and 72 here",
+        "fingerprint of the training data is '",
+        "fingerprint of the validation data is '",
+        "(a fingerprint differs when files were added, removed, changed, moved or written anew)",
+    ):
+        assert told in str(caught.value)
 
 
 @pytest.mark.slow
