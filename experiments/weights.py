@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,13 @@ from experiments.vision_models import NormalisedNetwork, fit_transformer
 from super_wire.discretion import without_credentials
 from super_wire.errors import ConfigError
 
+if TYPE_CHECKING:
+    from http.client import HTTPMessage
+
 __all__ = ["load_weights"]
 
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.[^.]*$")  # as torch.hub has it: resnet18-f37072fd.pth
+_WHOLE_HASH = 64
 _TIMEOUT_S = 60.0
 _CHUNK_BYTES = 2**20
 _BYTES_MAX = 2**35
@@ -121,7 +125,9 @@ def _bare(name: str) -> str:
 
 
 def _downloaded(url: str) -> Path:
-    """The file that a URL names, from torch.hub's directory if it is there; held to a hash in its name."""
+    """The file that a URL names, held to a hash in its name. It is downloaded once, into a folder of the
+    whole URL below torch.hub's directory; with a hash, what others have put there serves too.
+    """
     told = without_credentials(url)
     parts = urllib.parse.urlsplit(url)
     name = Path(parts.path).name
@@ -131,21 +137,48 @@ def _downloaded(url: str) -> Path:
         return Path(urllib.request.url2pathname(parts.path))
     if parts.scheme not in ("http", "https") or not name:
         raise ConfigError(f"model.weights is a path, or a URL of https; not {told}")
-    if parts.scheme == "http" and wanted is None and not _is_loopback(parts.hostname or ""):
-        raise ConfigError(
-            f"model.weights: {told} is neither of https nor named with its hash, so that anyone on the way "
-            "could change it; use https, or download it"
-        )
-    directory = Path(torch.hub.get_dir()) / "checkpoints"
-    path = directory / name
-    if path.is_file() and wanted is not None and _digest(path).startswith(wanted):
-        return path
+    _check_way(url, wanted)
+    hub = Path(torch.hub.get_dir())
+    path = hub / "superdl" / hashlib.sha256(url.encode()).hexdigest() / name
+    for present in (path, hub / "checkpoints" / name):
+        if present.is_file() and (present == path if wanted is None else _digest(present).startswith(wanted)):
+            return present
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _fetch(url, path, wanted, told)
     except (urllib.error.URLError, OSError) as error:
         raise ConfigError(f"model.weights: {told} could not be downloaded: {error}") from error
     return path
+
+
+def _check_way(url: str, wanted: str | None) -> None:
+    """See that nobody on the way can change what comes: by https, or by the whole of its SHA-256."""
+    parts = urllib.parse.urlsplit(url)
+    safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))
+    if not safe and (parts.scheme != "http" or wanted is None or len(wanted) < _WHOLE_HASH):
+        raise ConfigError(
+            f"model.weights: {without_credentials(url)} is neither of https nor named with its whole "
+            "SHA-256, so that anyone on the way could change it; use https, or download it"
+        )
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect where the URL itself could have been named."""
+
+    def __init__(self, wanted: str | None) -> None:
+        self._wanted = wanted
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        _check_way(newurl, self._wanted)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _is_loopback(host: str) -> bool:
@@ -156,13 +189,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _fetch(url: str, path: Path, wanted: str | None, told: str) -> None:
+    opener = urllib.request.build_opener(_SafeRedirects(wanted))
     digest = hashlib.sha256()
     size = 0
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
         with (
             os.fdopen(descriptor, "wb") as file,
-            urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer,  # noqa: S310  # the scheme was checked
+            opener.open(url, timeout=_TIMEOUT_S) as answer,
         ):
             while chunk := answer.read(_CHUNK_BYTES):
                 size += len(chunk)

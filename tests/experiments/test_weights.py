@@ -151,7 +151,41 @@ def test_a_url_is_downloaded_once_and_held_to_the_hash_in_its_name(served):
 
 
 def test_a_url_that_anyone_could_change_on_the_way_is_refused():
-    with pytest.raises(ConfigError, match="neither of https nor named with its hash"):
+    with pytest.raises(ConfigError, match="neither of https nor named with its whole SHA-256"):
         load_weights(model_of(0), "http://models.example/resnet18.pth")
+    with pytest.raises(ConfigError, match="neither of https nor named with its whole SHA-256"):
+        load_weights(model_of(0), "http://models.example/resnet18-f37072fd.pth")
     with pytest.raises(ConfigError, match=r"a path, or a URL of https; not ftp://\*\*\*@models"):
         load_weights(model_of(0), "ftp://me:secret@models.example/resnet18.pth")
+
+
+@pytest.mark.parametrize("target", ["http://models.example/weights.pth", "ftp://models.example/weights.pth"])
+def test_a_redirect_to_what_anyone_could_change_is_not_followed(served, monkeypatch, target):
+    _, url = served
+
+    def redirect(handler):
+        handler.send_response(302)
+        handler.send_header("Location", target)
+        handler.end_headers()
+
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "do_GET", redirect)
+    with pytest.raises(
+        ConfigError, match=r"(http|ftp)://models\.example/weights\.pth is neither of https nor"
+    ):
+        load_weights(model_of(0), f"{url}/resnet18-f37072fd.pth")
+
+
+def test_urls_of_one_name_have_a_file_each_which_is_downloaded_once(served, tmp_path):
+    directory, url = served
+    others = tmp_path / "hub" / "checkpoints" / "weights.pth"
+    others.parent.mkdir(parents=True)
+    others.write_bytes(b"another tool's")
+    for seed, folder in ((1, "a"), (2, "b")):
+        (directory / folder).mkdir()
+        torch.save(model_of(seed).network.state_dict(), directory / folder / "weights.pth")
+    for seed, folder in ((1, "a"), (2, "b"), (1, "a")):
+        model = model_of(3)
+        load_weights(model, f"{url}/{folder}/weights.pth")
+        assert same(model, model_of(seed))
+        (directory / folder / "weights.pth").unlink(missing_ok=True)
+    assert others.read_bytes() == b"another tool's"
