@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from super_wire.errors import ConfigError
+
 if TYPE_CHECKING:
     from experiments.ranks import Ranks
 
@@ -30,7 +32,22 @@ def chance_of(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_chance(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's; False where another number of ranks saved it, whose states are nobody's here."""
+    """Restore this rank's; False where another number of ranks saved it, whose states are nobody's here.
+
+    Raises:
+        ConfigError: it is no such state.
+
+    """
+    try:
+        return _restored(state, device, ranks)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"training.resume: the checkpoint's states of chance are damaged "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _restored(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
     if len(state["cpu"]) != ranks.place.replicas:
         return False
     torch.set_rng_state(state["cpu"][ranks.place.rank])

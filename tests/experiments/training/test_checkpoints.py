@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from experiments.ranks import Place, Ranks
+from experiments.training.chance import chance_of, restore_chance
 from experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
 from super_wire.errors import ConfigError
 
@@ -85,3 +86,13 @@ def test_a_full_disk_is_told_as_such(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handled)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", [{}, {"python": None}, {"numpy": ["MT19937"]}, {"cpu": [torch.zeros(3)]}])
+def test_states_of_chance_that_are_damaged_are_told_as_such(damage):
+    alone, device = Ranks(Place()), torch.device("cpu")
+    whole = chance_of(device, alone)
+    assert restore_chance(whole, device, alone)
+    with pytest.raises(ConfigError, match="the checkpoint's states of chance are damaged"):
+        restore_chance(whole | damage if damage else damage, device, alone)
+    assert restore_chance(whole, device, alone)
