@@ -80,7 +80,7 @@ def _of_the_data(spec: Spec, ranks: Ranks, console: Console) -> tuple[int, int]:
             source=data.train,
             recipe=spec.recipe,
             loader=spec.loader,
-            training=False,
+            training=True,  # what is written in a format of its own is then what training reads
             seed=spec.seed,
             pin_memory=False,
             rank=ranks.place.rank,
