@@ -122,7 +122,7 @@ def go_on(
         notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
     if checkpoints is not None:
         trainer.best, note = _best_of(path, checkpoints, state.ranks)
-        if note is not None:
+        if note is not None and checkpoint.best is not None:
             notes.append(note)
     for note in notes:
         state.notes.append(note)

@@ -60,8 +60,13 @@ def test_a_run_that_was_ended_in_mid_epoch_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.parametrize(
     ("after", "trained"),
-    [(7 + 3 + 7, 14), (10 + 10 + 7, 21), (10 + 10 + 8, 21)],
-    ids=["the last step of an epoch", "the last step of all", "validation"],
+    [(7, 7), (7 + 3 + 7, 14), (10 + 10 + 7, 21), (10 + 10 + 8, 21)],
+    ids=[
+        "the last step of the first epoch",
+        "the last step of an epoch",
+        "the last step of all",
+        "validation",
+    ],
 )
 def test_the_validation_that_a_stop_left_out_is_made_up_for(digits, tmp_path, monkeypatch, after, trained):
     about = ("training.print_every=1", *EVERY)
@@ -84,6 +89,7 @@ def test_the_validation_that_a_stop_left_out_is_made_up_for(digits, tmp_path, mo
     ends = [state_in(the_run(tmp_path / name), "best.pt") for name in ("whole", "rest")]
     assert ends[0]["best"] == ends[1]["best"]
     assert any(f"the validation of epoch {trained // 7}, whose steps are done" in note for note in rest.notes)
+    assert not any("judged anew" in note for note in rest.notes)
 
 
 def test_a_stop_after_the_last_step_of_all_has_nothing_to_stop(digits, tmp_path, monkeypatch):
