@@ -129,7 +129,10 @@ class Embedded:
             self._start()
             hold = self._call()
         if hold is None:
-            raise _LostSupervisorError(f"the supervisor ended at once{self._log_tail()}")
+            error = _LostSupervisorError(f"the supervisor ended at once{self._log_tail()}")
+            self._await_ends()
+            self._clear_away()
+            raise error
         return hold, False
 
     def _call(self) -> socket.socket | None:

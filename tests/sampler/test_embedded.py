@@ -19,7 +19,7 @@ import psutil
 import pytest
 import redis
 
-from sampler.embedded import embedded_for, release_all
+from sampler.embedded import Embedded, embedded_for, release_all
 from sampler.executor_choice import ExecutorChoice
 from sampler.run_directory import RunDirectory
 from super_wire.errors import EmbeddedError
@@ -245,6 +245,23 @@ def test_a_module_of_the_users_that_hides_ours_is_named(supervised, monkeypatch,
     with pytest.raises(EmbeddedError, match=f"{module}.*hides") as caught:
         supervised.hold(replace(supervised.settings(), coordinator=command))
     assert "rename it" in str(caught.value)
+    assert not supervised.directory.path.exists()
+
+
+def test_a_supervisor_that_ends_before_it_is_called_leaves_nothing(supervised, monkeypatch):
+    start, started = Embedded._start, []
+
+    def start_and_see_it_end(embedded):
+        start(embedded)
+        started.extend(embedded._processes)
+        started[-1].wait()
+
+    monkeypatch.setattr(Embedded, "_start", start_and_see_it_end)
+    (supervised.base / "sampler.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(supervised.base))
+    with pytest.raises(EmbeddedError, match="ended at once"):
+        supervised.hold()
+    assert [process.returncode for process in started] == [1]
     assert not supervised.directory.path.exists()
 
 
