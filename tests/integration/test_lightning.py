@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from super_wire.errors import UsageError
@@ -68,6 +69,9 @@ def temporary() -> Iterator[Path]:
 def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
+    # When it ends, Lightning puts all signals back as it found them, and torch sets its own, for workers that
+    # die, once in a process: later tests want it.
+    signal_handling._set_SIGCHLD_handler()
     for name in ("LOGGER", "ENABLE_CHECKPOINTING", "ENABLE_PROGRESS_BAR", "ENABLE_MODEL_SUMMARY"):
         monkeypatch.setenv(f"PL_TRAINER_{name}", "False")
     monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
