@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -175,6 +176,15 @@ class CpuProbe:
         return int(line)
 
 
+def _peak_bytes() -> int:
+    """The most memory that this process has had; Linux counts its parent's too, but not in ``VmHWM``."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def _child(shape: StepShape) -> subprocess.Popen[str]:
     return subprocess.Popen(  # our own program
         [sys.executable, "-P", "-m", "experiments.training.memory_probe", json.dumps(asdict(shape))],
@@ -192,7 +202,7 @@ def _serve(shape: StepShape) -> None:
     steps.take(1)  # the optimiser's state comes with the first step
     for line in sys.stdin:
         steps.take(int(line))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+        peak = _peak_bytes()
         sys.stdout.write(f"{peak}\n")
         sys.stdout.flush()
 
