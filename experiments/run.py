@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from experiments.executor import embedded_executor, executor_of
 from experiments.loaders import Loader, LoaderRequest, open_loader
 from experiments.models import build_model
 from experiments.monitoring import UtilizationMonitor, meter_of
+from experiments.new_directory import new_directory
 from experiments.progress import make_progress
 from experiments.ranks import join_ranks, place_of
 from experiments.row_log import RowLog
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _CLASSES_NAMED = 5
-_DIRECTORY_NAMES_MAX = 1000
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
@@ -73,7 +72,9 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     state: RunState | None = None
     try:
         with join_ranks(place, device, alone=strategy == "fsdp") as ranks:
-            directory = Path(ranks.text_of_first("directory", lambda: str(_new_directory(spec))))
+            directory = Path(
+                ranks.text_of_first("directory", lambda: str(new_directory(spec.output, spec.name)))
+            )
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
             state.begin()
@@ -248,24 +249,3 @@ def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledS
     rows = RowLog(state.directory, state.file_name("stalls"), STALL_COLUMNS)
     stack.callback(rows.close)
     return lambda stalls: rows.write(stall_rows(stalls))
-
-
-def _new_directory(spec: Spec) -> Path:
-    """Make a directory that no other run has."""
-    parent = Path(spec.output).expanduser()
-    stem = f"{spec.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(1, _DIRECTORY_NAMES_MAX + 1):
-        directory = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            directory.mkdir(parents=True)
-            return directory.resolve()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            message = (
-                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
-            )
-            raise ConfigError(message) from error
-    raise ConfigError(
-        f"{parent} has {_DIRECTORY_NAMES_MAX} runs named {stem} already; set another output or name"
-    )

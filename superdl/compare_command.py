@@ -83,8 +83,9 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 
 
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from experiments.comparing.comparison import new_directory, publish
+    from experiments.comparing.comparison import publish
     from experiments.comparing.found_runs import compare_runs
+    from experiments.new_directory import new_directory
     from super_wire.errors import ConfigError
 
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
@@ -95,6 +96,6 @@ def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
     if arguments.warmup_epochs is not None and arguments.warmup_epochs < 0:
         raise ConfigError(f"--warmup-epochs is a whole number of at least 0, not {arguments.warmup_epochs}")
     report = compare_runs(arguments.runs, warmup_epochs=arguments.warmup_epochs)
-    report = replace(report, directory=str(new_directory("runs", report.name)))
+    report = replace(report, directory=str(new_directory("runs", f"{report.name}-compare")))
     publish(report, console)
     return report

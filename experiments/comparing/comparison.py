@@ -33,7 +33,8 @@ from experiments.device import pick_device
 from experiments.environment import describe_environment
 from experiments.hardware import describe_hardware
 from experiments.manifest import Manifest
-from super_wire.errors import ConfigError, SuperError
+from experiments.new_directory import new_directory
+from super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
 
     from experiments.spec import Spec
 
-__all__ = ["ComparisonFailedError", "compare", "new_directory", "publish"]
-
-_DIRECTORY_NAMES_MAX = 1000
+__all__ = ["ComparisonFailedError", "compare", "publish"]
 
 
 class ComparisonFailedError(SuperError):
@@ -73,7 +72,7 @@ def compare(
     """
     chosen = arms_of(spec, arms)
     device = pick_device(spec.device)
-    state = _State(spec, chosen, new_directory(spec.output, spec.name))
+    state = _State(spec, chosen, new_directory(spec.output, f"{spec.name}-compare"))
     text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
     (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
     manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
@@ -99,31 +98,6 @@ def publish(report: Comparison, console: Console) -> None:
     write_comparison(report, directory)
     write_page(report, directory)
     print_comparison(report, console)
-
-
-def new_directory(output: str | Path, name: str) -> Path:
-    """Make a directory that no other comparison has.
-
-    Raises:
-        ConfigError: it cannot be made.
-
-    """
-    parent = Path(output).expanduser()
-    stem = f"{name}-compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(1, _DIRECTORY_NAMES_MAX + 1):
-        directory = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            directory.mkdir(parents=True)
-            return directory.resolve()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(
-                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
-            ) from error
-    raise ConfigError(
-        f"{parent} has {_DIRECTORY_NAMES_MAX} comparisons named {stem} already; set another output or name"
-    )
 
 
 def _now() -> str:
