@@ -21,7 +21,7 @@ from coordinator.cache_info import CacheInfo, combined
 from coordinator.cache_nodes import CacheNodes
 from super_wire.address import Credentials
 from super_wire.errors import CacheError
-from super_wire.ids import ID_BYTES
+from super_wire.ids import ID_BYTES, split_ids
 from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
 from super_wire.record import (
     HEADER_BYTES,
@@ -30,6 +30,7 @@ from super_wire.record import (
     RECORD_VERSION,
     Kind,
     Tombstone,
+    id_prefixes,
     pack_tombstone,
 )
 
@@ -172,6 +173,7 @@ class Cache:
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
         whole = (lengths >= HEADER_BYTES) & (headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES))
         known = np.isin(headers["kind"], (Kind.DATA, Kind.TOMBSTONE))
+        known &= headers["id_prefix"] == id_prefixes(ids)
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
         return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
@@ -205,8 +207,8 @@ class Cache:
         """Write tombstones that expire, where there is no record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Command] = [
-            ("SET", key, pack_tombstone(tombstone), "PX", expires_in_ms, "NX")
-            for key, tombstone in zip(keys, tombstones, strict=True)
+            ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
+            for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]
         self._nodes.check(await self._nodes.each(keys, commands))
 

@@ -185,14 +185,15 @@ class _Decoders:
         index, key = arrived.index, self._request.keys[arrived.index]
         self._ledger.fetch_us[index] = arrived.fetch_us
         self._ledger.source_bytes[index] = len(arrived.data)
-        name = cache_key(bytes.fromhex(self._request.ids[index]))
+        sample_id = bytes.fromhex(self._request.ids[index])
+        name = cache_key(sample_id)
         begun_ns = time.perf_counter_ns()
         try:
             array = self._make(arrived, key)
             decode_us = (time.perf_counter_ns() - begun_ns) // 1000
             self._ledger.decode_us[index] = decode_us
             self._longest_us = max(self._longest_us, decode_us)
-            header, payload = pack(array, fetch_us=arrived.fetch_us, decode_us=decode_us)
+            header, payload = pack(array, sample_id, fetch_us=arrived.fetch_us, decode_us=decode_us)
             self._ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
             self._put(index, name, header, payload)
         except SampleFailedError as failure:
@@ -200,7 +201,7 @@ class _Decoders:
             self._ledger.outcomes[index] = failure.outcome
             if failure.reason:
                 tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)
-                self._put(index, name, pack_tombstone(tombstone), _NO_PAYLOAD)
+                self._put(index, name, pack_tombstone(tombstone, sample_id), _NO_PAYLOAD)
         except MemoryError:
             # Not the fault of these bytes: a function with more memory may well decode them.
             self._ledger.explain(index, "the function has not enough memory to decode it")

@@ -63,7 +63,8 @@ class SuperDataset(Dataset[Any]):
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
-        verify: which payloads are hashed: ``"sample"``, one in 64, or ``"all"``.
+        verify: which payloads are hashed. ``"all"``: each of them. ``"auto"``: each on plain TCP; on a unix
+            socket or TLS each that a process reads for the first time, and of the others one in 64.
         in_flight_bytes: bound on the replies that one reading thread has asked for and not yet received; at
             least one record is always under way. Smaller where many readers share a cache with little room
             for output buffers.
@@ -82,7 +83,7 @@ class SuperDataset(Dataset[Any]):
         on_bad_sample: OnBadSample = "raise",
         return_info: bool = False,
         read_timeout: float = 120.0,
-        verify: Verify = "sample",
+        verify: Verify = "auto",
         in_flight_bytes: int = 16 * 2**20,
     ) -> None:
         if not isinstance(recipe, Recipe):
@@ -216,8 +217,8 @@ def _check_reading(read_timeout: object, verify: object, in_flight_bytes: object
     if not (math.isfinite(read_timeout) and read_timeout > 0):
         msg = f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}"
         raise ConfigError(msg)
-    if verify not in ("sample", "all"):
-        msg = f"verify is 'sample' or 'all'; not {verify!r}"
+    if verify not in ("auto", "all"):
+        msg = f"verify is 'auto' or 'all'; not {verify!r}"
         raise ConfigError(msg)
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
         msg = f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from super_wire.address import CacheAddress, Credentials
     from super_wire.errors import CacheUnreachableError
 
-__all__ = ["CacheLink", "NodeLink", "open_link"]
+__all__ = ["CacheLink", "NodeLink", "OpenLink", "open_link"]
 
 
 class CacheLink(Protocol):
@@ -65,6 +65,13 @@ class CacheLink(Protocol):
 
     def close(self) -> None:
         """Close all connections."""
+
+
+class OpenLink(Protocol):
+    """Opens a link, as :func:`open_link` does."""
+
+    def __call__(self, address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
+        """See :func:`open_link`."""
 
 
 class NodeLink:

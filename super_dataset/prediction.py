@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from super_wire.record import HEADER_BYTES
+from super_wire.record import HEADER_BYTES, payload_hash
 from super_wire.resp import CRLF
 
 if TYPE_CHECKING:
@@ -31,15 +31,31 @@ class PredictedReplies:
 
     A row holds the line end of the reply before, the frame and the header.
 
-    ``complete`` replies are whole up to their line end, counting the current one first.
+    ``complete`` replies are whole up to their line end, counting the current one first. ``digests`` has, by
+    sample, the xxh3-64 of the payloads after the current one that are to be hashed, also of some that are not
+    confirmed yet.
+
+    Args:
+        rest: what is still to come of the current payload.
+        record_bytes: the length of each record.
+        offsets: the samples whose replies follow.
+        slots: where their payloads go.
+        to_hash: of each sample of the batch, whether its payload is hashed as soon as it is there: then the
+            processor's cache still holds it, which is four times as fast as later.
     """
 
     def __init__(
-        self, rest: memoryview, record_bytes: int, offsets: Sequence[int], slots: list[memoryview]
+        self,
+        rest: memoryview,
+        record_bytes: int,
+        offsets: Sequence[int],
+        slots: list[memoryview],
+        to_hash: NDArray[np.bool_],
     ) -> None:
         self.offsets = offsets
-        self.record_bytes = record_bytes
         self.complete = 0
+        self.digests: dict[int, int] = {}
+        self._to_hash: list[bool] = to_hash[offsets].tolist()
         self._frame = CRLF + b"$%d\r\n" % record_bytes
         self._stride = len(self._frame) + HEADER_BYTES
         self._rows = memoryview(bytearray(self._stride * len(offsets)))
@@ -64,6 +80,8 @@ class PredictedReplies:
         count += self._part
         while at < len(views) and count >= len(views[at]):
             count -= len(views[at])
+            if at and not at % 2 and self._to_hash[at // 2 - 1]:
+                self.digests[self.offsets[at // 2 - 1]] = payload_hash(views[at])
             at += 1
         self._at, self._part = at, count
         wrong = self._compare_rows()

@@ -18,10 +18,8 @@ from super_wire.record import SPENDING_CAP
 from super_wire.report import ReadReport
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from super_dataset.buffer import BatchBuffer
+    from super_dataset.checks import SeenRecords
     from super_wire.batch_ref import BatchRef
 
 __all__ = ["BatchProgress"]
@@ -36,8 +34,8 @@ class BatchProgress:
 
     ref: BatchRef
     buffer: BatchBuffer
-    verify: NDArray[np.bool_]
-    """Whose payload is hashed, shape (samples,)."""
+    seen: SeenRecords | None
+    """What this process has hashed before; without it, all payloads are hashed."""
     missing: list[int]
     """Offsets of the samples to be asked for, ascending."""
     bad: dict[int, str] = field(default_factory=dict)
@@ -45,6 +43,8 @@ class BatchProgress:
     """Of the missing, those whose record failed its check at the last attempt, and how."""
     not_hit: set[int] = field(default_factory=set)
     """Samples that some answered GET did not find, or found corrupt."""
+    astray: str = ""
+    """How it shows that the last attempt brought another sample's record, if it did."""
     trouble: CacheError | None = None
     """What kept the last attempt from being answered in full."""
     attempts: int = 0
@@ -73,13 +73,14 @@ class BatchProgress:
             if whole
             else [at for at, reply in zip(asked, replies, strict=True) if reply == Reply.RECORD]
         )
-        verdict = check_records(buffer, records, self.verify)
+        checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
-        for offset, stone in verdict.tombstones.items():
+        for offset, stone in checked.tombstones.items():
             if stone.reason == SPENDING_CAP:  # of no policy's concern: the sample itself is not bad
                 raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
             self.bad[offset] = f"{stone.reason}: {stone.message}"
-        self.corrupt = {offset: str(error) for offset, error in verdict.corrupt.items()}
+        self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
+        self.astray = checked.astray
         for offset in asked if buffer.errors else ():
             if offset in buffer.errors:
                 self._sort_error(offset, buffer.errors.pop(offset))

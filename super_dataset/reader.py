@@ -7,6 +7,7 @@ thread (:mod:`super_dataset.reader_state`). Tensors are :mod:`super_dataset.tens
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING
 from super_dataset.backoff import Backoff
 from super_dataset.bad_samples import bad_sample_error
 from super_dataset.buffer import BatchBuffer, Reply
-from super_dataset.checks import to_verify
+from super_dataset.checks import SeenRecords
 from super_dataset.gather import Wanted
+from super_dataset.link import open_link
 from super_dataset.progress import BatchProgress
 from super_dataset.reader_state import ReaderState, ReaderStates
 from super_dataset.resp import encode_gets, encode_report
+from super_wire.address import CacheAddress
 from super_wire.errors import CacheError, CacheUnreachableError
 from super_wire.keys import report_stream
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from super_dataset.checks import Verify
+    from super_dataset.link import OpenLink
     from super_dataset.memory import Memory
     from super_wire.batch_ref import BatchRef
 
@@ -36,6 +40,13 @@ _LOG = logging.getLogger("super_dataset")
 
 _LAST_LOOK_S = 0.25
 
+_SEEN = SeenRecords()  # of this process, whatever dataset it reads
+
+
+@functools.lru_cache(maxsize=64)
+def _keeps_bytes(cache: str) -> bool:
+    return CacheAddress.parse(cache).keeps_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
@@ -44,10 +55,13 @@ class ReadSettings:
     ``read_timeout_s`` bounds the wait for one batch, ``in_flight_bytes`` the replies asked for and not yet
     received; ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch
     with a bad sample is given up at once.
+
+    ``verify="all"`` hashes every payload; ``"auto"`` does so on plain TCP, and on a unix socket or TLS hashes
+    each record when this process reads it for the first time, later one in 64.
     """
 
     read_timeout_s: float = 120.0
-    verify: Verify = "sample"
+    verify: Verify = "auto"
     in_flight_bytes: int = 16 * 2**20
     record_bytes: int | None = None
     stop_at_bad: bool = True
@@ -60,6 +74,7 @@ class BatchReader:
         settings: how to read.
         clock: monotonic seconds.
         sleep: waits that many seconds.
+        open_link: connects to a cache.
     """
 
     def __init__(
@@ -68,12 +83,14 @@ class BatchReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        open_link: OpenLink = open_link,
     ) -> None:
         self._settings = settings
         self._backoff = Backoff(settings.read_timeout_s)
         self._clock = clock
         self._sleep = sleep
-        self._states = ReaderStates(settings.record_bytes, clock)
+        self._open_link = open_link
+        self._states = ReaderStates(settings.record_bytes, clock, open_link)
 
     def state(self) -> ReaderState:
         """What this reader owns in this thread."""
@@ -81,7 +98,7 @@ class BatchReader:
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
         """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
-        state = ReaderState(None, self._clock)
+        state = ReaderState(None, self._clock, self._open_link)
         try:
             state.link(cache, timeout_s=timeout_s).ping()
         finally:
@@ -101,14 +118,15 @@ class BatchReader:
             CacheError: the cache refused.
         """
         state = self._states.here()
-        read = BatchProgress(
-            ref=ref,
-            buffer=BatchBuffer(
-                len(ref), memory=memory, uniform=state.uniform, expected_bytes=state.payload_bytes
-            ),
-            verify=to_verify(ref.sample_ids, ref.epoch, self._settings.verify),
-            missing=list(range(len(ref))),
+        seen = _SEEN if self._settings.verify == "auto" and _keeps_bytes(ref.cache) else None
+        buffer = BatchBuffer(
+            len(ref),
+            memory=memory,
+            uniform=state.uniform,
+            expected_bytes=state.payload_bytes,
+            to_hash=None if seen is None else seen.to_hash(ref.sample_ids, ref.epoch),
         )
+        read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
         requests = encode_gets(ref.sample_ids)
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
@@ -130,8 +148,26 @@ class BatchReader:
     def _attempt(
         self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
     ) -> None:
-        """Ask once for all that is missing, and sort what came."""
+        """Ask for all that is missing, and sort what came.
+
+        Where another sample's record came, replies and requests no longer belong together on that connection:
+        it is given up, and the samples are asked for once more. A record that lies under a wrong key comes
+        astray again; that is told as corrupt.
+        """
         read.attempts += 1
+        for _ in range(2):
+            self._look(state, read, requests, deadline_s)
+            if not read.astray:
+                return
+            if not state.told_astray:
+                state.told_astray = True
+                _LOG.warning("the cache at %s answered for another sample: %s", read.ref.cache, read.astray)
+            state.drop()
+
+    def _look(
+        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
+    ) -> None:
+        """Ask once for all that is missing, and sort what came."""
         replies = read.buffer.replies
         replies[read.missing] = Reply.NONE
         began_s = self._clock()
@@ -179,7 +215,7 @@ class BatchReader:
 
     def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
         """Leave a read report, without waiting for the answer. Its loss is harmless."""
-        if not state.connected:
+        if not state.connected and not read.astray:
             return
         job = read.ref.job
         command = encode_report(job, read.report(done=done))

@@ -16,7 +16,6 @@ import numpy as np
 
 from super_dataset.bad_samples import BadSampleLog
 from super_dataset.buffer import Reply
-from super_dataset.link import open_link
 from super_wire.address import CacheAddress, Credentials
 from super_wire.record import HEADER_BYTES
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from super_dataset.buffer import BatchBuffer
-    from super_dataset.link import CacheLink
+    from super_dataset.link import CacheLink, OpenLink
 
 __all__ = ["ReaderState", "ReaderStates"]
 
@@ -32,16 +31,19 @@ __all__ = ["ReaderState", "ReaderStates"]
 class ReaderState:
     """One thread's share.
 
-    ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size.
+    ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size;
+    ``told_astray`` whether the log says that another sample's record came.
     """
 
-    def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, record_bytes: int | None, clock: Callable[[], float], open_link: OpenLink) -> None:
         self.pid = os.getpid()
         # Not the random module's own state: that is the user's. Jitter guards no secret.
         self.random = random.Random()  # noqa: S311
         self.record_bytes = record_bytes
         self.uniform = True
+        self.told_astray = False
         self.bad_samples = BadSampleLog(clock)
+        self._open_link = open_link
         self._link: CacheLink | None = None
         self._cache = ""
 
@@ -57,7 +59,7 @@ class ReaderState:
             self.drop()
         if self._link is None:
             credentials = Credentials.from_environment(os.environ)
-            self._link = open_link(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
+            self._link = self._open_link(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
             self._cache = cache
         return self._link
 
@@ -90,9 +92,10 @@ class ReaderState:
 class ReaderStates:
     """Gives each thread of each process its own :class:`ReaderState`, lazily; it goes with the thread."""
 
-    def __init__(self, record_bytes: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, record_bytes: int | None, clock: Callable[[], float], open_link: OpenLink) -> None:
         self._record_bytes = record_bytes
         self._clock = clock
+        self._open_link = open_link
         self._local = threading.local()
 
     def here(self) -> ReaderState:
@@ -102,8 +105,8 @@ class ReaderStates:
             return state
         if state is not None:  # the parent's, by a fork
             state.drop()
-        self._local.state = state = ReaderState(self._record_bytes, self._clock)
+        self._local.state = state = ReaderState(self._record_bytes, self._clock, self._open_link)
         return state
 
-    def __reduce__(self) -> tuple[type[ReaderStates], tuple[int | None, Callable[[], float]]]:
-        return ReaderStates, (self._record_bytes, self._clock)
+    def __reduce__(self) -> tuple[type[ReaderStates], tuple[int | None, Callable[[], float], OpenLink]]:
+        return ReaderStates, (self._record_bytes, self._clock, self._open_link)

@@ -25,7 +25,7 @@ from super_wire.resp import CRLF, MAX_LINE_BYTES, MalformedReplyError, parse_rep
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from super_dataset.buffer import BatchBuffer
+    from super_dataset.buffer import BatchBuffer, Incoming
 
 __all__ = ["ReplyScatter"]
 
@@ -59,9 +59,7 @@ class ReplyScatter:
         self._payload: memoryview | None = (
             None  # what is still to come of the current bulk; None between replies
         )
-        self._current: tuple[bytes, int] | None = (
-            None  # its header and record length; None if it is to be let pass
-        )
+        self._current: Incoming | None = None  # the record it belongs to; None if it is to be let pass
         self._window: PredictedReplies | None = None
 
     @property
@@ -81,7 +79,7 @@ class ReplyScatter:
     def buffers(self) -> list[memoryview]:
         """Where the next bytes belong, in order; never empty until all is finished."""
         if self._window is None and self._payload is not None and self._current is not None:
-            self._window = self._predict(self._payload, self._current[1])
+            self._window = self._predict(self._payload, self._current)
         if self._window is not None:
             return self._window.buffers()
         return [self._payload, self._scratch] if self._payload else [self._scratch]
@@ -113,14 +111,15 @@ class ReplyScatter:
             self._commit(self._window)
             self._window = None
 
-    def _predict(self, rest: memoryview, record_bytes: int) -> PredictedReplies | None:
+    def _predict(self, rest: memoryview, current: Incoming) -> PredictedReplies | None:
         buffer = self._buffer
         following = self._offsets[self._done + 1 : self._asked]
-        if not following or self._line or self._skip or record_bytes != HEADER_BYTES + buffer.item_bytes:
+        if not following or self._line or self._skip or not current.in_block:
             return None
         if self._asking:  # other replies stand between
             return None
-        return PredictedReplies(rest, record_bytes, following, [buffer.slot(offset) for offset in following])
+        slots = [buffer.slot(offset) for offset in following]
+        return PredictedReplies(rest, current.record_bytes, following, slots, buffer.to_hash)
 
     def _leave(self, window: PredictedReplies) -> None:
         """Give a window up, complete or not; the current reply is then the last one that it confirmed."""
@@ -130,15 +129,17 @@ class ReplyScatter:
 
     def _commit(self, window: PredictedReplies) -> None:
         """Note the window's whole replies: the one that was current, then those it predicted."""
-        if not window.complete:
+        if not window.complete or self._current is None:
             return
-        header, record_bytes = self._current or (b"", 0)
-        self._buffer.note_record(self._offsets[self._done], header, record_bytes)
+        self._buffer.note_record(self._current)
         confirmed = window.complete - 1
+        offsets = window.offsets[:confirmed]
         if confirmed:
-            self._buffer.note_records(window.offsets[:confirmed], window.headers(confirmed))
+            digests = {offset: window.digests[offset] for offset in offsets if offset in window.digests}
+            self._buffer.note_records(offsets, window.headers(confirmed), digests)
         self._done += window.complete
-        self._current = (window.header(confirmed), window.record_bytes)
+        # The frame of the reply that follows was right, so it is the current one, whole but for its line end.
+        self._current = self._buffer.place_in_block(window.offsets[confirmed], window.header(confirmed))
         window.complete = 0
 
     def _parse(self, data: bytes) -> None:
@@ -224,21 +225,23 @@ class ReplyScatter:
             return True
         offset = self._offsets[self._done]
         if length < HEADER_BYTES:
-            self._payload, self._current = self._buffer.place_short(offset, length), (b"", length)
+            self._expect(self._buffer.place_short(offset, length))
             return True
         if len(data) - body < HEADER_BYTES:
             return False
         header = data[body : body + HEADER_BYTES]
-        self._payload = self._buffer.place(offset, header, length - HEADER_BYTES)
-        self._current = (header, length)
+        self._expect(self._buffer.place(offset, header, length - HEADER_BYTES))
         return True
+
+    def _expect(self, record: Incoming) -> None:
+        self._current, self._payload = record, record.payload
 
     def _end_bulk(self) -> None:
         self._payload = None
         if self._current is None:
             self._skip -= 1
             return
-        self._buffer.note_record(self._offsets[self._done], *self._current)
+        self._buffer.note_record(self._current)
         self._done += 1
         self._asked_leave = None
 

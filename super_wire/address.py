@@ -109,6 +109,13 @@ class CacheAddress:
         """Whether it is on this machine: a unix socket, or a host on loopback."""
         return bool(self.path) or is_loopback(self.host)
 
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the way itself shows or rules out flipped bits: TLS does, and so does a unix socket. TCP's
+        sum of 16 bits, which middleboxes take anew, does not.
+        """
+        return bool(self.path) or self.tls
+
     def node(self, host: str, port: int) -> CacheAddress:
         """Another node of the same cluster, reached in the same way."""
         return replace(self, host=host, port=port, path="", db=0)

@@ -12,7 +12,8 @@
     │   ├── RecordMagicError
     │   ├── RecordVersionError
     │   ├── RecordLengthError
-    │   └── RecordHashError
+    │   ├── RecordHashError
+    │   └── RecordIdError             the record is another sample's
     ├── CoordinatorError              the coordinator answered with a failure
     │   ├── CoordinatorUnreachableError
     │   ├── CoordinatorTrustError     a certificate or a token is refused, by either side
@@ -49,6 +50,7 @@ __all__ = [
     "RecipeError",
     "RecordError",
     "RecordHashError",
+    "RecordIdError",
     "RecordLengthError",
     "RecordMagicError",
     "RecordVersionError",
@@ -114,6 +116,10 @@ class RecordLengthError(RecordError):
 
 class RecordHashError(RecordError):
     """The payload does not have the hash that its header names."""
+
+
+class RecordIdError(RecordError):
+    """The record is whole, and another sample's than the one that was asked for."""
 
 
 class CoordinatorError(SuperError):

@@ -3,8 +3,10 @@
 Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
 view of the bytes it was given. A record that fails a check raises a typed
 :class:`~super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
-:data:`HEADER_DTYPE`. When the payload hash is verified, which costs more than the read itself, is the
-reader's choice: :func:`verify_payload`.
+:data:`HEADER_DTYPE`. When the payload hash is verified is the reader's choice: :func:`verify_payload`.
+
+A header carries the first eight bytes of its sample's id, so that a record which arrives under another
+sample's key is noticed. Pointers and records of several named arrays are :mod:`super_wire.record_kinds`'.
 """
 
 from __future__ import annotations
@@ -20,9 +22,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from super_wire.errors import RecordHashError, RecordLengthError, RecordMagicError, RecordVersionError
+from super_wire.errors import (
+    RecordHashError,
+    RecordIdError,
+    RecordLengthError,
+    RecordMagicError,
+    RecordVersionError,
+)
+from super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 __all__ = [
@@ -37,10 +48,15 @@ __all__ = [
     "Header",
     "Kind",
     "Tombstone",
+    "check_shape",
+    "id_prefixes",
     "pack",
+    "pack_header",
     "pack_tombstone",
     "parse_header",
+    "payload_hash",
     "read_tombstone",
+    "stored_dtype",
     "unpack",
     "verify_payload",
 ]
@@ -51,8 +67,11 @@ SPENDING_CAP = "spending_cap"
 """Reason of the tombstones that a coordinator writes once no more money may be spent."""
 
 MAGIC = b"SUPR"
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 MAX_NDIM = 6
+
+payload_hash: Callable[[Bytes], int] = xxhash.xxh3_64_intdigest
+"""The hash of a payload that its header names."""
 
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
@@ -71,7 +90,7 @@ HEADER_DTYPE = np.dtype(
         ("shape", "<u4", (MAX_NDIM,)),
         ("fetch_us", "<u4"),
         ("decode_us", "<u4"),
-        ("reserved", "<u8"),
+        ("id_prefix", "<u8"),
     ]
 )
 """The header as a numpy structured dtype, to look at many headers at once."""
@@ -96,15 +115,30 @@ DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class Kind(enum.IntEnum):
-    """What a record says: here is the sample, or here is why there is none."""
+    """What a record says of its sample.
+
+    Codes differ in two bits at least: the hash, which is the payload's, would not show a flipped one.
+    """
 
     DATA = 1
+    """Here it is: one array."""
     TOMBSTONE = 2
+    """Here is why there is none."""
+    POINTER = 4
+    """It lies in a store, at this place."""
+    ARRAYS = 7
+    """Here it is: several named arrays."""
+
+
+_KINDS = frozenset(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds."""
+    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds.
+
+    ``id_prefix`` is the first eight bytes of the sample id, as a little-endian number.
+    """
 
     kind: Kind
     dtype: str
@@ -113,6 +147,7 @@ class Header:
     payload_hash: int
     fetch_us: int
     decode_us: int
+    id_prefix: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,38 +165,80 @@ class Tombstone:
     permanent: bool
 
 
-def pack(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> tuple[bytes, memoryview]:
+def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
+    """What the headers of these samples' records carry, uint64 of shape (samples,); ids are concatenated.
+
+    Raises:
+        ValueError: the bytes are no whole number of ids.
+    """
+    if len(sample_ids) % ID_BYTES:
+        msg = f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes"
+        raise ValueError(msg)
+    return np.frombuffer(sample_ids, dtype="<u8")[::2]
+
+
+def pack(
+    array: NDArray[Any], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
+) -> tuple[bytes, memoryview]:
     """Header and payload of ``array``; the payload is a view of a C-contiguous array's own memory.
 
     Raises:
         RecordLengthError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
-    code, stored = _stored_dtype(array.dtype)
-    if array.ndim > MAX_NDIM or any(side > _MAX_U32 for side in array.shape):
-        msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {array.shape}"
-        raise RecordLengthError(msg)
+    code, stored = stored_dtype(array.dtype)
+    check_shape(array.shape)
     little_endian = np.ascontiguousarray(array, dtype=stored)
     payload = little_endian.reshape(-1).view(np.uint8).data
-    shape = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
-    header = _HEADER.pack(
+    times = (fetch_us, decode_us)
+    return pack_header(Kind.DATA, payload, sample_id, code=code, shape=array.shape, times=times), payload
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Refuse, by :class:`RecordLengthError`, a shape that no header can tell."""
+    if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
+        msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}"
+        raise RecordLengthError(msg)
+
+
+def pack_header(
+    kind: Kind,
+    payload: Bytes,
+    sample_id: bytes,
+    *,
+    code: int = 1,
+    shape: tuple[int, ...] | None = None,
+    times: tuple[int, int] = (0, 0),
+) -> bytes:
+    """The header of a record of ``kind``; without ``shape`` its payload is plain bytes.
+
+    Args:
+        kind: of record.
+        payload: contiguous bytes.
+        sample_id: 16 bytes.
+        code: of the payload's dtype; see :data:`DTYPE_CODES`.
+        shape: of the array that the payload is.
+        times: microseconds of fetching and decoding.
+    """
+    size = memoryview(payload).nbytes
+    sides = (size,) if shape is None else shape
+    return _HEADER.pack(
         MAGIC,
         RECORD_VERSION,
-        Kind.DATA,
+        kind,
         code,
-        array.ndim,
-        payload.nbytes,
-        xxhash.xxh3_64_intdigest(payload),
-        *shape,
-        min(fetch_us, _MAX_U32),
-        min(decode_us, _MAX_U32),
-        0,
+        len(sides),
+        size,
+        payload_hash(payload),
+        *sides,
+        *(0,) * (MAX_NDIM - len(sides)),
+        *(min(time_us, _MAX_U32) for time_us in times),
+        int(id_prefixes(sample_id)[0]),
     )
-    return header, payload
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name anew each time it is asked
-def _stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
@@ -170,7 +247,7 @@ def _stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     return code, dtype.newbyteorder("<")
 
 
-def pack_tombstone(tombstone: Tombstone) -> bytes:
+def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
     """A whole tombstone record: header and a JSON payload."""
     payload = json.dumps(
         {
@@ -181,30 +258,19 @@ def pack_tombstone(tombstone: Tombstone) -> bytes:
         },
         separators=(",", ":"),
     ).encode()
-    header = _HEADER.pack(
-        MAGIC,
-        RECORD_VERSION,
-        Kind.TOMBSTONE,
-        DTYPE_CODES["uint8"],
-        1,
-        len(payload),
-        xxhash.xxh3_64_intdigest(payload),
-        *(len(payload), 0, 0, 0, 0, 0),
-        0,
-        0,
-        0,
-    )
-    return header + payload
+    return pack_header(Kind.TOMBSTONE, payload, sample_id) + payload
 
 
-def parse_header(record: Bytes, *, record_bytes: int | None = None) -> Header:
+def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
     """Read and check a header.
 
     Args:
         record: at least the first 64 bytes of a record.
         record_bytes: how long the whole record is, to be checked against the header; ``None`` if unknown.
+        sample_id: whose record it has to be; ``None`` if that is not known.
 
     Raises:
+        RecordIdError: it is the record of another sample.
         RecordLengthError: too short, too long, or the shape does not give the payload's length.
         RecordMagicError: it does not begin as a record does.
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
@@ -219,47 +285,62 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None) -> Header:
     if version != RECORD_VERSION:
         msg = f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
         raise RecordVersionError(msg)
-    if kind not in (Kind.DATA, Kind.TOMBSTONE) or code not in DTYPE_NAMES:
+    if kind not in _KINDS or code not in DTYPE_NAMES:
         msg = f"record version {version} knows no kind {kind} with dtype code {code}"
         raise RecordVersionError(msg)
+    dtype, shape = DTYPE_NAMES[code], _checked_shape(ndim, tuple(rest[:MAX_NDIM]), code, payload_bytes)
+    if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
+        msg = f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+        raise RecordLengthError(msg)
+    fetch_us, decode_us, prefix = rest[MAX_NDIM:]
+    if sample_id is not None and prefix != int(id_prefixes(sample_id)[0]):
+        msg = f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+        raise RecordIdError(msg)
+    return Header(Kind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
+
+
+def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
+    """The shape that a header tells; :class:`RecordLengthError` unless the payload is an array of it."""
     if ndim > MAX_NDIM:
         msg = f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}"
         raise RecordLengthError(msg)
-    dtype, shape = DTYPE_NAMES[code], tuple(rest[:ndim])
-    item_bytes = np.dtype(dtype).itemsize
+    shape, beyond = sides[:ndim], sides[ndim:]
+    if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
+        msg = f"a header of {ndim} dimensions has sides {beyond} beyond them"
+        raise RecordLengthError(msg)
+    item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
     if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
         msg = f"no array has shape {shape}"
         raise RecordLengthError(msg)
     if math.prod(shape) * item_bytes != payload_bytes:
-        msg = f"shape {shape} of {dtype} is not {payload_bytes} payload bytes"
+        msg = f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes"
         raise RecordLengthError(msg)
-    if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
-        msg = f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
-        raise RecordLengthError(msg)
-    return Header(Kind(kind), dtype, shape, payload_bytes, payload_hash, rest[MAX_NDIM], rest[MAX_NDIM + 1])
+    return shape
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
     """Raise :class:`RecordHashError` unless ``payload`` has the xxh3-64 that the header names."""
-    found = xxhash.xxh3_64_intdigest(payload)
+    found = payload_hash(payload)
     if found != header.payload_hash:
         msg = f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
         raise RecordHashError(msg)
 
 
-def unpack(record: Bytes, *, verify: bool = True) -> tuple[Header, NDArray[Any]]:
+def unpack(
+    record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
+) -> tuple[Header, NDArray[Any]]:
     """A data record's header and array; the array is a view of ``record`` (read-only if that is).
 
     Raises:
         RecordError: any of its kinds; see :func:`parse_header` and :func:`verify_payload`.
-        RecordVersionError: also if the record is a tombstone (see :func:`read_tombstone`).
+        RecordVersionError: also if the record is of another kind (see :func:`read_tombstone`).
     """
-    header = parse_header(record, record_bytes=len(record))
+    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     if verify:
         verify_payload(header, payload)
     if header.kind is not Kind.DATA:
-        msg = f"expected a data record; this one is a {header.kind.name.lower()}"
+        msg = f"expected a data record; this one is of kind {header.kind.name.lower()}"
         raise RecordVersionError(msg)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
@@ -275,7 +356,7 @@ def read_tombstone(record: Bytes) -> Tombstone:
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
     if header.kind is not Kind.TOMBSTONE:
-        msg = "expected a tombstone; this is a data record"
+        msg = f"expected a tombstone; this record is of kind {header.kind.name.lower()}"
         raise RecordVersionError(msg)
     try:
         fields = json.loads(bytes(payload))

@@ -25,6 +25,7 @@ from super_wire.record import (
     RECORD_VERSION,
     Kind,
     Tombstone,
+    id_prefixes,
     read_tombstone,
 )
 from super_wire.report import REPORT_STREAM_MAXLEN, ReadReport
@@ -95,7 +96,7 @@ class HeaderLink:
                 self._drop(node)
                 seen.trouble = str(error)
                 continue
-            self._sort(seen, mine, answers)
+            self._sort(seen, sample_ids, mine, answers)
         return seen
 
     def tombstone(self, sample_id: bytes) -> Tombstone | None:
@@ -138,7 +139,7 @@ class HeaderLink:
             self._drop(node)
         self._asked_slots = False
 
-    def _sort(self, seen: Seen, offsets: Sequence[int], answers: Sequence[Reply]) -> None:
+    def _sort(self, seen: Seen, sample_ids: bytes, offsets: Sequence[int], answers: Sequence[Reply]) -> None:
         headers, found = [], []
         for offset, answer in zip(offsets, answers, strict=True):
             if isinstance(answer, ErrorReply):
@@ -155,7 +156,7 @@ class HeaderLink:
             else:
                 headers.append(answer)
                 found.append(offset)
-        for offset, kind, size in zip(found, *_read(headers), strict=True):
+        for offset, kind, size in zip(found, *_read(headers, id_prefixes(sample_ids)[found]), strict=True):
             if kind == Kind.DATA:
                 seen.present[offset] = HEADER_BYTES + size
             elif kind == Kind.TOMBSTONE:
@@ -223,8 +224,9 @@ class HeaderLink:
             connection.close()
 
 
-def _read(headers: Sequence[bytes]) -> tuple[list[int], list[int]]:
-    """Kinds, 0 for what is no record of ours, and payload bytes."""
+def _read(headers: Sequence[bytes], prefixes: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
+    """Kinds, 0 for what is no record of ours or another sample's, and payload bytes."""
     table: NDArray[np.void] = np.frombuffer(b"".join(headers), dtype=HEADER_DTYPE)
     ours = (table["magic"] == MAGIC) & (table["version"] == RECORD_VERSION)
+    ours &= table["id_prefix"] == prefixes
     return np.where(ours, table["kind"], 0).tolist(), table["payload_bytes"].tolist()

@@ -48,9 +48,9 @@ RECORD_BYTES = 64 + SIDE * SIDE * 3
 ENOUGH_S = 20.0
 
 
-def record_of(key: str) -> bytes:
+def record_of(key: str, sample_id: bytes) -> bytes:
     """The record that a :class:`ScriptedExecutor` makes of a key."""
-    header, payload = pack(np.full((SIDE, SIDE, 3), sum(key.encode()) % 256, dtype=np.uint8))
+    header, payload = pack(np.full((SIDE, SIDE, 3), sum(key.encode()) % 256, dtype=np.uint8), sample_id)
     return header + bytes(payload)
 
 
@@ -101,11 +101,12 @@ class ScriptedExecutor:
         outcomes = [self.outcomes.get(key, Outcome.CACHED) for key in request.keys]
         records = {}
         for key, hex_id, outcome in zip(request.keys, request.ids, outcomes, strict=True):
+            sample_id = bytes.fromhex(hex_id)
             if outcome is Outcome.CACHED:
-                records[cache_key(bytes.fromhex(hex_id))] = record_of(key)
+                records[cache_key(sample_id)] = record_of(key, sample_id)
             elif outcome is Outcome.TOMBSTONE:
                 tombstone = Tombstone(key, "undecodable", f"{key} is no image", permanent=True)
-                records[cache_key(bytes.fromhex(hex_id))] = pack_tombstone(tombstone)
+                records[cache_key(sample_id)] = pack_tombstone(tombstone, sample_id)
         if records:
             await asyncio.sleep(0)
             with redis.Redis.from_url(

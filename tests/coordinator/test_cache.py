@@ -44,7 +44,7 @@ def an_id(number: int) -> bytes:
 
 
 def a_record(value: int, shape=(4, 4, 3)) -> bytes:
-    header, payload = pack(np.full(shape, value, dtype=np.uint8))
+    header, payload = pack(np.full(shape, value, dtype=np.uint8), an_id(0))
     return header + bytes(payload)
 
 
@@ -53,7 +53,7 @@ def a_tombstone(key="a.jpg", message="cannot be decoded") -> Tombstone:
 
 
 def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
-    tombstone = pack_tombstone(a_tombstone())
+    tombstone = pack_tombstone(a_tombstone(), an_id(0))
     record = a_record(1)
     ids = b"".join(map(an_id, range(9)))
     with either.client() as client:

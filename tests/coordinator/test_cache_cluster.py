@@ -36,7 +36,7 @@ def ids(numbers) -> bytes:
 
 
 def a_record(count: int) -> bytes:
-    header, payload = pack(np.zeros(count, dtype=np.uint8))
+    header, payload = pack(np.zeros(count, dtype=np.uint8), an_id(0))
     return header + bytes(payload)
 
 

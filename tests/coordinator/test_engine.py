@@ -222,7 +222,7 @@ def test_what_a_reader_misses_is_looked_for_and_produced_again(run, valkey, sour
         coordinator.engine.post(missed([0, 1]))  # the first is there after all
         await coordinator.until(lambda: produced(coordinator) == 11)
         assert coordinator.executor.keys_asked[10:] == ["cat/1.jpg"]
-        assert in_cache(valkey, ids[1]) == [record_of("cat/1.jpg")]
+        assert in_cache(valkey, ids[1]) == [record_of("cat/1.jpg", ids[1])]
 
     run(work)
 

@@ -135,7 +135,8 @@ def test_what_functions_have_made_is_not_tried(executor, valkey):
             with pytest.raises(SourceForbiddenError):
                 await trials.take(dataset, ENOUGH_S)
             with valkey.client() as client:
-                client.set(cache_key(bytes(dataset.ids(np.array([8]), 0))), record_of(KEYS[8]))
+                sample_id = bytes(dataset.ids(np.array([8]), 0))
+                client.set(cache_key(sample_id), record_of(KEYS[8], sample_id))
             await trials.take(dataset, ENOUGH_S)
             return trials.passed(dataset)
         finally:

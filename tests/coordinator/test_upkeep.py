@@ -30,7 +30,7 @@ from tests.coordinator.running import ScriptedExecutor, running
 from tests.fixtures.valkey import Valkey
 
 MAXMEMORY = 8 * 2**20
-RECORD = b"".join(bytes(part) for part in pack(np.zeros((100, 166, 3), dtype=np.uint8)))
+RECORD = b"".join(bytes(part) for part in pack(np.zeros((100, 166, 3), dtype=np.uint8), bytes(16)))
 
 
 @pytest.fixture

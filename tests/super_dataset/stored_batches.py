@@ -11,7 +11,7 @@ from super_wire import BatchRef, ReadReport, Recipe
 from super_wire.binding import DatasetBinding
 from super_wire.ids import batch_id, digest128
 from super_wire.keys import cache_key, report_stream
-from super_wire.record import Tombstone, pack, pack_tombstone
+from super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack, pack_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,15 +30,25 @@ def images(count: int, side: int = 8, *, seed: int = 0) -> list[NDArray[np.uint8
     return [rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for _ in range(count)]
 
 
-def record(array: NDArray[Any], *, fetch_us: int = 0, decode_us: int = 0) -> bytes:
+NO_ID = bytes(16)
+"""Of records that :func:`store` gives the id of the sample under whose key it puts them."""
+
+
+def record(array: NDArray[Any], sample_id: bytes = NO_ID, *, fetch_us: int = 0, decode_us: int = 0) -> bytes:
     """A whole record."""
-    header, payload = pack(array, fetch_us=fetch_us, decode_us=decode_us)
+    header, payload = pack(array, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     return header + bytes(payload)
 
 
-def tombstone(key: str, *, permanent: bool = True) -> bytes:
+def tombstone(key: str, sample_id: bytes = NO_ID, *, permanent: bool = True) -> bytes:
     """A whole tombstone record."""
-    return pack_tombstone(Tombstone(key, "undecodable", "cannot identify image file", permanent))
+    return pack_tombstone(Tombstone(key, "undecodable", "cannot identify image file", permanent), sample_id)
+
+
+def bound_to(sample_id: bytes, whole: bytes) -> bytes:
+    """The same record as one of ``sample_id``, if it is of no sample yet."""
+    of_nobody = whole[:4] == MAGIC and whole[HEADER_BYTES - 8 : HEADER_BYTES] == NO_ID[:8]
+    return whole[: HEADER_BYTES - 8] + sample_id[:8] + whole[HEADER_BYTES:] if of_nobody else whole
 
 
 def ref_of(
@@ -69,12 +79,14 @@ def id_at(ref: BatchRef, offset: int) -> bytes:
 
 
 def store(valkey: Valkey, ref: BatchRef, values: Iterable[bytes | NDArray[Any] | None]) -> None:
-    """SET the batch's records: arrays are packed, bytes are taken as they are, ``None`` is left missing."""
+    """SET the batch's records: arrays are packed, bytes are taken as they are but for the id that a record of
+    no sample gets, ``None`` is left missing.
+    """
     with valkey.client() as client:
         for offset, value in enumerate(values):
             if value is not None:
                 whole = value if isinstance(value, bytes) else record(value)
-                client.set(cache_key(id_at(ref, offset)), whole)
+                client.set(cache_key(id_at(ref, offset)), bound_to(id_at(ref, offset), whole))
 
 
 def stored(valkey: Valkey, values: Sequence[bytes | NDArray[Any] | None], **fields: Any) -> BatchRef:

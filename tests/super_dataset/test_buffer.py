@@ -11,8 +11,9 @@ from tests.super_dataset.stored_batches import record, tombstone
 
 def put(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
     payload = whole[HEADER_BYTES:]
-    buffer.place(offset, whole[:HEADER_BYTES], len(payload))[:] = payload
-    buffer.note_record(offset, whole[:HEADER_BYTES], len(whole))
+    incoming = buffer.place(offset, whole[:HEADER_BYTES], len(payload))
+    incoming.payload[:] = payload
+    buffer.note_record(incoming)
 
 
 SIX = record(np.arange(6, dtype=np.uint8))
@@ -52,8 +53,9 @@ def test_where_sizes_are_known_to_differ_there_is_no_block():
 
 def test_a_record_without_header_leaves_a_zeroed_one():
     buffer = BatchBuffer(1)
-    buffer.place_short(0, 3)[:] = b"abc"
-    buffer.note_record(0, b"", 3)
+    incoming = buffer.place_short(0, 3)
+    incoming.payload[:] = b"abc"
+    buffer.note_record(incoming)
     assert buffer.record_bytes[0] == 3
     assert not buffer.raw_headers[0].any()
 

@@ -10,14 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from super_dataset.buffer import BatchBuffer
-from super_dataset.checks import VERIFIED_SHARE, check_records, to_verify
-from super_wire.errors import RecordHashError, RecordLengthError, RecordMagicError, RecordVersionError
+from super_dataset.checks import HASHED_SHARE, SeenRecords, check_records
+from super_wire.errors import (
+    RecordHashError,
+    RecordIdError,
+    RecordLengthError,
+    RecordMagicError,
+    RecordVersionError,
+)
 from super_wire.record import HEADER_BYTES
-from tests.super_dataset.stored_batches import images, record, tombstone
+from super_wire.record_kinds import Pointer, pack_pointer
+from tests.super_dataset.stored_batches import bound_to, images, record, tombstone
 
+IDS = bytes(range(128)) * 5
+"""Of 40 samples; each record here is of the sample at its offset."""
 GOOD = record(images(1)[0])
-ALL = np.ones(64, dtype=np.bool_)
-NONE = np.zeros(64, dtype=np.bool_)
 
 CORRUPT = {
     "empty": (b"", RecordLengthError),
@@ -32,18 +39,24 @@ CORRUPT = {
     "too long": (GOOD + b"\0", RecordLengthError),
     "header only": (GOOD[:HEADER_BYTES], RecordLengthError),
     "tombstone's text": (tombstone("k")[:-2] + b"xx", RecordHashError),
+    "pixel": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), RecordHashError),
+    "another sample's": (record(images(1)[0], b"x" * 16), RecordIdError),
+    "another sample's tombstone": (tombstone("k", b"x" * 16), RecordIdError),
+    "pointer": (pack_pointer(Pointer("pack", 0, 64), bytes(16)), RecordVersionError),
 }
 
 
-def received(*records: bytes) -> BatchBuffer:
-    buffer = BatchBuffer(len(records))
+def received(*records: bytes, to_hash: np.ndarray | None = None) -> BatchBuffer:
+    buffer = BatchBuffer(len(records), to_hash=to_hash)
     for offset, whole in enumerate(records):
+        whole = bound_to(IDS[16 * offset : 16 * offset + 16], whole)  # noqa: PLW2901
         if len(whole) < HEADER_BYTES:
-            buffer.place_short(offset, len(whole))[:] = whole
+            incoming = buffer.place_short(offset, len(whole))
+            incoming.payload[:] = whole
         else:
-            payload = whole[HEADER_BYTES:]
-            buffer.place(offset, whole[:HEADER_BYTES], len(payload))[:] = payload
-        buffer.note_record(offset, whole[:HEADER_BYTES] if len(whole) >= HEADER_BYTES else b"", len(whole))
+            incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
+            incoming.payload[:] = whole[HEADER_BYTES:]
+        buffer.note_record(incoming)
     return buffer
 
 
@@ -53,51 +66,75 @@ def test_each_corruption_is_found_wherever_it_stands(name, place):
     whole, error = CORRUPT[name]
     records = [GOOD] * 4
     records[place] = whole
-    verdict = check_records(received(*records), [0, 1, 2, 3], NONE)
-    assert {offset: type(found) for offset, found in verdict.corrupt.items()} == {place: error}
-    assert not verdict.tombstones
+    checked = check_records(received(*records), IDS[:64], [0, 1, 2, 3], None)
+    assert {offset: type(found) for offset, found in checked.corrupt.items()} == {place: error}
+    assert not checked.tombstones
 
 
 def test_only_the_offsets_asked_for_are_checked():
     buffer = received(GOOD, CORRUPT["magic"][0], GOOD)
-    assert not check_records(buffer, [0, 2], NONE).corrupt
-    assert not check_records(buffer, [], NONE).corrupt
+    assert not check_records(buffer, IDS[:48], [0, 2], None).corrupt
+    assert not check_records(buffer, IDS[:48], [], None).corrupt
 
 
 def test_tombstones_are_read():
-    verdict = check_records(
-        received(GOOD, tombstone("a.jpg"), tombstone("b.jpg", permanent=False)), [0, 1, 2], ALL
-    )
-    assert {offset: (stone.key, stone.permanent) for offset, stone in verdict.tombstones.items()} == {
+    buffer = received(GOOD, tombstone("a.jpg"), tombstone("b.jpg", permanent=False))
+    checked = check_records(buffer, IDS[:48], [0, 1, 2], None)
+    assert {offset: (stone.key, stone.permanent) for offset, stone in checked.tombstones.items()} == {
         1: ("a.jpg", True),
         2: ("b.jpg", False),
     }
 
 
-def test_a_flipped_pixel_is_found_where_the_hash_is_verified():
-    flipped = GOOD[:-1] + bytes([GOOD[-1] ^ 1])
-    buffer = received(GOOD, flipped, flipped)
-    mask = np.array([True, False, True])
-    verdict = check_records(buffer, [0, 1, 2], mask)
-    assert {offset: type(error) for offset, error in verdict.corrupt.items()} == {2: RecordHashError}
-
-
 def test_layouts_may_differ():
     other = record(np.zeros((2, 5), dtype=np.float32))
-    verdict = check_records(received(GOOD, other, GOOD), [0, 1, 2], ALL)
-    assert not verdict.corrupt
-    assert not verdict.tombstones
+    checked = check_records(received(GOOD, other, GOOD), IDS[:48], [0, 1, 2], None)
+    assert not checked.corrupt
+    assert not checked.tombstones
 
 
-@given(count=st.integers(0, 300))
-def test_every_sample_is_verified_once_in_so_many_epochs(count):
-    ids = os.urandom(16 * count)
-    turns = np.sum([to_verify(ids, epoch, "sample") for epoch in range(VERIFIED_SHARE)], axis=0)
-    assert (turns == 1).all()
-    assert to_verify(ids, 0, "all").all()
-    assert len(to_verify(ids, 0, "all")) == count
+def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
+    """Which records of a batch were hashed as they came, and which were found corrupt."""
+    ids = IDS[: 16 * len(records)]
+    buffer = received(*records, to_hash=seen.to_hash(ids, epoch))
+    checked = check_records(buffer, ids, range(len(records)), seen)
+    return sorted(buffer.digests), sorted(checked.corrupt)
 
 
-def test_the_verified_share_is_what_it_says():
-    share = to_verify(os.urandom(16 * 64_000), 5, "sample").mean()
-    assert share == pytest.approx(1 / VERIFIED_SHARE, rel=0.25)
+def turns(epoch: int, count: int) -> list[int]:
+    prefixes = np.frombuffer(IDS[: 16 * count], dtype="<u8")[::2]
+    return [at for at in range(count) if (int(prefixes[at]) + epoch) % HASHED_SHARE == 0]
+
+
+def test_what_was_hashed_once_is_hashed_again_in_turn_or_when_it_was_made_again():
+    seen, spoilt = SeenRecords(), CORRUPT["pixel"][0]
+    whole = [record(image) for image in images(8)]
+    assert read_by(seen, *whole[:5], spoilt, *whole[6:]) == ([*range(8)], [5])
+    for epoch in range(2 * HASHED_SHARE):
+        hashed, corrupt = read_by(seen, *whole, epoch=epoch)
+        assert hashed == sorted({*turns(epoch, 8), *([5] if epoch == 0 else [])})
+        assert not corrupt
+    made_again = record(images(1)[0], decode_us=3)
+    assert read_by(seen, *whole[:3], made_again[:-1] + b"?", *whole[4:], epoch=1)[1] == [3]
+    assert read_by(SeenRecords(), *whole)[0] == [*range(8)]
+
+
+def test_a_fork_has_read_nothing():
+    seen = SeenRecords()
+    read_by(seen, GOOD, GOOD)
+    assert read_by(seen, GOOD, GOOD, epoch=1)[0] == turns(1, 2)
+    pid = os.fork()
+    if not pid:
+        os._exit(read_by(seen, GOOD, GOOD, epoch=1)[0] != [0, 1])
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@given(count=st.integers(1, 300))
+def test_every_sample_is_hashed_once_in_so_many_epochs(count):
+    ids, seen = os.urandom(16 * count), SeenRecords()
+    assert seen.to_hash(ids, 0).all()
+    buffer = BatchBuffer(count)
+    seen.remember(ids, buffer, np.arange(count))
+    hashed = np.sum([seen.to_hash(ids, epoch) for epoch in range(HASHED_SHARE)], axis=0)
+    assert (hashed >= 1).all()
+    assert (hashed == 1).mean() > 0.9  # others share a slot of the table, and are hashed each time

@@ -18,7 +18,7 @@ from super_wire.errors import CacheError, CacheUnreachableError
 from super_wire.keys import cache_key, report_stream
 from super_wire.report import ReadReport
 from tests.fixtures.valkey_cluster import MASTERS, ValkeyCluster
-from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of
+from tests.super_dataset.stored_batches import JOB, bound_to, id_at, images, record, ref_of
 
 COUNT = 90
 
@@ -33,7 +33,9 @@ def batch(cluster, arrays, url=None, **fields):
 def put(cluster, ref, arrays):
     cluster.set(
         {
-            cache_key(id_at(ref, offset)): array if isinstance(array, bytes) else record(array)
+            cache_key(id_at(ref, offset)): bound_to(
+                id_at(ref, offset), array if isinstance(array, bytes) else record(array)
+            )
             for offset, array in enumerate(arrays)
             if array is not None
         }

@@ -65,7 +65,7 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, protocol, crede
     with either.client() as client:
         client.ping()  # so that it is in before anyone needs a password
         let_in(either, credentials, monkeypatch)
-        last = (cache_key(id_at(ref, 40)), record(arrays[0]))
+        last = (cache_key(id_at(ref, 40)), record(arrays[0], id_at(ref, 40)))
         reader = BatchReader(ReadSettings(verify="all"), sleep=lambda _: client.set(*last))
         for attempts in (2, 1, 1):
             read = reader.read(ref)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from super_dataset.link import open_link
 from super_dataset.reader_state import ReaderStates
 from super_wire.address import Credentials
 from super_wire.errors import CacheError
@@ -31,7 +32,7 @@ def clients(valkey) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, method):
-    states = ReaderStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic, open_link)
     mine = own_id(states, valkey.unix_url)
     context = multiprocessing.get_context(method)
     receiving, sending = context.Pipe(duplex=False)
@@ -46,7 +47,7 @@ def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, method):
 
 
 def test_each_thread_has_its_own_and_takes_it_along(valkey):
-    states = ReaderStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic, open_link)
     mine = own_id(states, valkey.unix_url)
     theirs = []
     threads = [
@@ -63,7 +64,7 @@ def test_each_thread_has_its_own_and_takes_it_along(valkey):
 
 
 def test_pickling_takes_no_connection_along(valkey):
-    states = ReaderStates(777, time.monotonic)
+    states = ReaderStates(777, time.monotonic, open_link)
     own_id(states, valkey.unix_url)
     copy = pickle.loads(pickle.dumps(states))
     assert not copy.here().connected
@@ -71,14 +72,14 @@ def test_pickling_takes_no_connection_along(valkey):
 
 
 def test_another_cache_gets_another_connection(valkey):
-    states = ReaderStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic, open_link)
     first = own_id(states, valkey.unix_url)
     assert own_id(states, valkey.url) != first
     assert clients(valkey) == 1
 
 
 def test_the_connection_goes_with_its_owner(valkey):
-    states = ReaderStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic, open_link)
     own_id(states, valkey.unix_url)
     del states
     gc.collect()
@@ -88,7 +89,7 @@ def test_the_connection_goes_with_its_owner(valkey):
 def test_credentials_are_those_of_the_environment(valkey, monkeypatch):
     with valkey.client() as client:
         client.config_set("requirepass", "geheim")
-    states = ReaderStates(None, time.monotonic)
+    states = ReaderStates(None, time.monotonic, open_link)
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "wrong")
     with pytest.raises(CacheError, match="WRONGPASS"):
         own_id(states, valkey.unix_url)

@@ -28,9 +28,9 @@ def received(arrays, *, shared=False, uniform=True) -> BatchBuffer:
     buffer = BatchBuffer(len(arrays), memory=memory, uniform=uniform)
     for offset, array in enumerate(arrays):
         whole = record(array)
-        payload = whole[HEADER_BYTES:]
-        buffer.place(offset, whole[:HEADER_BYTES], len(payload))[:] = payload
-        buffer.note_record(offset, whole[:HEADER_BYTES], len(whole))
+        incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
+        incoming.payload[:] = whole[HEADER_BYTES:]
+        buffer.note_record(incoming)
     return buffer
 
 

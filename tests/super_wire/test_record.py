@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from super_wire.errors import (
     RecordError,
     RecordHashError,
+    RecordIdError,
     RecordLengthError,
     RecordMagicError,
     RecordVersionError,
@@ -26,6 +27,7 @@ from super_wire.record import (
     Header,
     Kind,
     Tombstone,
+    id_prefixes,
     pack,
     pack_tombstone,
     parse_header,
@@ -41,9 +43,13 @@ ARRAYS = st.sampled_from(list(DTYPE_CODES)).flatmap(lambda name: hnp.arrays(np.d
 TOMBSTONES = st.builds(Tombstone, st.text(), st.text(), st.text(), st.booleans())
 
 
+ID = bytes(range(16))
+PREFIX = int.from_bytes(ID[:8], "little")
+
+
 def record_of(array, **times):
     """One whole record."""
-    header, payload = pack(array, **times)
+    header, payload = pack(array, ID, **times)
     return header + bytes(payload)
 
 
@@ -81,7 +87,7 @@ def test_any_memory_order_and_byte_order_gives_the_same_record(array):
 
 def test_packing_copies_nothing():
     array = np.zeros((5, 4, 3), dtype=np.float32)
-    _, payload = pack(array)
+    _, payload = pack(array, ID)
     assert np.shares_memory(np.frombuffer(payload, dtype=np.uint8), array)
 
 
@@ -97,14 +103,15 @@ def test_unpacking_copies_nothing_at_any_alignment(offset):
 
 @given(ARRAYS)
 def test_the_numpy_view_of_headers_agrees_with_the_struct(array):
-    header, payload = pack(array, fetch_us=5, decode_us=6)
+    header, payload = pack(array, ID, fetch_us=5, decode_us=6)
     assert len(header) == HEADER_BYTES == HEADER_DTYPE.itemsize == LAYOUT.size == 64
     (seen,) = np.frombuffer(header, HEADER_DTYPE)
     magic, version, kind, dtype, ndim, size, digest, *rest = LAYOUT.unpack(header)
     names = ("magic", "version", "kind", "dtype", "ndim", "payload_bytes", "payload_hash")
     assert [seen[name].item() for name in names] == [magic, version, kind, dtype, ndim, size, digest]
-    assert [*seen["shape"], seen["fetch_us"], seen["decode_us"], seen["reserved"]] == rest
-    assert (magic, version, kind, ndim) == (b"SUPR", 1, 1, array.ndim)
+    assert [*seen["shape"], seen["fetch_us"], seen["decode_us"], seen["id_prefix"]] == rest
+    assert (magic, version, kind, ndim) == (b"SUPR", 2, 1, array.ndim)
+    assert rest[-1] == PREFIX
     assert rest[: array.ndim] == list(array.shape)
     assert not any(rest[array.ndim : 6])
     assert digest == xxhash.xxh3_64_intdigest(bytes(payload))
@@ -113,10 +120,10 @@ def test_the_numpy_view_of_headers_agrees_with_the_struct(array):
 def test_golden_record():
     """This never changes: other versions of SUPER read what this one wrote."""
     assert RECORD[:HEADER_BYTES].hex(" ", 16).split() == [
-        "53555052010101031200000000000000",
+        "53555052020101031200000000000000",
         "d5eec0d4902491f60200000003000000",
         "03000000000000000000000000000000",
-        "0b000000160000000000000000000000",
+        "0b000000160000000001020304050607",
     ]
     assert DTYPE_NAMES == {
         1: "uint8", 2: "int8", 3: "uint16", 4: "int16", 5: "uint32", 6: "int32", 7: "uint64", 8: "int64",
@@ -127,18 +134,18 @@ def test_golden_record():
 @pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "S3", "U3", "object"])
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(TypeError, match="records hold uint8"):
-        pack(np.zeros(2, dtype=dtype))
+        pack(np.zeros(2, dtype=dtype), ID)
 
 
 def test_more_dimensions_are_refused():
     with pytest.raises(RecordLengthError, match="up to 6 dimensions"):
-        pack(np.zeros((1,) * 7))
+        pack(np.zeros((1,) * 7), ID)
 
 
 def test_sides_that_do_not_fit_are_refused():
     endless = np.lib.stride_tricks.as_strided(np.zeros(1, dtype=np.uint8), (2**32,), (0,))
     with pytest.raises(RecordLengthError, match=r"below 2\*\*32"):
-        pack(endless)
+        pack(endless, ID)
 
 
 @pytest.mark.parametrize(
@@ -149,22 +156,24 @@ def test_sides_that_do_not_fit_are_refused():
         (RECORD[:-1], RecordLengthError, "tells 82 bytes; the record has 81"),
         (RECORD + b"\0", RecordLengthError, "tells 82 bytes; the record has 83"),
         (changed(magic=b"RPUS"), RecordMagicError, "begins with b'SUPR'; this one with b'RPUS'"),
-        (changed(version=2), RecordVersionError, "reads record version 1; this one is version 2"),
+        (changed(version=1), RecordVersionError, "reads record version 2; this one is version 1"),
         (changed(kind=0), RecordVersionError, "no kind 0"),
         (changed(kind=3), RecordVersionError, "no kind 3"),
         (changed(dtype=0), RecordVersionError, "dtype code 0"),
         (changed(dtype=13), RecordVersionError, "dtype code 13"),
         (changed(ndim=7), RecordLengthError, "this header says 7"),
-        (changed(ndim=2), RecordLengthError, "is not 18 payload bytes"),
+        (changed(ndim=2), RecordLengthError, r"2 dimensions has sides \(3, 0, 0, 0\) beyond"),
+        (changed(ndim=4), RecordLengthError, "is not 18 payload bytes"),
+        (changed(shape=(2, 3, 3, 1, 0, 0)), RecordLengthError, "beyond them"),
         (changed(shape=(2, 3, 4, 0, 0, 0)), RecordLengthError, "is not 18 payload bytes"),
         (changed(payload_bytes=17), RecordLengthError, "is not 17 payload bytes"),
         (changed(dtype=DTYPE_CODES["uint16"]), RecordLengthError, "of uint16 is not 18"),
         (changed(payload_hash=1), RecordHashError, "the header says 0000000000000001"),
         (RECORD[:-1] + b"\xff", RecordHashError, "the payload's xxh3-64"),
         (
-            pack_tombstone(Tombstone("k", "r", "m", permanent=True)),
+            pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID),
             RecordVersionError,
-            "this one is a tombstone",
+            "this one is of kind tombstone",
         ),
     ],
 )
@@ -177,7 +186,7 @@ def test_bad_records(record, error, reason):
     "sides", [(0, *(2**32 - 1,) * 5), (*(2**32 - 1,) * 5, 0), (2**32 - 1, 0, 2**31, 1, 1, 1)]
 )
 def test_shapes_that_numpy_cannot_have(sides):
-    header = LAYOUT.pack(b"SUPR", 1, 1, 11, 6, 0, xxhash.xxh3_64_intdigest(b""), *sides, 0, 0, 0)
+    header = LAYOUT.pack(b"SUPR", 2, 1, 11, 6, 0, xxhash.xxh3_64_intdigest(b""), *sides, 0, 0, 0)
     with pytest.raises(RecordLengthError, match="no array has shape"):
         unpack(header)
 
@@ -193,7 +202,7 @@ def test_the_hash_is_verified_on_demand_only():
 def test_a_header_alone_can_be_read():
     header = parse_header(RECORD[:HEADER_BYTES])
     assert header == Header(
-        Kind.DATA, "uint8", (2, 3, 3), 18, xxhash.xxh3_64_intdigest(IMAGE.tobytes()), 11, 22
+        Kind.DATA, "uint8", (2, 3, 3), 18, xxhash.xxh3_64_intdigest(IMAGE.tobytes()), 11, 22, PREFIX
     )
     assert parse_header(RECORD[:HEADER_BYTES], record_bytes=82) == header
     with pytest.raises(RecordLengthError, match="the record has 81"):
@@ -202,7 +211,7 @@ def test_a_header_alone_can_be_read():
 
 @given(TOMBSTONES)
 def test_tombstones_round_trip(tombstone):
-    record = pack_tombstone(tombstone)
+    record = pack_tombstone(tombstone, ID)
     assert read_tombstone(record) == tombstone
     assert parse_header(record, record_bytes=len(record)).kind is Kind.TOMBSTONE
 
@@ -214,14 +223,14 @@ def test_tombstones_round_trip(tombstone):
 )
 def test_tombstones_of_other_json(payload):
     header = LAYOUT.pack(
-        b"SUPR", 1, 2, 1, 1, len(payload), xxhash.xxh3_64_intdigest(payload), len(payload), *[0] * 8
+        b"SUPR", 2, 2, 1, 1, len(payload), xxhash.xxh3_64_intdigest(payload), len(payload), *[0] * 8
     )
     with pytest.raises(RecordLengthError, match="key, reason, message and permanent"):
         read_tombstone(header + payload)
 
 
 def test_data_is_no_tombstone():
-    with pytest.raises(RecordVersionError, match="this is a data record"):
+    with pytest.raises(RecordVersionError, match="this record is of kind data"):
         read_tombstone(RECORD)
 
 
@@ -230,15 +239,15 @@ ANY_BYTES = st.one_of(
     st.binary(max_size=200),
     st.binary(min_size=60, max_size=200).map(lambda tail: b"SUPR" + tail),
     st.builds(
-        lambda kind, dtype, ndim, tail: b"SUPR\1" + bytes([kind, dtype, ndim]) + tail,
-        st.integers(0, 3),
+        lambda kind, dtype, ndim, tail: b"SUPR\2" + bytes([kind, dtype, ndim]) + tail,
+        st.integers(0, 8),
         st.integers(0, 13),
         st.integers(0, 7),
         st.binary(min_size=56, max_size=200),
     ),
     st.builds(
         lambda dtype, ndim, size, sides, payload: (
-            LAYOUT.pack(b"SUPR", 1, 1, dtype, ndim, size, xxhash.xxh3_64_intdigest(payload), *sides, 0, 0, 0)
+            LAYOUT.pack(b"SUPR", 2, 1, dtype, ndim, size, xxhash.xxh3_64_intdigest(payload), *sides, 0, 0, 0)
             + payload
         ),
         st.integers(1, 12),
@@ -259,6 +268,31 @@ def test_any_bytes_are_a_record_or_a_record_error(data):
             continue
 
 
+def test_a_record_is_bound_to_its_sample():
+    other = bytes(8) + ID[8:]
+    for record in (RECORD, pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)):
+        assert parse_header(record, sample_id=ID).id_prefix == PREFIX == id_prefixes(other + ID)[1]
+        with pytest.raises(RecordIdError, match="of sample 0001020304050607..., not of 00000000"):
+            parse_header(record, sample_id=other)
+    with pytest.raises(ValueError, match="16 bytes each; these are 15"):
+        pack(IMAGE, ID[:15])
+
+
+@given(ARRAYS, st.integers(0, 2**31))
+def test_a_flipped_bit_never_changes_what_is_read_silently(array, place):
+    record = bytearray(record_of(array))
+    at = place % (8 * len(record))
+    record[at // 8] ^= 1 << at % 8
+    try:
+        header, back = unpack(record, sample_id=ID)
+    except RecordError:
+        return
+    assert (back.tobytes(), back.dtype) == (array.tobytes(), array.dtype)
+    assert back.shape == array.shape or not array.size
+    assert at // 8 in range(48, 56)
+    assert header.kind is Kind.DATA
+
+
 @given(ARRAYS, st.data())
 def test_one_changed_byte_never_changes_what_is_read_silently(array, data):
     record = bytearray(record_of(array))
@@ -274,7 +308,7 @@ def test_one_changed_byte_never_changes_what_is_read_silently(array, data):
 
 @given(TOMBSTONES, st.data())
 def test_one_changed_byte_never_changes_a_tombstone_silently(tombstone, data):
-    record = bytearray(pack_tombstone(tombstone))
+    record = bytearray(pack_tombstone(tombstone, ID))
     place = data.draw(st.integers(0, len(record) - 1))
     record[place] ^= data.draw(st.integers(1, 255))
     try:

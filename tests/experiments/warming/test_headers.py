@@ -10,7 +10,7 @@ from super_wire.errors import CacheError
 from super_wire.ids import ID_BYTES
 from super_wire.keys import cache_key, cache_keys, report_stream
 from super_wire.report import ReadReport
-from tests.super_dataset.stored_batches import JOB, images, record, ref_of, tombstone
+from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, tombstone
 
 REPORT = ReadReport(0, 0, 3, 10, 9, 0, 0, 0, 0, 1, 0, missed=(4,))
 
@@ -25,20 +25,20 @@ def link(valkey):
 def test_everything_is_told_apart(valkey, link):
     ref = ref_of(7, valkey.unix_url)
     keys = cache_keys(ref.sample_ids)
-    whole = record(images(1)[0])
+    whole = record(images(1)[0], id_at(ref, 0))
     with valkey.client() as client:
         client.set(keys[0], whole)
-        client.set(keys[1], tombstone("train/0-1.jpg"))
+        client.set(keys[1], tombstone("train/0-1.jpg", id_at(ref, 1)))
         client.set(keys[2], b"short")
         client.set(keys[3], b"x" * 200)
         client.rpush(keys[4], "a list")
-        client.set(keys[6], whole)
+        client.set(keys[6], whole)  # another sample's
         before = client.info("stats")["total_net_output_bytes"]
-    seen = link.look(ref.sample_ids, [0, 1, 2, 3, 4, 5])
+    seen = link.look(ref.sample_ids, [0, 1, 2, 3, 4, 5, 6])
     assert seen.present == {0: len(whole)}
     assert seen.tombstones == [1]
-    assert sorted(seen.absent) == [2, 3, 4, 5]
-    assert sorted(seen.corrupt) == [2, 3, 4]
+    assert sorted(seen.absent) == [2, 3, 4, 5, 6]
+    assert sorted(seen.corrupt) == [2, 3, 4, 6]
     assert not seen.trouble
     with valkey.client() as client:
         assert client.info("stats")["total_net_output_bytes"] - before < 12_000  # what INFO takes
@@ -82,7 +82,7 @@ def spread(shared_cluster):
     """A batch of 30 samples over three nodes, the first 20 of which are there."""
     ref = ref_of(30, shared_cluster.url)
     keys = cache_keys(ref.sample_ids)
-    shared_cluster.set(dict.fromkeys(keys[:20], record(images(1)[0])))
+    shared_cluster.set({keys[at]: record(images(1)[0], id_at(ref, at)) for at in range(20)})
     opened = HeaderLink(shared_cluster.url)
     yield ref, opened
     opened.close()

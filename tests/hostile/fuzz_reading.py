@@ -1,0 +1,278 @@
+"""The whole read path over a scripted cache: random replies, cut and spoilt at random, against a model.
+
+The model knows the right bytes of each sample. Whatever the cache answers, a batch has these bytes, a sample
+is bad because its own tombstone came, or a typed error ends the read within its bound. Where only records are
+wrong, and no stream, the reader asks again for the samples whose last reply was not good, and for no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from super_dataset.gather import Share, gather
+from super_dataset.reader import BatchReader, ReadSettings
+from super_dataset.tensors import sample_tensors
+from super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+from super_wire.ids import ID_BYTES, digest128
+from super_wire.keys import cache_key
+from super_wire.record import HEADER_BYTES
+from super_wire.record_kinds import Pointer, pack_pointer
+from tests.super_dataset.stored_batches import id_at, record, ref_of, tombstone
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["FUZZERS", "replies_given"]
+
+_SIDE = 6
+_TIMEOUT_S = 60.0
+_MOST_BATCHES = 4
+
+replies_given = itertools.count()
+"""Its next value is how many replies were scripted so far."""
+
+
+@cache
+def pixels_of(sample_id: bytes, side: int) -> NDArray[np.uint8]:
+    """The right bytes of a sample."""
+    rng = np.random.default_rng(int.from_bytes(sample_id, "little"))
+    return rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+@cache
+def record_of(sample_id: bytes, side: int) -> bytes:
+    """Its record."""
+    return record(pixels_of(sample_id, side), sample_id, fetch_us=sample_id[0], decode_us=sample_id[1])
+
+
+def _replaced(whole: bytes, at: int, new: bytes) -> bytes:
+    return whole[:at] + new + whole[at + len(new) :]
+
+
+def _flipped(rng: random.Random, whole: bytes, first: int = 0) -> bytes:
+    at = rng.randrange(first, len(whole))
+    return _replaced(whole, at, bytes([whole[at] ^ (1 << rng.randrange(8))]))
+
+
+_BROKEN: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "bad magic": lambda _rng, good: b"RDB!" + good[4:],
+    "other version": lambda _rng, good: _replaced(good, 4, b"\1"),
+    "empty": lambda _rng, _good: b"",
+    "one byte": lambda rng, _good: bytes([rng.randrange(256)]),
+    "one byte of payload": lambda _rng, good: good[: HEADER_BYTES + 1],
+    "too short": lambda rng, good: good[: rng.randrange(len(good))],
+    "too long": lambda rng, good: good + rng.randbytes(rng.randrange(1, 40)),
+    "payload flipped": lambda rng, good: _flipped(rng, good, HEADER_BYTES),
+    "payload of another": lambda rng, good: good[:HEADER_BYTES] + rng.randbytes(len(good) - HEADER_BYTES),
+    "another's": lambda rng, good: record_of(digest128(rng.randbytes(4)), 6 if len(good) > 100 else 4),
+    "another's tombstone": lambda rng, _good: tombstone("other.jpg", digest128(rng.randbytes(4))),
+    "pointer": lambda _rng, good: pack_pointer(Pointer("pack", 0, 64), good[56:64] + bytes(8)),
+    "noise": lambda rng, good: rng.randbytes(len(good)),
+}
+
+
+class ScriptedCache:
+    """Answers GETs with good and with broken records; ``stream_faults``: also with what is no answer to them.
+
+    ``wrong`` is how likely a reply is wrong. ``asked`` has, for each round of asking, the keys.
+    """
+
+    def __init__(
+        self, rng: random.Random, keys: dict[bytes, bytes], side: int, *, stream_faults: bool
+    ) -> None:
+        self.rng = rng
+        self.sample_ids = keys
+        self.side = side
+        self.stream_faults = stream_faults
+        self.wrong = rng.choice([0.0, 0.05, 0.3, 0.9])
+        self.last_good: dict[bytes, bool] = {}
+        self.entombed: set[bytes] = set()
+        self.connections = 0
+
+    def answer(self, key: bytes) -> bytes:
+        """The reply to one GET, with what the stream makes of it."""
+        next(replies_given)
+        rng, sample_id = self.rng, self.sample_ids[key]
+        good = record_of(sample_id, self.side)
+        self.last_good[key] = False
+        draw = rng.random()
+        if draw >= self.wrong:
+            self.last_good[key] = True
+            return _bulk(good)
+        if draw < 0.15 * self.wrong:
+            return b"$-1\r\n"
+        if draw < 0.2 * self.wrong:
+            return rng.choice([b"-LOADING wait\r\n", b"-WRONGTYPE no string\r\n", b"-TRYAGAIN later\r\n"])
+        if draw < 0.203 * self.wrong:
+            self.entombed.add(sample_id)
+            return _bulk(tombstone("its.jpg", sample_id))
+        return _bulk(rng.choice(list(_BROKEN.values()))(rng, good))
+
+    def stream(self, keys: Sequence[bytes]) -> bytes:
+        """The replies to several GETs, as they come out of the wire."""
+        rng, replies = self.rng, [self.answer(key) for key in keys]
+        if self.stream_faults and replies and rng.random() < self.wrong:
+            at = rng.randrange(len(replies))
+            fault = rng.randrange(4)
+            if fault == 0:
+                del replies[at]
+            elif fault == 1:
+                replies.insert(at, replies[rng.randrange(len(replies))])
+            elif fault == 2:
+                rng.shuffle(replies)
+            else:
+                replies[at] = _flipped(rng, replies[at])
+        return b"".join(replies)
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+class ScriptedConnection:
+    """What :class:`~super_dataset.connection.CacheConnection` is to a gather, without a socket."""
+
+    address = "the scripted cache"
+
+    def __init__(self, cache: ScriptedCache) -> None:
+        self.owed = 0
+        self.late_errors: list[str] = []
+        self._cache = cache
+        self._waiting = bytearray()
+        self._piece = cache.rng.choice([3, 60, 1000, 100_000])
+        cache.connections += 1
+
+    @property
+    def pending(self) -> bool:
+        """There is nothing that a socket would not tell of."""
+        return False
+
+    def send(self, data: bytes) -> None:
+        """Take GETs, and answer them."""
+        words = data.split(b"\r\n")
+        self._waiting += self._cache.stream([word for word in words if word in self._cache.sample_ids])
+
+    def receive(self, buffers: Sequence[memoryview]) -> int:
+        """Give what waits, in pieces; where nothing does, the wait was in vain."""
+        rng = self._cache.rng
+        if not self._waiting or (self._cache.stream_faults and rng.random() < 0.02 * self._cache.wrong):
+            raise CacheUnreachableError("the scripted cache hung up")
+        left = count = min(len(self._waiting), rng.randint(1, self._piece), sum(map(len, buffers)))
+        for view in buffers:
+            taken = min(left, len(view))
+            view[:taken] = self._waiting[:taken]
+            del self._waiting[:taken]
+            left -= taken
+            if not left:
+                break
+        return count
+
+    receive_some = receive
+
+
+class ScriptedLink:
+    """What a reader asks: one connection to one node."""
+
+    connected = True
+
+    def __init__(self, cache: ScriptedCache) -> None:
+        self._cache = cache
+        self._connection = ScriptedConnection(cache)
+
+    def gather(self, wanted, offsets, *, left_s):
+        """Ask once, and see that it is for what the model says is missing."""
+        if not self._cache.stream_faults:
+            for offset in offsets:
+                key = cache_key(wanted.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES])
+                assert not self._cache.last_good.get(key), "asked again for a sample that had come"
+        assert left_s > 0
+        gather(Share(self._connection, wanted, offsets), wanted)
+
+    def report(self, stream, command):
+        """Reports go nowhere."""
+
+    def close(self):
+        """There is nothing to close."""
+
+
+class ClockThatSleeps:
+    """Moved by sleeping alone, and a little by each look at it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-4
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time pass."""
+        self.now_s += seconds
+
+
+def _read(rng: random.Random, *, stream_faults: bool) -> None:
+    """Read one to four batches by one reader, and hold what comes against the model."""
+    side, clock = rng.choice([_SIDE, 4]), ClockThatSleeps()
+    settings = ReadSettings(
+        read_timeout_s=_TIMEOUT_S,
+        verify=rng.choice(["auto", "all"]),
+        in_flight_bytes=rng.choice([1, 1000, 2**20]),
+        record_bytes=rng.choice([None, HEADER_BYTES + side * side * 3]),
+        stop_at_bad=rng.random() < 0.5,
+    )
+    scripted: list[ScriptedCache] = []
+    reader = BatchReader(
+        settings,
+        clock=clock,
+        sleep=clock.sleep,
+        open_link=lambda _address, _credentials, *, timeout_s: ScriptedLink(scripted[-1]),
+    )
+    for position in range(rng.randint(1, _MOST_BATCHES)):
+        ref = ref_of(rng.randint(1, 40), "redis://127.0.0.1:1", position=rng.randrange(10**6))
+        ids = [id_at(ref, offset) for offset in range(len(ref))]
+        scripted.append(
+            ScriptedCache(rng, {cache_key(one): one for one in ids}, side, stream_faults=stream_faults)
+        )
+        reader.state().drop()  # the script of the batch before was another
+        began_s = clock.now_s
+        try:
+            read = reader.read(ref)
+        except BadSampleError:
+            assert scripted[-1].entombed, f"batch {position}: bad, and no tombstone had come"
+            continue
+        except (ReadTimeoutError, CacheError):
+            assert scripted[-1].wrong, f"batch {position}: nothing was wrong, and it did not come"
+            continue
+        finally:
+            assert clock.now_s - began_s < _TIMEOUT_S + 1, "the read took longer than its bound"
+        bad = {ids[offset] for offset in read.bad}
+        assert bad <= scripted[-1].entombed, "bad, and its tombstone had not come"
+        order = [offset for offset in range(len(ref)) if offset not in read.bad]
+        if order:
+            images = sample_tensors(read.buffer, order if bad else None)
+            for image, offset in zip(images, order, strict=True):
+                right = pixels_of(ids[offset], side)
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), right), f"sample {offset}: wrong bytes"
+
+
+def records_that_are_wrong(rng: random.Random) -> None:
+    """The stream is whole; records in it are not."""
+    _read(rng, stream_faults=False)
+
+
+def streams_that_are_wrong(rng: random.Random) -> None:
+    """Replies are dropped, doubled, put into another order, flipped and cut off."""
+    _read(rng, stream_faults=True)
+
+
+FUZZERS: dict[str, Callable[[random.Random], None]] = {
+    "reading: wrong records": records_that_are_wrong,
+    "reading: wrong streams": streams_that_are_wrong,
+}
