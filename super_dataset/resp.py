@@ -49,12 +49,13 @@ def encode_report(job: str, report: ReadReport) -> bytes:
     )
 
 
-def parse_line(line: bytes) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
+def parse_line(line: bytes | bytearray | memoryview) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
     """What one reply line, without CRLF, announces: its kind, a bulk's length, other replies' text.
 
     Raises:
         ProtocolDoubtError: no reply to a reader's commands looks so.
     """
+    line = bytes(line)
     mark, rest = line[:1], line[1:]
     if mark == b"$":
         if rest == b"-1":

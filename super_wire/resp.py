@@ -79,19 +79,20 @@ def encode_command(*words: bytes) -> bytes:
     return b"".join(parts)
 
 
-def parse_reply(data: bytes | bytearray, at: int = 0) -> tuple[Reply, int] | None:
+def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Reply, int] | None:
     """The reply that begins at ``at`` and where the next one begins; ``None`` if more bytes are needed.
 
     Raises:
         MalformedReplyError: no further bytes can make it a reply.
     """
     try:
-        return _reply(data, at, 0)
+        # Slices of other buffers cannot be hashed, or have no find: all below takes bytes and nothing else.
+        return _reply(bytes(data), at, 0)
     except _TooShortError:
         return None
 
 
-def _reply(data: bytes | bytearray, at: int, depth: int) -> tuple[Reply, int]:
+def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     end = data.find(CRLF, at, at + MAX_LINE_BYTES)
     if end < 0:
         if at < len(data) and data[at : at + 1] not in _KINDS:
@@ -100,10 +101,10 @@ def _reply(data: bytes | bytearray, at: int, depth: int) -> tuple[Reply, int]:
             msg = f"a reply's first line is longer than {MAX_LINE_BYTES} bytes"
             raise MalformedReplyError(msg)
         raise _TooShortError
-    kind = _KINDS.get(bytes(data[at : at + 1]))
+    kind = _KINDS.get(data[at : at + 1])
     if kind is None:
         raise _malformed("an unknown mark", data, at)
-    line = bytes(data[at + 1 : end])
+    line = data[at + 1 : end]
     try:
         return kind(data, line, end + len(CRLF), depth)
     except ValueError as error:
@@ -112,15 +113,15 @@ def _reply(data: bytes | bytearray, at: int, depth: int) -> tuple[Reply, int]:
         raise _malformed(str(error), data, at) from error
 
 
-def _simple(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _simple(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     return line, body
 
 
-def _error(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _error(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     return ErrorReply(line.decode(errors="replace")), body
 
 
-def _integer(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _integer(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     digits = line.removeprefix(b"-") if line[:1] == b"-" else line.removeprefix(b"+")
     if not digits.isdigit() or len(digits) > _MAX_DIGITS:
         msg = "no whole number"
@@ -128,28 +129,28 @@ def _integer(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> t
     return int(line), body
 
 
-def _double(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _double(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if b"_" in line or line.strip() != line:  # which Python's float would let pass
         msg = "no number"
         raise ValueError(msg)
     return float(line), body
 
 
-def _boolean(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _boolean(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if line not in (b"t", b"f"):
         msg = "neither true nor false"
         raise ValueError(msg)
     return line == b"t", body
 
 
-def _null(_data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _null(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if line:
         msg = "no null"
         raise ValueError(msg)
     return None, body
 
 
-def _bulk(data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _bulk(data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if line == b"-1":
         return None, body
     end = body + _count(line, MAX_BULK_BYTES)
@@ -159,10 +160,10 @@ def _bulk(data: bytes | bytearray, line: bytes, body: int, _depth: int) -> tuple
             raise _TooShortError
         msg = "a string without a line's end"
         raise ValueError(msg)
-    return bytes(data[body:end]), end + len(CRLF)
+    return data[body:end], end + len(CRLF)
 
 
-def _bulk_error(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _bulk_error(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     text, end = _bulk(data, line, body, depth)
     if isinstance(text, bytes):
         return ErrorReply(text.decode(errors="replace")), end
@@ -170,7 +171,7 @@ def _bulk_error(data: bytes | bytearray, line: bytes, body: int, depth: int) -> 
     raise ValueError(msg)
 
 
-def _verbatim(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _verbatim(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     text, end = _bulk(data, line, body, depth)
     if not isinstance(text, bytes) or text[_VERBATIM_MARK - 1 : _VERBATIM_MARK] != b":":
         msg = "a verbatim string without its mark"
@@ -178,13 +179,13 @@ def _verbatim(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tu
     return text[_VERBATIM_MARK:], end
 
 
-def _array(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _array(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     if line == b"-1":
         return None, body
     return _items(data, body, _count(line, MAX_ELEMENTS), depth)
 
 
-def _map(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _map(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     items, end = _items(data, body, 2 * _count(line, MAX_ELEMENTS // 2), depth)
     try:
         return dict(zip(items[::2], items[1::2], strict=True)), end
@@ -193,18 +194,18 @@ def _map(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[R
         raise ValueError(msg) from error
 
 
-def _push(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _push(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     items, end = _items(data, body, _count(line, MAX_ELEMENTS), depth)
     return PushReply(items), end
 
 
-def _attribute(data: bytes | bytearray, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _attribute(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     # It counts as a level, so that a chain of attributes is bounded as well.
     _, end = _map(data, line, body, depth)
     return _reply(data, end, depth + 1)
 
 
-def _items(data: bytes | bytearray, at: int, count: int, depth: int) -> tuple[list[Reply], int]:
+def _items(data: bytes, at: int, count: int, depth: int) -> tuple[list[Reply], int]:
     if depth >= MAX_DEPTH:
         msg = f"aggregates lie deeper than {MAX_DEPTH} in one another"
         raise ValueError(msg)
@@ -222,11 +223,11 @@ def _count(line: bytes, limit: int) -> int:
     return int(line)
 
 
-def _malformed(why: str, data: bytes | bytearray, at: int) -> MalformedReplyError:
-    return MalformedReplyError(f"a reply began with {bytes(data[at : at + 40])!r}: {why}")
+def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
+    return MalformedReplyError(f"a reply began with {data[at : at + 40]!r}: {why}")
 
 
-_KINDS: dict[bytes, Callable[[bytes | bytearray, bytes, int, int], tuple[Reply, int]]] = {
+_KINDS: dict[bytes, Callable[[bytes, bytes, int, int], tuple[Reply, int]]] = {
     b"+": _simple,
     b"-": _error,
     b":": _integer,

@@ -150,6 +150,31 @@ def test_what_does_not_speak_the_protocol(answer):
     listener.close()
 
 
+class CutSocket(socket.socket):
+    """A socket whose first receive gives ``cut`` bytes at most."""
+
+    cut = 0
+
+    def recv(self, size, *_):
+        first, self.cut = self.cut, 0
+        return super().recv(first or size)
+
+
+def test_answers_are_read_wherever_the_network_cuts_them(valkey, connect):
+    connection = connect()
+    ours, peer = socket.socketpair()
+    connection._socket.close()
+    connection._socket = cut_socket = CutSocket(fileno=ours.detach())
+    answers, array = b"+OK\r\n-OOM no\r\n+OK\r\n", b"*2\r\n$3\r\nabc\r\n*1\r\n:7\r\n"
+    with peer:
+        for cut_socket.cut in range(1, len(answers)):
+            peer.sendall(answers)
+            assert connection.store([record(b"k", b"x")] * 3) == ["", "OOM no", ""]
+        for cut_socket.cut in range(1, len(array)):
+            peer.sendall(array)
+            assert connection.ask(b"ANY") == [b"abc", [7]]
+
+
 def test_a_silent_cache_is_given_up_after_the_deadline(monkeypatch):
     monkeypatch.setattr(cache_connection, "EXCHANGE_TIMEOUT_S", 0.2)
     url, thread, listener = serve_once(b"+PONG\r\n")

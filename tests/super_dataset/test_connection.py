@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from super_dataset.connection import CacheConnection
+from super_dataset.nodes import learn_slots
 from super_wire.address import CacheAddress, Credentials
+from super_wire.cluster import Node
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.valkey import free_port
 
@@ -49,6 +51,38 @@ def stranger():
         yield serve
         for item in held:
             item.join() if isinstance(item, threading.Thread) else item.close()
+
+
+class CutSocket(socket.socket):
+    """A socket whose first receive gives ``cut`` bytes at most."""
+
+    cut = 0
+
+    def recvmsg_into(self, buffers, *_):
+        first, self.cut = self.cut, 0
+        return super().recvmsg_into([buffers[0][:first]] if first else buffers)
+
+
+SLOTS = b"*2\r\n" + b"".join(
+    b"*3\r\n:%d\r\n:%d\r\n*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$3\r\nabc\r\n"
+    % (8192 * n, 8192 * n + 8191, 7000 + n)
+    for n in range(2)
+)
+
+
+def test_a_slot_map_is_learned_wherever_the_network_cuts_it():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = connect(f"redis://127.0.0.1:{listening.getsockname()[1]}")
+        peer = listening.accept()[0]
+        connection._socket = cut_socket = CutSocket(fileno=connection._socket.detach())
+        try:
+            for cut_socket.cut in range(1, len(SLOTS)):
+                peer.sendall(SLOTS)
+                found = learn_slots(connection, Node("h", 1))
+                assert found.nodes == (Node("127.0.0.1", 7000), Node("127.0.0.1", 7001))
+        finally:
+            connection.close()
+            peer.close()
 
 
 @pytest.mark.parametrize("kind", ["url", "unix_url"])

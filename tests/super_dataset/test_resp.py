@@ -36,8 +36,9 @@ def test_a_report_arrives_as_it_was(valkey):
         (b"-ERR no", ("error", 0, "ERR no")),
     ],
 )
-def test_reply_lines(line, meaning):
-    assert parse_line(line) == meaning
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_reply_lines(line, meaning, kind):
+    assert parse_line(kind(line)) == meaning
 
 
 @pytest.mark.parametrize(

@@ -74,18 +74,20 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("data", WHOLE, ids=repr)
-def test_each_type_is_read_whole_and_no_part_of_it_is_taken_for_the_whole(data: bytes) -> None:
-    assert parse_reply(b"+x\r\n" + data + b":9\r\n", 4) == (WHOLE[data], 4 + len(data))
-    assert type(parse_reply(data)[0]) is type(WHOLE[data])
+def test_each_type_is_read_whole_and_no_part_of_it_is_taken_for_the_whole(data: bytes, kind: type) -> None:
+    assert parse_reply(kind(b"+x\r\n" + data + b":9\r\n"), 4) == (WHOLE[data], 4 + len(data))
+    assert type(parse_reply(kind(data))[0]) is type(WHOLE[data])
     for end in range(len(data)):
-        assert parse_reply(data[:end]) is None
+        assert parse_reply(kind(data[:end])) is None
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:30]))
-def test_what_is_no_reply_is_refused(data: bytes) -> None:
+def test_what_is_no_reply_is_refused(data: bytes, kind: type) -> None:
     with pytest.raises(MalformedReplyError, match="reply"):
-        parse_reply(data)
+        parse_reply(kind(data))
 
 
 def test_the_deepest_allowed_is_read() -> None:
