@@ -6,6 +6,7 @@ are passed over, since what was just written may not have reached them.
 
 from __future__ import annotations
 
+import re
 from array import array
 from binascii import crc_hqx
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ SLOTS = 16384
 """Number of slots of every cluster."""
 
 _MAX_PORT = 65535
+_MAX_HOST = 253
+# Python's resolver answers other texts with a UnicodeError or a ValueError of its own, at the first connect.
+_HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 _RANGE_LENGTH = 3  # first slot, last slot, master; then replicas
 
 
@@ -85,8 +89,8 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
     Raises:
         ValueError: it is no such answer.
     """
-    if not isinstance(reply, list):
-        msg = f"a slot map is an array; not {_shown(reply)}"
+    if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
+        msg = f"a slot map is an array of at most {SLOTS} entries; not {_shown(reply)}"
         raise ValueError(msg)  # noqa: TRY004 # it came over a wire: bad data, not a bug
     places: dict[Node, int] = {}
     owners = array("h", [-1]) * SLOTS
@@ -109,10 +113,13 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
     if len(words) < 3 or words[0] not in ("MOVED", "ASK"):  # noqa: PLR2004 # kind, slot, node
         return None
     host, colon, port = words[2].rpartition(":")
-    if not (colon and _is_number(words[1], SLOTS - 1) and _is_number(port, _MAX_PORT) and host != "?"):
+    host = host.strip("[]")
+    if not (colon and _is_number(words[1], SLOTS - 1) and _is_number(port, _MAX_PORT)):
+        return None
+    if host and not _is_host(host):  # also "?", of a node that has no name
         return None
     kind: Literal["MOVED", "ASK"] = "MOVED" if words[0] == "MOVED" else "ASK"
-    return Redirection(kind, int(words[1]), Node(host.strip("[]") or asked.host, int(port)))
+    return Redirection(kind, int(words[1]), Node(host or asked.host, int(port)))
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
@@ -133,7 +140,9 @@ def _master(item: Reply, asked: Node) -> Node | None:
                 host = _further(item).get(b"ip", b"?")
             if host == b"?" or not port:  # no port: it does not listen in the way that we asked
                 return None
-            return Node(host.decode(errors="replace") if host else asked.host, port)
+            name = host.decode(errors="replace") if host else ""
+            if not name or _is_host(name):
+                return Node(name or asked.host, port)
     msg = f"a node of a slot map is [host, port, ...]; not {_shown(item)}"
     raise ValueError(msg)
 
@@ -147,10 +156,14 @@ def _further(item: list[Reply]) -> Mapping[bytes, bytes]:
     return {name: value for name, value in pairs if isinstance(name, bytes) and isinstance(value, bytes)}
 
 
+def _is_host(text: str) -> bool:
+    return len(text) <= _MAX_HOST and _HOST.fullmatch(text) is not None
+
+
 def _is_number(text: str, limit: int) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= len(str(limit)) and int(text) <= limit
 
 
 def _shown(reply: Reply) -> str:
-    text = repr(reply)
+    text = f"{len(reply)} of them" if isinstance(reply, list) and len(reply) > SLOTS else repr(reply)
     return text if len(text) <= 60 else f"{text[:60]}..."  # noqa: PLR2004 # a glimpse

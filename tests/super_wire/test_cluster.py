@@ -98,8 +98,13 @@ def test_a_node_of_unknown_place_owns_nothing() -> None:
         [[0, 1, [b"h"]]],
         [[0, 1, b"h"]],
         [[b"0", 1, [b"h", 1]]],
+        [[0, 1, [b"a b", 1]]],
+        [[0, 1, [b"\x1b[2J", 1]]],
+        [[0, 1, [b"a" * 64, 1]]],
+        [[0, 1, [b"a..b", 1]]],
+        [[slot % SLOTS, slot % SLOTS, [b"h%d" % slot, 1]] for slot in range(40_000)],
     ],
-    ids=repr,
+    ids=lambda reply: repr(reply)[:40],
 )
 def test_what_is_no_slot_map_is_refused(reply: object) -> None:
     with pytest.raises(ValueError, match="slot map"):
@@ -121,6 +126,9 @@ def test_what_is_no_slot_map_is_refused(reply: object) -> None:
         ("MOVED 3999 127.0.0.1:", None),
         ("MOVED 3999 127.0.0.1", None),
         ("MOVED 3999 127.0.0.1:65536", None),
+        (f"MOVED 3999 {'a' * 300}:1", None),
+        ("MOVED 3999 a\0b:1", None),
+        ("MOVED 3999 \ud800:1", None),
         ("MOVED 3999", None),
         ("MOVED", None),
         ("CLUSTERDOWN Hash slot not served", None),
