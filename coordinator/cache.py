@@ -9,10 +9,11 @@ one a command is for, is :mod:`coordinator.cache_nodes`'s.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import redis.exceptions
@@ -20,7 +21,7 @@ import redis.exceptions
 from coordinator.cache_info import CacheInfo, combined
 from coordinator.cache_nodes import CacheNodes
 from super_wire.address import Credentials
-from super_wire.errors import CacheError
+from super_wire.errors import CacheError, CacheUnreachableError
 from super_wire.ids import ID_BYTES, split_ids
 from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
 from super_wire.record import (
@@ -34,8 +35,10 @@ from super_wire.record import (
     pack_tombstone,
 )
 
+from super_wire.resp import MAX_BULK_BYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,6 +51,7 @@ LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _CURSORS = 2**64  # of one server's SCAN
+_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 
 # The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
 # holds it or, where ARGV[4] says so, another instance of our owner. Only taking needs memory: a full cache
@@ -75,6 +79,23 @@ class LockHeldError(CacheError):
         self.expires_in_s = expires_in_s
 
 
+_Given = ParamSpec("_Given")
+_Told = TypeVar("_Told")
+
+
+def _as_asked(
+    method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
+) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
+    """A reply of another shape than was asked for is a lost connection, as one is that is no reply."""
+
+    @functools.wraps(method)
+    async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
+        with self._nodes.errors():
+            return await method(self, *args, **options)
+
+    return call
+
+
 class Cache:
     """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
 
@@ -99,6 +120,7 @@ class Cache:
         given = credentials or Credentials.from_environment(os.environ)
         self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
 
+    @_as_asked
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server, or of a cluster's masters together."""
         masters = await self._nodes.masters()
@@ -111,6 +133,7 @@ class Cache:
     async def _info_of(self, node: Node) -> CacheInfo:
         return CacheInfo.of_server(await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE"))
 
+    @_as_asked
     async def hold_lock(self) -> bool:
         """Take or renew the lock; ``True`` if it had to be taken.
 
@@ -124,7 +147,7 @@ class Cache:
         reply = await self._nodes.one(
             LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, self._instance, self._owner, ttl_ms, may_take_over
         )
-        done, expires_in_ms = bytes(reply[0]), int(reply[1])
+        done, expires_in_ms = _bytes(reply[0]), int(reply[1])
         if done == b"refused":
             msg = (
                 f"another coordinator owns the cache at {self.address}: end it, give this one another cache, "
@@ -132,6 +155,9 @@ class Cache:
                 "start superdl coordinator once, and name it by SUPER_COORDINATOR"
             )
             raise LockHeldError(msg, expires_in_ms / 1000)
+        if done not in (b"taken", b"renewed"):
+            msg = f"the cache at {self.address} answers {done[:40]!r} to a look at the lock"
+            raise CacheUnreachableError(msg)
         self._has_held_lock = True
         return done == b"taken"
 
@@ -142,6 +168,7 @@ class Cache:
         ours = self._instance + self._owner
         await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, ours)
 
+    @_as_asked
     async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
         """The golden digest that records in this cache agree with, and whether it was written just now.
 
@@ -149,8 +176,9 @@ class Cache:
         """
         agreed = await self._nodes.one(GOLDEN_KEY, "GET", GOLDEN_KEY)
         is_new = agreed is None and bool(await self._nodes.one(GOLDEN_KEY, "SET", GOLDEN_KEY, digest, "NX"))
-        return digest if is_new else bytes(agreed or b"").decode("ascii", "replace"), is_new
+        return digest if is_new else _bytes(agreed or b"").decode("ascii", "replace"), is_new
 
+    @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
         """Record length of each sample in bytes; 0 where there is none (or none that we read), negative for a
         tombstone.
@@ -171,13 +199,15 @@ class Cache:
             )
             headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
-        whole = (lengths >= HEADER_BYTES) & (headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES))
+        whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
+        whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
         known = np.isin(headers["kind"], (Kind.DATA, Kind.TOMBSTONE))
         known &= headers["id_prefix"] == id_prefixes(ids)
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
         return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
 
+    @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
         """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it.
 
@@ -212,17 +242,22 @@ class Cache:
         ]
         self._nodes.check(await self._nodes.each(keys, commands))
 
+    @_as_asked
     async def read_streams(
         self, positions: dict[bytes, bytes], *, block_ms: int, count: int
-    ) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
         """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
         after = (*positions, *positions.values())
         found = await self._nodes.one(
             next(iter(positions)), "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *after
         )
-        answer: Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]] = found or []
-        return answer
+        # Fields that are None are an entry's that was deleted.
+        return [
+            (_bytes(stream), [(_entry_id(number), dict(entry or {})) for number, entry in entries])
+            for stream, entries in found or []
+        ]
 
+    @_as_asked
     async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
         """Make a stream, or empty it, and let it expire; the id after which its entries come."""
         commands: list[Command] = [
@@ -231,8 +266,9 @@ class Cache:
         ]
         replies = await self._nodes.each([stream, stream], commands)
         self._nodes.check(replies)
-        return bytes(replies[0])
+        return _entry_id(replies[0])
 
+    @_as_asked
     async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
         """Make a stream that expires; what it holds already stays."""
         commands: list[Command] = [
@@ -243,6 +279,7 @@ class Cache:
         self._nodes.check(replies)
         await self.delete_entries(stream, [replies[0]])
 
+    @_as_asked
     async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
         """Let streams expire later; of each, whether it is there."""
         found: list[bool] = []
@@ -270,6 +307,20 @@ class Cache:
     async def close(self) -> None:
         """Close all connections."""
         await self._nodes.close()
+
+
+def _bytes(reply: Any) -> bytes:
+    if not isinstance(reply, bytes):
+        msg = f"{str(reply)[:40]!r} instead of a string"
+        raise TypeError(msg)
+    return reply
+
+
+def _entry_id(reply: Any) -> bytes:
+    if not _ENTRY_ID.fullmatch(_bytes(reply)):
+        msg = f"{reply[:40]!r} instead of the id of a stream's entry"
+        raise ValueError(msg)
+    return _bytes(reply)
 
 
 def _or_absent(reply: Any) -> Any:

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from super_wire.address import CacheAddress
 from super_wire.cluster import Node, key_slot, parse_slots
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,12 +160,18 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self, node: Node | None = None) -> Iterator[None]:
-        """Map redis-py's errors to ours; each names the address. A cancellation stays one."""
+        """Map redis-py's errors to ours; each names the address. A cancellation stays one.
+
+        What it raises out of its own types, and what a reply of another shape than was asked for raises
+        here, is a lost connection too: one garbled reply must not end a coordinator.
+        """
         at = self.address
         if node is not None and node != self._first:
             at = str(self._address.node(node.host, node.port))
         try:
             yield
+        except SuperError:
+            raise
         except _REFUSED_FOR_NOW as error:
             msg = f"the cache at {at} does not serve for now: {error}"
             raise CacheUnreachableError(msg) from error
@@ -187,6 +193,9 @@ class CacheNodes:
                     )
                     raise CacheError(msg) from error
             msg = f"the cache at {at} does not answer: {error}"
+            raise CacheUnreachableError(msg) from error
+        except Exception as error:
+            msg = f"the cache at {at} answers what is no reply: {type(error).__name__}: {error}"
             raise CacheUnreachableError(msg) from error
 
     def _client(self, address: CacheAddress) -> redis.asyncio.Redis:
@@ -230,7 +239,8 @@ class CacheNodes:
         if not self._asked:
             with self.errors():
                 said: dict[str, Any] = await self._clients[self._first].info("cluster")
-            if int(said.get("cluster_enabled", 0)):
+                is_cluster = bool(int(said["cluster_enabled"]))
+            if is_cluster:
                 await self._learn_slots()
             self._asked = True
         return self._slots is not None
@@ -303,13 +313,10 @@ class CacheNodes:
                     async with asyncio.timeout(_SLOTS_TIMEOUT_S):
                         client: Any = self._client_of(node)
                         reply = await client.execute_command("CLUSTER", "SLOTS")
-                self._slots = parse_slots(reply, node)
+                    self._slots = parse_slots(reply, node)
             except CacheError as error:
                 self._silent.add(node)
                 reason = reason or error
-            except ValueError as error:
-                msg = f"the cache at {self.address} tells no slots: {error}"
-                raise CacheError(msg) from error
             else:
                 self._silent.discard(node)
                 self._out_of_date = False
