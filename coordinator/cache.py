@@ -34,7 +34,6 @@ from super_wire.record import (
     id_prefixes,
     pack_tombstone,
 )
-
 from super_wire.resp import MAX_BULK_BYTES
 
 if TYPE_CHECKING:

@@ -181,19 +181,7 @@ class CacheNodes:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error  # closing the connection failed, and hid the reason
-            # Over a unix socket redis-py hides the refusal of a login behind a ConnectionError.
-            for reason in (error, error.__cause__, error.__context__):
-                if isinstance(reason, _LOGIN_ERRORS):
-                    raise _refused(at, reason) from error
-                if isinstance(reason, ssl.SSLCertVerificationError):
-                    msg = (
-                        f"the certificate of the cache at {at} is not to be trusted: "
-                        f"{reason.verify_message}; SUPER_CACHE_CA_FILE names the authority that it must "
-                        "come from"
-                    )
-                    raise CacheError(msg) from error
-            msg = f"the cache at {at} does not answer: {error}"
-            raise CacheUnreachableError(msg) from error
+            raise _lost(at, error) from error
         except Exception as error:
             msg = f"the cache at {at} answers what is no reply: {type(error).__name__}: {error}"
             raise CacheUnreachableError(msg) from error
@@ -323,6 +311,19 @@ class CacheNodes:
                 return
         if reason is not None:
             raise reason
+
+
+def _lost(at: str, error: BaseException) -> CacheError:
+    # Over a unix socket redis-py hides the refusal of a login behind a ConnectionError.
+    for reason in (error, error.__cause__, error.__context__):
+        if isinstance(reason, _LOGIN_ERRORS):
+            return _refused(at, reason)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return CacheError(
+                f"the certificate of the cache at {at} is not to be trusted: {reason.verify_message}; "
+                "SUPER_CACHE_CA_FILE names the authority that it must come from"
+            )
+    return CacheUnreachableError(f"the cache at {at} does not answer: {error}")
 
 
 def _refused(at: str, reason: BaseException) -> CacheError:

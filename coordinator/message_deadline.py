@@ -1,22 +1,29 @@
-"""Calls whose message does not come: they end after a while, so that nobody holds a call by saying nothing.
+"""Calls whose message does not come, or is no message: they end after a while, or at once.
 
 Of a unary call, grpc.aio waits for the message before it runs anything of ours, for as long as the caller
-likes. Here each is taken as a stream, of which one message is read, with a time limit.
+likes, and answers bytes that are no message by UNKNOWN and a traceback in the log for each. Here each call is
+taken as a stream of bytes, of which one message is read, with a time limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from coordinator.counted_log import CountedLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = ["MessageDeadline"]
+
+_log = logging.getLogger(__name__)
 
 
 class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
@@ -25,6 +32,7 @@ class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._ending: set[asyncio.Task[None]] = set()
+        self._malformed = CountedLog(_log)
 
     async def intercept_service(
         self,
@@ -36,14 +44,15 @@ class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # it is what was asked for
         return grpc.stream_unary_rpc_method_handler(
-            partial(self._answer, handler.unary_unary),
-            handler.request_deserializer,
+            partial(self._answer, handler.unary_unary, handler.request_deserializer or bytes),
+            None,
             handler.response_serializer,
         )
 
     async def _answer(
         self,
         method: Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]],
+        read: Callable[[bytes], Any],
         _: Any,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
@@ -56,7 +65,12 @@ class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             limit.cancel()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # unknown to the stubs
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without its message")
-        return await method(message, context)
+        try:
+            request = read(message)
+        except DecodeError as error:
+            self._malformed.warn("a call's message of %d bytes is malformed: %s", len(message), error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the call's message is malformed: {error}")
+        return await method(request, context)
 
     def _end(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         ending = asyncio.get_running_loop().create_task(self._abort(context))

@@ -6,13 +6,13 @@ trailing metadata.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
 from coordinator.core.plan import Plan
+from coordinator.fields import check_fields
 from coordinator.paging import Occurrence, PlannedBatches, page_of
 from coordinator.statistics import (
     batch_status,
@@ -52,17 +52,12 @@ __all__ = ["CoordinatorService"]
 
 _MAX_WAIT_S = 20.0
 _MAX_COUNT = 1024
-_MAX_BATCH_IDS = 4096
 _STORIES_MAX = 16
-_MAX_TEXT = 65_536
 _MAX_JOBS = 10_000
-_MAX_EPOCH = 2**40
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
 _MAX_RANKS = 100_000  # of all jobs together
 _MAX_POLLS = 4096
-_MAX_JOBS_TOLD = 1024
-_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -88,12 +83,19 @@ def _typed_errors(
 ) -> Callable[[Any, Any, _Context[Any, Any]], Awaitable[Any]]:
     async def call(self: CoordinatorService, request: Any, context: _Context[Any, Any]) -> Any:
         try:
+            check_fields(request)
             return await method(self, request, context)
         except SuperError as error:
             await _abort(context, error)
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
+
+
+def _check_position(plan: Plan, position: int) -> None:
+    if position > plan.batches_per_epoch:
+        msg = f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}"
+        raise PlanError(msg)
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -140,9 +142,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"install the same version of SUPER on both sides"
             )
             raise ProtocolMismatchError(msg)
-        if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
-            msg = f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each"
-            raise ConfigError(msg)
         self._fitness.admit(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
@@ -167,12 +166,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context[Any, Any]) -> pb.Job:
         """Open a job, add a rank to it, or find both there."""
         dataset = self._dataset(request.dataset_id)
-        if not _JOB_ID.fullmatch(request.job):
-            msg = (
-                "a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; "
-                f"not {request.job[:80]!r}"
-            )
-            raise ConfigError(msg)
         plan = Plan(
             size=len(dataset.catalog),
             batch_size=request.batch_size,
@@ -187,12 +180,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.rank >= plan.replicas:
             msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
             raise PlanError(msg)
-        if request.epoch > _MAX_EPOCH or request.position > plan.batches_per_epoch:
-            msg = (
-                f"an epoch has {plan.batches_per_epoch} batches, and epochs are from 0 to {_MAX_EPOCH}; "
-                f"there is no position {request.position} of epoch {request.epoch}"
-            )
-            raise PlanError(msg)
+        _check_position(plan, request.position)
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
@@ -241,14 +229,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.rank not in job.lanes:
             msg = f"rank {request.rank} has not opened the job {request.job!r}"
             raise UnknownJobError(msg)
-        if request.position > job.plan.batches_per_epoch:
-            msg = (
-                f"an epoch has {job.plan.batches_per_epoch} batches; there is no position {request.position}"
-            )
-            raise PlanError(msg)
-        if request.epoch > _MAX_EPOCH:
-            msg = f"epoch is from 0 to {_MAX_EPOCH}; not {request.epoch}"
-            raise PlanError(msg)
+        _check_position(job.plan, request.position)
         page = page_of(
             self._engine.core,
             job,
@@ -276,12 +257,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         context: _Context[Any, Any],
     ) -> pb.BatchStatuses:
         """What is known of batches; sample by sample, as far as the reply stays below 1 MiB."""
-        if len(request.batch_ids) > _MAX_BATCH_IDS:
-            msg = f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(request.batch_ids)}"
-            raise ConfigError(msg)
-        if any(len(batch) != ID_BYTES for batch in request.batch_ids):
-            msg = f"a batch id has {ID_BYTES} bytes"
-            raise ConfigError(msg)
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             status = batch_status(
@@ -311,9 +286,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.GetJobStatsRequest, context: _Context[Any, Any]
     ) -> pb.JobStatsList:  # gRPC's signature
         """Accounts of jobs and of the cache."""
-        if len(request.jobs) > _MAX_JOBS_TOLD:
-            msg = f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or by naming none for all of them"
-            raise ConfigError(msg)
         core = self._engine.core
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1

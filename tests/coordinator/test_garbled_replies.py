@@ -1,4 +1,4 @@
-"""Replies that a bad network, or another server than we think, has garbled: a lost connection, and no more."""
+"""A reply of the cache that is garbled, or another's, is a lost connection and no more."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def test_a_poll_without_news_ends(run, source, wait_s):
 
 def test_an_unknown_dataset_is_to_be_registered(run, source):
     async def work(coordinator):
-        with pytest.raises(UnknownJobError, match="no dataset 7878 is registered here"):
-            await coordinator.call("GetDataset", pb.GetDatasetRequest(dataset_id=b"xx"))
+        with pytest.raises(UnknownJobError, match=f"no dataset {'78' * 16} is registered here"):
+            await coordinator.call("GetDataset", pb.GetDatasetRequest(dataset_id=b"x" * 16))
         with pytest.raises(UnknownJobError, match="register it"):
             await coordinator.open(pb.Dataset(dataset_id=b"x" * 16))
 
@@ -169,10 +169,68 @@ def test_a_job_that_cannot_be_is_refused(run, source, facts, error, message):
         dataset = await coordinator.register(source)
         with pytest.raises(error, match=message):
             await coordinator.open(dataset, **facts)
-        with pytest.raises(UnknownJobError):
+        with pytest.raises(UnknownJobError if "job" not in facts else ConfigError):
             await coordinator.page(facts.get("job", "job"))
 
     run(work)
+
+
+HOSTILE_IDS = (
+    "%bell",
+    "{slot}",
+    "",
+    ".\r\nFLUSHALL",
+    "\x1b[2J",
+    "\0",
+    "\u202e",
+    "x" * 257,
+    "x" * 70_000,
+    "*",
+)
+
+
+@pytest.mark.parametrize("id_", HOSTILE_IDS, ids=lambda id_: repr(id_[:12]))
+def test_hostile_ids_are_refused_by_every_method_and_harm_nobody(run, source, id_):
+    service = pb.DESCRIPTOR.services_by_name["Coordinator"]
+
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        await coordinator.open(dataset)
+        asked = 0
+        for method in service.methods:
+            kind = getattr(pb, method.input_type.name)
+            for field in method.input_type.fields:
+                if field.name not in ("job", "jobs", "dataset_id", "batch_ids"):
+                    continue
+                value = id_.encode() if field.type == field.TYPE_BYTES else id_
+                whole = kind(**{field.name: [value] if field.is_repeated else value})
+                if method.name == "OpenJob" and field.name == "job":
+                    whole.MergeFrom(
+                        pb.OpenJobRequest(dataset_id=dataset.dataset_id, batch_size=4, replicas=1)
+                    )
+                with pytest.raises(ConfigError, match="id has"):
+                    await coordinator.call(method.name, whole)
+                asked += 1
+        assert asked == 7
+        await coordinator.open(dataset, "another")  # which rings the bell
+        await coordinator.reports.read_once()
+        assert len((await coordinator.page("another")).batches) == 3
+        assert not coordinator.engine.failed.done()
+
+    run(work)
+
+
+def test_bytes_that_are_no_message_are_refused_and_told_in_one_line(run, caplog):
+    async def work(coordinator):
+        for _ in range(20):
+            ask = coordinator.channel.unary_unary("/super.v1.Coordinator/CloseJob")
+            with pytest.raises(grpc.aio.AioRpcError, match="the call's message is malformed") as caught:
+                await ask(b"\xff\xff\xff", timeout=ENOUGH_S)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(work)
+    assert [record.levelname for record in caplog.records if "malformed" in record.message] == ["WARNING"]
+    assert "Traceback" not in caplog.text
 
 
 def test_a_batch_larger_than_the_cache_is_refused_if_its_size_is_known(run, source):
