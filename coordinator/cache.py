@@ -258,14 +258,15 @@ class Cache:
 
     @_as_asked
     async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
-        """Make a stream, or empty it, and let it expire; the id after which its entries come."""
+        """Make a stream anew, and let it expire; the id after which its entries come."""
         commands: list[Command] = [
+            ("UNLINK", stream),  # a stream that was given the largest id takes no other
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, int(expires_in_s * 1000)),
         ]
-        replies = await self._nodes.each([stream, stream], commands)
+        replies = await self._nodes.each([stream] * len(commands), commands)
         self._nodes.check(replies)
-        return _entry_id(replies[0])
+        return _entry_id(replies[1])
 
     @_as_asked
     async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
@@ -296,7 +297,14 @@ class Cache:
 
     async def ring(self, stream: bytes) -> None:
         """Append an empty entry to a stream, so that whoever waits on it looks up."""
-        await self._nodes.one(stream, "XADD", stream, "MAXLEN", 1, "*", b"x", b"")
+        append: Command = ("XADD", stream, "MAXLEN", 1, "*", b"x", b"")
+        try:
+            await self._nodes.one(stream, *append)
+        except CacheUnreachableError:
+            raise
+        except CacheError:  # somebody gave it the largest id that there is
+            await self.delete(stream)
+            await self._nodes.one(stream, *append)
 
     async def delete(self, *names: bytes) -> None:
         """Delete streams."""

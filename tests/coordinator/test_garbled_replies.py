@@ -114,7 +114,7 @@ async def garbled_cache(valkey):
             "upkeep": upkeep.once,
             "reports": reports.read_once,
             "outcomes": outcomes.read_once,
-            "follow": lambda: reports.follow(f"job{len(reports._positions)}"),
+            "follow": lambda: reports.follow(f"job{len(reports._followed)}"),
         }
         try:
             yield garbler, uses, engine

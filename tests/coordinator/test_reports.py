@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 
 import pytest
+import redis
 
 from coordinator.cache import Cache
 from coordinator.reports import ReportReader
@@ -202,12 +203,59 @@ def test_an_entry_that_cannot_be_read_is_counted_and_skipped(valkey, caplog, ent
     assert "a read report of job job is skipped" in caplog.text
 
 
+LARGEST = 2**64 - 1
+FORGED_IDS = {
+    "the largest": f"{LARGEST}-{LARGEST}",
+    "one less": f"{LARGEST}-{LARGEST - 1}",
+    "beyond any clock": f"{2**63}-0",
+    "in a thousand years": f"{10**14}-0",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED_IDS.values(), ids=FORGED_IDS.keys())
+def test_an_id_that_only_a_forger_gives_is_ignored_and_its_stream_begun_again(valkey, caplog, forged):
+    """By its ACL user a reader may XADD to every report stream, the bell among them, and do nothing else."""
+
+    async def work():
+        async with reading(valkey) as (reader, events):
+            with valkey.client() as client:
+                bell = REPORT_PREFIX + b"%bell"
+                client.xadd(bell, {"x": ""}, id=forged)
+                client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anybody follows
+                for job in ("job", "another"):
+                    await reader.follow(job)
+                for turn in range(3):
+                    client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)
+                    send(valkey, "another", position=turn)
+                    await read_until(reader, lambda turn=turn: len(events) == 2 * turn + 1)
+                    while (
+                        int(client.xinfo_stream(report_stream("job"))["last-generated-id"].split(b"-")[0])
+                        > 10**13
+                    ):
+                        await reader.read_once()
+                    send(valkey, position=turn)
+                    await read_until(reader, lambda turn=turn: len(events) == 2 * turn + 2)
+                    with contextlib.suppress(redis.exceptions.ResponseError):  # it may be there still
+                        client.xadd(bell, {"x": ""}, id=forged)
+                    await reader.follow(f"new {turn}")
+            return events
+
+    events = asyncio.run(work())
+    assert [(event.job, event.position) for event in events] == [
+        (job, turn) for turn in range(3) for job in ("another", "job")
+    ]
+    assert [r.levelname for r in caplog.records if "no reader of ours gave" in r.message] == ["WARNING"]
+
+
 def test_after_the_cache_was_emptied_old_positions_hide_nothing(valkey):
     async def work():
         async with reading(valkey) as (reader, events):
             await reader.follow("job")
             with valkey.client() as client:
-                client.xadd(report_stream("job"), REPORT.to_fields(), id="99999999999999-0")  # a clock ahead
+                seconds, _ = client.time()
+                client.xadd(
+                    report_stream("job"), REPORT.to_fields(), id=f"{seconds + 30}000-0"
+                )  # a clock ahead
                 await read_until(reader, lambda: events)
                 client.flushall()
             reader.rewind()
