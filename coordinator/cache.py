@@ -21,7 +21,7 @@ import redis.exceptions
 from coordinator.cache_info import CacheInfo, combined
 from coordinator.cache_nodes import CacheNodes
 from super_wire.address import Credentials
-from super_wire.errors import CacheError, CacheUnreachableError
+from super_wire.errors import CacheError, CacheUnreachableError, RecordError
 from super_wire.ids import ID_BYTES, split_ids
 from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
 from super_wire.record import (
@@ -33,6 +33,8 @@ from super_wire.record import (
     Tombstone,
     id_prefixes,
     pack_tombstone,
+    parse_header,
+    verify_payload,
 )
 from super_wire.resp import MAX_BULK_BYTES
 
@@ -205,6 +207,19 @@ class Cache:
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
         return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
+
+    @_as_asked
+    async def read_back(self, ids: bytes) -> NDArray[np.int64]:
+        """What :meth:`audit` tells, after each record was read to its end and checked: 0 for a spoilt one."""
+        lengths = await self.audit(ids)
+        keys = cache_keys(ids)
+        for place in np.flatnonzero(lengths).tolist():  # one by one, since they may be large
+            record = _bytes(await self._nodes.one(keys[place], "GET", keys[place]) or b"")
+            try:
+                verify_payload(parse_header(record, record_bytes=len(record)), record[HEADER_BYTES:])
+            except RecordError:
+                lengths[place] = 0
+        return lengths
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:

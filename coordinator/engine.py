@@ -294,7 +294,8 @@ class Engine:
         ids, silent = self._ids(action.samples, action.indices), False
         while True:  # until the cache answers: the core waits for it, and readers have timeouts of their own
             try:
-                found = await self._cache.audit(ids)
+                look = self._cache.read_back if action.whole else self._cache.audit
+                found = await look(ids)
             except CacheError as error:
                 if not silent:
                     _log.warning("an audit of %d samples waits for the cache: %s", action.indices.size, error)

@@ -34,11 +34,15 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Ask the cache whether it holds these samples; answered by ``Audited``."""
+    """Ask the cache whether it holds these samples; answered by ``Audited``.
+
+    ``whole``: read each record to its end and check it, since a reader says that it is spoilt.
+    """
 
     audit_id: int
     samples: SetKey
     indices: NDArray[np.int64]
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

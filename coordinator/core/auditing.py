@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.core.actions import Audit
+from coordinator.core.actions import Audit, Drop
 from coordinator.core.demands import BatchPlace
 from coordinator.core.eviction import next_use
 from coordinator.core.jobs import Ahead, LaneSpan
@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset"]
 
 
-def audit(state: State, key: SetKey, indices: NDArray[np.int64], asker: BatchPlace | LaneSpan) -> None:
+def audit(
+    state: State,
+    key: SetKey,
+    indices: NDArray[np.int64],
+    asker: BatchPlace | LaneSpan,
+    *,
+    whole: bool = False,
+) -> None:
     """Have the cache asked about samples that may be there; nothing, if there are none."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
     number = next(state.numbers)
-    state.audits[number] = AuditInFlight(key, indices, asker)
-    state.actions.append(Audit(number, key, indices))
+    state.audits[number] = AuditInFlight(key, indices, asker, whole)
+    state.actions.append(Audit(number, key, indices, whole))
 
 
 def audited(state: State, event: Audited, now: float) -> None:
@@ -45,6 +52,8 @@ def audited(state: State, event: Audited, now: float) -> None:
     absent = asked.indices[~(present | buried)]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
+    if asked.whole and absent.size:  # what is spoilt must go, so that a tombstone may take its place
+        state.actions.append(Drop(asked.samples, absent))
     # What an earlier coordinator left was memory of others until it was found.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))

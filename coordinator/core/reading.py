@@ -32,9 +32,6 @@ _UNREPORTED_BATCHES = 256
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
 
-_DROPPABLE = np.zeros(len(SampleState), dtype=np.bool_)
-_DROPPABLE[[SampleState.ABSENT, SampleState.RESIDENT]] = True
-
 _EPOCHS_MAX = 2**40
 
 
@@ -152,13 +149,14 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     key = job.samples_of(event.epoch)
     samples = state.set_of(key)
     spoilt = state.unique(batch[corrupt])
-    spoilt = spoilt[_DROPPABLE[samples.state[spoilt]]]
-    if spoilt.size:  # also that a tombstone, which replaces nothing, may take its place
-        samples.move(samples.among(spoilt, SampleState.RESIDENT), SampleState.ABSENT)
-        state.actions.append(Drop(key, spoilt))
+    dropped = samples.among(spoilt, SampleState.ABSENT)
+    if dropped.size:  # so that a tombstone, which replaces nothing, may take its place
+        state.actions.append(Drop(key, dropped))
     wanted = state.unique(batch[missed])
     stalls.missed(state, place, samples, wanted, now)
     state.awaited.report(place, key, wanted, now)
     state.demands.add_urgent(now, key, samples.among(wanted, SampleState.ABSENT), place)
-    # The report may be older than the sample, so the cache is asked before a record is believed lost.
+    # The report may be older than the sample, or forged, so the cache is asked before a record is believed
+    # spoilt or lost.
+    audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
     audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)

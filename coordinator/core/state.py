@@ -72,6 +72,7 @@ class AuditInFlight:
     samples: SetKey
     indices: NDArray[np.int64]
     asker: BatchPlace | LaneSpan
+    whole: bool = False
 
 
 @dataclass(slots=True)

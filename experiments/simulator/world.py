@@ -255,6 +255,8 @@ class World:
             return
         if self.cache.up:
             found = self.cache.look(action.samples, action.indices, self.now_s)
+            if action.whole:
+                found[self.cache.spoilt(action.samples, action.indices)] = 0
             self.post(Audited(action.audit_id, found))
         else:
             self.after(_RETRY_S, partial(self._audit, action, life))

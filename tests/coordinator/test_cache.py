@@ -344,3 +344,13 @@ def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pw")
     with pytest.raises(CacheError, match="refuses.*getrange.*docs/cache.md"):
         on(valkey.url, lambda cache: cache.audit(an_id(0)))
+
+
+def test_a_record_is_read_back_to_its_end(either):
+    tombstone, record = pack_tombstone(a_tombstone()), a_record(1)
+    spoilt = record[:-1] + bytes([record[-1] ^ 1])
+    with either.client() as client:
+        for number, value in enumerate((record, spoilt, tombstone, tombstone[:-1] + b"?", b"garbage")):
+            client.set(cache_key(an_id(number)), value)
+    found = on(either.url, lambda cache: cache.read_back(b"".join(map(an_id, range(6)))))
+    assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, 0]

@@ -46,14 +46,37 @@ def test_a_miss_of_what_is_believed_resident_has_the_cache_asked():
     assert driver.requested() == audit.indices[1:].tolist()
 
 
-def test_what_failed_its_check_is_produced_again_without_asking():
+def after_a_report_of_a_spoilt_record():
     driver = Driver(lookahead_batches=2)
     plan = driver.open()
     driver.ask(0, 8)
     driver.answer_all()
-    driver.read(0, missed=(2,), corrupt=(2,))
-    assert driver.audits == []
-    assert driver.requested() == [int(plan.batch(0, 0, 0).indices[2])]
+    before = len(driver.audits)
+    driver.read(0, missed=(1, 2), corrupt=(2,))
+    spoilt, lost = driver.audits[before:]
+    assert (spoilt.whole, lost.whole) == (True, False)
+    assert spoilt.indices.tolist() == [int(plan.batch(0, 0, 0).indices[2])]
+    assert driver.drops == []
+    return driver, spoilt
+
+
+def test_what_failed_its_check_is_dropped_and_produced_again_once_the_cache_says_so():
+    driver, spoilt = after_a_report_of_a_spoilt_record()
+    driver.tell(spoilt, [0])
+    assert [drop.indices.tolist() for drop in driver.drops] == [spoilt.indices.tolist()]
+    assert driver.requested() == spoilt.indices.tolist()
+
+
+def test_a_forged_report_of_a_spoilt_record_is_one_look_and_no_more():
+    driver, spoilt = after_a_report_of_a_spoilt_record()
+    looks = len(driver.audits)
+    for _ in range(100):  # while it is looked at
+        driver.read(0, missed=(2,), corrupt=(2,))
+    assert len(driver.audits) == looks
+    driver.tell(spoilt, [1000])
+    assert driver.drops == []
+    assert driver.requests == []
+    assert driver.core.states(driver.key(), spoilt.indices).tolist() == [SampleState.RESIDENT]
 
 
 def test_repeated_misses_do_not_fill_memory():
@@ -267,6 +290,7 @@ def test_plans_with_padding_report_offsets_of_the_padded_batch():
     padded = plan.batch(0, 0, 3)
     assert padded.padding.any()
     driver.read(0, missed=(0, 1), corrupt=(0, 1), rank=3)
+    driver.tell(driver.audits[0], [0] * driver.audits[0].indices.size)
     assert sorted(driver.requested()) == sorted(set(padded.indices.tolist()))
 
 
