@@ -113,8 +113,7 @@ class Core:
 
     def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The :class:`SampleState` of each of ``indices``, as uint8 of the same shape."""
-        states: NDArray[np.uint8] = self._state.set_of(key).state[indices]
-        return states
+        return self._state.states(key, indices)
 
     def wants(self, dataset: bytes) -> bool:
         """Whether an open job reads a dataset."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.events import JobClosed
 from coordinator.core.reading import job_closed
-from coordinator.core.samples import EVERY_EPOCH
 
 if TYPE_CHECKING:
     from coordinator.core.state import State
@@ -33,21 +32,9 @@ def forget_empty_sets(state: State, now: float) -> None:
     """Forget sample sets that hold nothing and that nobody is at, and datasets that had none at the last
     look either; what is asked for again is made anew.
     """
-    in_use: dict[bytes, tuple[int, int]] = {}
-    for job in state.jobs.values():
-        for lane in job.lanes.values():
-            epochs = (job.epoch_and_position(lane.low)[0], job.epoch_and_position(lane.frontier)[0])
-            first, last = in_use.get(job.dataset, epochs)
-            in_use[job.dataset] = min(first, epochs[0]), max(last, epochs[1])
     awaited = state.awaited.by_set(now)
     for key, samples in list(state.sets.items()):
-        if key in awaited:
-            continue
-        if key.dataset in in_use:
-            first, last = in_use[key.dataset]
-            if key.epoch == EVERY_EPOCH or first <= key.epoch <= last:
-                continue
-        if samples.idle:
+        if samples.idle and key not in awaited and not state.is_at(key):
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
     kept.update(request.samples.dataset for request in state.requests.values())

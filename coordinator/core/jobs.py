@@ -95,6 +95,8 @@ class Lane:
     last_seen_s: float
     last_read_s: float
     pace: Pace
+    reach: int = 0
+    """All that the sampler has ever been given is before it."""
     counted: int = 0
     """All before it has been counted as reused or not."""
     fresh: bool = True

@@ -65,6 +65,9 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
     audited first, and returns to the lane if it is absent.
     """
     while True:
+        if not state.admits(job.samples_of(job.epoch_and_position(lane.frontier)[0])):
+            state.crowding.lanes[job.name, lane.rank] = None
+            return None
         while lane.pending:
             ahead = lane.pending.popleft()
             if ahead.stop > lane.low:  # else it was read without us

@@ -18,7 +18,7 @@ from coordinator.core.jobs import Job, Lane
 from coordinator.core.journal import Kind, LaneNote
 from coordinator.core.leases import renew
 from coordinator.core.pace import Pace
-from coordinator.core.samples import SampleState
+from coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
     from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
@@ -49,10 +49,13 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         job = state.jobs[event.job] = Job(event.job, event.dataset, random, event.plan)
     lane = job.lanes.get(event.rank)
     start = job.absolute(event.epoch, event.position)
+    if lane is not None:
+        lane.reach = max(lane.reach, start)
     if lane is not None and start < lane.low:  # another process, which begins anew
         lane.seek(start, now)
     if lane is None:
         lane = Lane(event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now))
+        lane.reach = start
         job.lanes[event.rank] = lane
         job.lapsed_changed()
         state.lanes += 1
@@ -79,6 +82,11 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     else:
         del state.jobs[job.name]
         state.ledger.left(job.name)
+        for key in [
+            key for key, samples in state.sets.items() if samples.idle and key.dataset == job.dataset
+        ]:
+            if key.epoch != EVERY_EPOCH and not state.is_at(key):
+                del state.sets[key]
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
@@ -95,6 +103,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if stop > lane.asked:
         lane.notes.append(LaneNote(now, Kind.PLANNED, max(start, lane.asked), stop))
     lane.asked = max(lane.asked, stop)
+    lane.reach = max(lane.reach, stop)
     lane.yielded = max(lane.yielded, yielded)
     if event.yielded > 0:  # an epoch that goes on has ended the one before it
         lane.skip_to(job.absolute(event.epoch, 0))
@@ -117,8 +126,11 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     job, lane = found
     if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
         return
-    renew(state, job, lane, now)
     position = job.absolute(event.epoch, event.position)
+    # Nobody can have read what nobody was given; an earlier coordinator may have given out a little more.
+    if position >= lane.reach + _UNREPORTED_BATCHES:
+        return
+    renew(state, job, lane, now)
     place = BatchPlace(job.name, event.rank, event.epoch, event.position)
     if event.done:
         counters = job.counters
@@ -147,6 +159,8 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
     key = job.samples_of(event.epoch)
+    if not state.admits(key):  # the reader says so again
+        return
     samples = state.set_of(key)
     spoilt = state.unique(batch[corrupt])
     dropped = samples.among(spoilt, SampleState.ABSENT)

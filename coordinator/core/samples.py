@@ -213,7 +213,12 @@ class SampleSet:
     @property
     def idle(self) -> bool:
         """Whether nothing of this set is in the cache, on its way there or waiting for it."""
-        return not any(self.count(state) for state in (_S.RESIDENT, _S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
+        return not self.resident_count and not self.under_way
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the cache is being asked about a sample, or one is being produced or will be."""
+        return any(self.count(state) for state in (_S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
 
     def count(self, state: SampleState) -> int:
         """Number of samples in a state."""

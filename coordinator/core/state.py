@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.core.actions import Drop
 from coordinator.core.awaited import AwaitedSamples
 from coordinator.core.crowding import Crowding
 from coordinator.core.demands import BatchPlace, DemandQueue
@@ -22,7 +23,7 @@ from coordinator.core.hedging import Stragglers
 from coordinator.core.journal import RequestNotes
 from coordinator.core.leases import LeaseQueue
 from coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
-from coordinator.core.samples import Account, SampleSet, SetKey
+from coordinator.core.samples import EVERY_EPOCH, Account, SampleSet, SampleState, SetKey
 from coordinator.core.stalls import Stalls
 from coordinator.core.thrash import Thrash
 
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
     from coordinator.core.settings import CoreSettings
 
-__all__ = ["FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
+__all__ = ["EPOCH_SETS_MAX", "FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
+
+EPOCH_SETS_MAX = 8
+"""So many epochs of a random recipe have a sample set at once, for each job that reads it."""
 
 FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
@@ -173,6 +177,49 @@ class State:
                 account=self.account,
             )
         return samples
+
+    def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The state of each of ``indices``, without making the sample set of that name."""
+        samples = self.sets.get(key)
+        if samples is not None:
+            found: NDArray[np.uint8] = samples.state[indices]
+            return found
+        absent = self.datasets[key.dataset].known_absent or self.emptied
+        return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
+
+    def admits(self, key: SetKey) -> bool:
+        """Whether a sample set is there, or may be made: a call for a far-off epoch must not cost memory.
+
+        Where there are as many as may be, an epoch that no lane is at makes room; its records go too, since
+        nothing would account for them. One of which something is on its way stays until that has come.
+        """
+        if key in self.sets or key.epoch == EVERY_EPOCH:
+            return True
+        epochs = [other for other in self.sets if other.dataset == key.dataset]
+        readers = sum(job.dataset == key.dataset for job in self.jobs.values())
+        if len(epochs) < EPOCH_SETS_MAX * max(1, readers):
+            return True
+        for other in epochs:
+            samples = self.sets[other]
+            if self.is_at(other) or samples.under_way:
+                continue
+            resident = samples.having(SampleState.RESIDENT)
+            if resident.size:
+                samples.move(resident, SampleState.ABSENT)
+                self.actions.append(Drop(other, resident))
+            del self.sets[other]
+            return True
+        return False
+
+    def is_at(self, key: SetKey) -> bool:
+        """Whether a lane reads or looks at samples of that set."""
+        return any(
+            job.epoch_and_position(lane.low)[0] <= key.epoch <= job.epoch_and_position(lane.frontier)[0]
+            or key.epoch == EVERY_EPOCH
+            for job in self.jobs.values()
+            if job.dataset == key.dataset
+            for lane in job.lanes.values()
+        )
 
     def roster_of(self, dataset: bytes) -> Roster:
         """The executors that can produce a dataset."""

@@ -107,7 +107,8 @@ def test_a_success_between_ends_the_count():
     driver.wait(1.0)
     driver.answer(driver.requests[0])
     driver.read(0, missed=(0, 1, 2, 3), corrupt=(0, 1, 2, 3))
-    driver.tell(driver.audits[0], [0, 0, 0, 0])
+    (audit,) = driver.audits
+    driver.tell(audit, [0] * audit.indices.size)
     assert attempts_until_quiet(driver, Outcome.SOURCE_ERROR) == 2
 
 
