@@ -213,10 +213,12 @@ class Cache:
         """What :meth:`audit` tells, after each record was read to its end and checked: 0 for a spoilt one."""
         lengths = await self.audit(ids)
         keys = cache_keys(ids)
+        sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one by one, since they may be large
             record = _bytes(await self._nodes.one(keys[place], "GET", keys[place]) or b"")
             try:
-                verify_payload(parse_header(record, record_bytes=len(record)), record[HEADER_BYTES:])
+                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
+                verify_payload(header, record[HEADER_BYTES:])
             except RecordError:
                 lengths[place] = 0
         return lengths
