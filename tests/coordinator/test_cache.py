@@ -347,7 +347,7 @@ def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
 
 
 def test_a_record_is_read_back_to_its_end(either):
-    tombstone, record = pack_tombstone(a_tombstone()), a_record(1)
+    tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])
     with either.client() as client:
         for number, value in enumerate((record, spoilt, tombstone, tombstone[:-1] + b"?", b"garbage")):
