@@ -14,6 +14,7 @@ tensor of ours; for all others torch's own way stays.
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import threading
 import weakref
@@ -50,6 +51,7 @@ _MAX_BLOCKS = 16
 _IDLE_BLOCKS = 5
 """More free blocks than that go back to the system, one with each batch."""
 _MIN_BYTES = 64 * 1024  # below that, torch's way costs no more
+_DYING_S = 5.0  # a killed process closes its files some milliseconds before its parent can see it dead
 _BY_VALUE = "_super_by_value"
 
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
@@ -204,6 +206,10 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
+        # Where this error meets a dead worker, torch tells of that; where none is yet, it passes this on.
+        for worker in multiprocessing.active_children():
+            if worker.pid == pid:
+                worker.join(_DYING_S)
     msg = (
         f"a batch of DataLoader worker {pid} cannot be had any more: the worker ended before its batch was "
         f"received, or its memory may not be opened{reason}"

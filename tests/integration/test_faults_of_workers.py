@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,16 @@ from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
+from tests.super_dataset.stored_batches import bound_dataset, ref_of, stored
+from tests.super_dataset.stored_batches import images as random_images
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from super_dataset import BatchInfo
     from tests.fixtures.stack import Stack
+    from tests.fixtures.valkey import Valkey
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 LAST = 30
@@ -67,3 +73,25 @@ def train(loader: DataLoader[Any], delivered: list[tuple[bytes, int]], directory
         delivered += collect([batch])
         if number == LAST:
             (directory / "arrived").touch()
+
+
+@pytest.mark.slow
+def test_whenever_it_is_killed_torch_s_own_error_comes(valkey: Valkey) -> None:
+    """Forty kills at random instants: while a worker reads, waits for a sample or hands a batch over."""
+    there = [stored(valkey, random_images(16, 64, seed=n), position=n) for n in range(12)] * 60
+    missing = ref_of(16, valkey.unix_url, position=99)
+    for seed in range(40):
+        chance = random.Random(seed)
+        refs = [*there[: chance.choice([5, len(there), len(there)])], missing]
+        dataset = bound_dataset(read_timeout=1.0)  # what waits on when the other worker is killed ends soon
+        batches = iter(DataLoader(dataset, sampler=refs, batch_size=None, num_workers=2, prefetch_factor=8))
+        killer = threading.Timer(chance.uniform(0, 0.2), chance.choice(batches._workers).kill)
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (exited unexp|is killed by)"):
+            read_while(killer, batches)
+        killer.join()
+
+
+def read_while(killer: threading.Timer, batches: Iterator[Any]) -> None:
+    killer.start()
+    for _ in batches:
+        pass

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -202,6 +203,27 @@ def test_a_worker_that_is_gone_is_named():
     del held
     with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
         pickle.loads(message)
+
+
+def die_slowly(connection):
+    """Send a batch and be as a killed process for a moment: its files are closed, and it is not dead yet."""
+    memory = WorkerMemory()
+    message = bytes(ForkingPickler.dumps(memory.take(BLOCK_BYTES)))
+    for block in memory._blocks:
+        block.close()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    connection.send_bytes(message)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.pause()
+
+
+def test_a_worker_that_is_dying_is_dead_when_its_batch_is_given_up():
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=die_slowly, args=(there,), daemon=True)
+    worker.start()
+    with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
+        pickle.loads(here.recv_bytes())
+    assert worker.exitcode == -signal.SIGALRM  # so torch, which looks now, tells of the dead worker
 
 
 def test_small_tensors_go_by_value_where_told():
