@@ -31,11 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["FIRST_CONTACT", "RUNNING", "Client", "Patience", "Undertaking"]
+__all__ = ["FIRST_CONTACT", "RUNNING", "CallStoppedError", "Client", "Patience", "Undertaking"]
 
 # Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
-_PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
-_TOO_LARGE = "larger than max"  # gRPC's word for a message, which is no larger or smaller the next time
+# UNKNOWN and INTERNAL are what gRPC makes of a proxy's HTTP error and of a broken stream or message: the
+# coordinator itself names its errors.
+_PASSING = frozenset(
+    {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL"}
+)
+# Of these, gRPC's words for what stays as it is: a message's size, and an exception in the coordinator.
+_LASTING = ("message larger than max", "Unexpected <class ")
+# The connection may be dead without a word, or out of step with its peer: the next attempt takes a new one.
+_OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 _PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
 _PROBING_PAST_THE_END_S = 0.5
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
@@ -55,6 +62,10 @@ class Patience:
         """Pause after the ``attempt``-th failure, jittered so that ranks do not come back all at once."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
         return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  # no secret depends on it
+
+
+class CallStoppedError(Exception):
+    """Whoever made the call has stopped it: nobody wants its answer any more."""
 
 
 FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
@@ -143,9 +154,10 @@ class Client:
             request: its message.
             patience: bounds of attempts and time.
             wait_s: how long the coordinator may take on purpose (a long poll), beside the deadline.
-            stopped: ends the pauses between attempts early.
+            stopped: gives the call up.
 
         Raises:
+            CallStoppedError: ``stopped`` was set before an answer came.
             CoordinatorUnreachableError: nobody answered; names the address, the attempts and the time.
             ProtocolMismatchError: what answered speaks another version.
             SuperError: what the coordinator said, by its type.
@@ -175,6 +187,8 @@ class Client:
             attempt += 1
             left_s = patience.total_s - (time.monotonic() - begin_s)
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
+        if stopped.is_set():
+            raise CallStoppedError
         raise probe.distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
 
     def _raise_if_final(self, failure: CallFailedError, method: str, probe: _Probe) -> None:
@@ -182,9 +196,9 @@ class Client:
         if failure.error_name:
             self._was_answered = True
             raise error_from_name(failure.error_name, failure.details) from None
-        if failure.code not in _PASSING or _TOO_LARGE in failure.details:
+        if failure.code not in _PASSING or any(words in failure.details for words in _LASTING):
             raise self._refusal(failure, method) from failure
-        if failure.code == "DEADLINE_EXCEEDED":  # the way may be dead without a word: take a new one
+        if failure.code in _OF_THE_WAY:
             self.cut()
         explained = self._explain()
         if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
@@ -196,7 +210,7 @@ class Client:
         return connection_to(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
-        if failure.code == "UNAUTHENTICATED":  # said by something in between
+        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # said by something in between
             return CoordinatorTrustError(f"what answers at {self.address} turns this client away: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(
@@ -207,7 +221,7 @@ class Client:
         return CoordinatorError(f"the coordinator at {self.address} failed in {method}: {failure}")
 
     def _unreachable(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
-        reason = last if last is not None else "the sampler was closed"
+        reason = last if last is not None else "the connection was cut under each of them"
         return CoordinatorUnreachableError(
             f"no coordinator answered at {self.address} in {attempts} attempts over {waited_s:.1f} s "
             f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "

@@ -209,7 +209,10 @@ def _speak(
     import grpc
 
     try:
-        return getattr(stub, method)(request, timeout=timeout_s, metadata=metadata), None
+        answer = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
+        if answer is None:  # an OK without a message, which a stream may lose on its way
+            return None, CallFailedError("INTERNAL", "the answer came without its message", "")
+        return answer, None
     except grpc.RpcError as error:
         trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
         name = next((value for key, value in trailing if key == ERROR_METADATA_KEY), "")

@@ -8,6 +8,7 @@ coordinator that was restarted learns of the job while workers still read. Which
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sampler.client import Patience
+from sampler.client import CallStoppedError, Patience
 from sampler.farewell import stop_at_exit
 from sampler.feed import Feed, is_ready, planned_batch
 from sampler.stats import StatusChecks
@@ -185,7 +186,7 @@ class Pager:
             raise UsageError("this sampler is closed: make a new one to iterate again")
 
     def _run(self) -> None:
-        with self._client.hold():
+        with self._client.hold(), contextlib.suppress(CallStoppedError):
             while True:
                 task = self._next_task()
                 if task is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience
+from sampler.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Patience
 from sampler.connection import MAX_MESSAGE_BYTES
 from super_wire import coordinator_pb2 as pb
 from super_wire.errors import (
@@ -33,10 +33,10 @@ def test_an_answer_comes_back(coordinator):
 
 
 def test_passing_failures_are_tried_again(coordinator):
-    named = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED")
+    named = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
     coordinator.script.failures["GetJobStats"] = [grpc.StatusCode[name] for name in named]
-    assert call(coordinator.address, replace(QUICK, attempts=5)).cache.budget_bytes == 77
-    assert coordinator.count("GetJobStats") == 5
+    assert call(coordinator.address, replace(QUICK, attempts=7)).cache.budget_bytes == 77
+    assert coordinator.count("GetJobStats") == 7
 
 
 def test_a_message_that_is_too_large_is_told_at_once(coordinator):
@@ -80,7 +80,7 @@ def test_pauses_end_when_stopped():
     def try_in_vain():
         try:
             call(f"127.0.0.1:{free_port()}", patience, stopped=stopped)
-        except CoordinatorUnreachableError as error:
+        except CallStoppedError as error:
             failures.append(error)
 
     thread = threading.Thread(target=try_in_vain)
@@ -109,8 +109,8 @@ def test_a_typed_refusal_is_raised_at_once(coordinator):
 
 
 def test_an_untyped_refusal_is_a_coordinator_error(coordinator):
-    coordinator.script.failures["GetJobStats"] = [grpc.StatusCode.INTERNAL]
-    with pytest.raises(CoordinatorError, match="INTERNAL: as scripted") as caught:
+    coordinator.script.failures["GetJobStats"] = [grpc.StatusCode.OUT_OF_RANGE]
+    with pytest.raises(CoordinatorError, match="OUT_OF_RANGE: as scripted") as caught:
         call(coordinator.address)
     assert type(caught.value) is CoordinatorError
     assert coordinator.count("GetJobStats") == 1
