@@ -6,7 +6,9 @@ agree on.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 import uuid
 from collections import Counter
@@ -16,7 +18,7 @@ import torch.distributed
 from super_wire.errors import ConfigError, UsageError
 from super_wire.ids import digest128
 
-__all__ = ["check_still_there", "job_id", "place_in_run", "run_id"]
+__all__ = ["check_schedules", "check_still_there", "job_id", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
 
@@ -65,6 +67,32 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
             "ranks would get what others get. Make it after init_process_group (with Lightning in the hook "
             "train_dataloader(), with Accelerate after Accelerator()), or pass rank= and num_replicas="
         )
+
+
+def check_schedules(num_replicas: int) -> None:
+    """Look whether Accelerate will step a learning rate's schedule once for each rank.
+
+    It does so with a prepared schedule, since its prepared loaders count the batches of all ranks, and
+    SUPER's count those of one. It keeps no list of them, so all objects of this process are looked through.
+
+    Raises:
+        UsageError: it will.
+    """
+    accelerate = sys.modules.get("accelerate.scheduler")
+    if num_replicas == 1 or accelerate is None:
+        return
+    for found in gc.get_objects():
+        if type(found) is not accelerate.AcceleratedScheduler:
+            continue
+        times = accelerate.AcceleratorState().num_processes
+        if times > 1 and found.step_with_optimizer and not found.split_batches:
+            raise UsageError(
+                f"Accelerate would step the prepared {type(found.scheduler).__name__} {times} times for each "
+                f"batch, since it supposes that len(loader) counts the batches of all {times} ranks; with "
+                "SUPER it counts those of one, so that the schedule would be over too soon: make "
+                "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)), which steps it "
+                "once, or leave the schedule out of prepare() (docs/frameworks.md)"
+            )
 
 
 def _place_in_group() -> tuple[int, int] | None:

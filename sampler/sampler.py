@@ -20,7 +20,7 @@ from sampler.checkpoint import Checkpoint
 from sampler.client import Client
 from sampler.embedded import embedded_for
 from sampler.farewell import GOODBYES
-from sampler.identity import check_still_there, place_in_run, run_id
+from sampler.identity import check_schedules, check_still_there, place_in_run, run_id
 from sampler.pages import Pager
 from sampler.plan_iterator import Cursor, PlanIterator
 from sampler.session import JobSpec, Session
@@ -160,10 +160,13 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """A new pass over the next epoch; it begins when its first batch is asked for.
 
         Raises:
-            UsageError: this is not the process that made the sampler, or not the rank that it was made for.
+            UsageError: this is not the process that made the sampler, or not the rank that it was made for,
+                or Accelerate would step the learning rate's schedule once for each rank.
         """
         self._check_process()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
+        if self.shuffle:  # it trains
+            check_schedules(self.num_replicas)
         return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
 
     def set_epoch(self, epoch: int) -> None:

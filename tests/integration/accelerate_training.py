@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
-from tests.integration.frameworks import GLOBAL_BATCH, Batch, Stopped, code_of, named, write_down
+from tests.integration.frameworks import (
+    BATCHES,
+    EPOCHS,
+    GLOBAL_BATCH,
+    Batch,
+    Stopped,
+    code_of,
+    named,
+    write_down,
+)
 
 
 class Steps:
@@ -28,17 +37,21 @@ class Steps:
 
     def __init__(self, save: Path | None = None, stop_after: int = -1, out: Path | None = None) -> None:
         self.seen: list[Batch] = []
+        self.rates: list[float] = []
         self._save, self._stop_after, self._out = save, stop_after, out
 
     def __call__(
-        self, accelerator: Accelerator, model: Any, optimizer: Any, images: Any, labels: Any
+        self, accelerator: Accelerator, model: Any, optimizer: Any, schedule: Any, images: Any, labels: Any
     ) -> None:
         self.seen.append(named(images, labels))
+        self.rates += schedule.get_last_lr()
         if self._out is not None:
             write_down(self._out, accelerator.process_index, self.seen[-1])
+            (self._out / f"rates{accelerator.process_index}.json").write_text(json.dumps(self.rates))
         loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
         accelerator.backward(loss)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         if len(self.seen) == self._stop_after:
             accelerator.save_state(str(self._save))
@@ -50,13 +63,29 @@ def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
+def planned_rates() -> list[float]:
+    """The learning rate of each step that the page's schedule gives in a plain loop."""
+    _, optimizer = parts()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * BATCHES)
+    rates = []
+    for _ in range(EPOCHS * BATCHES):
+        rates += schedule.get_last_lr()
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
 def main(
     source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
 ) -> None:
-    """Train as the page does, or with a DataLoader that was prepared."""
+    """Train as the page does, or with what it warns of: a prepared DataLoader, or a schedule of more steps."""
     if how == "page":
         steps = Steps(Path(out) / "state", stop_after, Path(out))
         code_of("Accelerate", source, ranks=ranks)["train"](*parts(), steps, checkpoint)
+    elif how == "schedule":
+        names = code_of("Accelerate", source, ranks=ranks)
+        names["DataLoaderConfiguration"] = lambda **_: None
+        names["train"](*parts(), Steps())
     else:
         accelerator = Accelerator()
         next(iter(accelerator.prepare(data_loader(source, ranks))))

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from super_wire.errors import UsageError
 from tests.fixtures.stack import Stack
 from tests.integration import accelerate_training
-from tests.integration.accelerate_training import Steps, data_loader, parts
+from tests.integration.accelerate_training import Steps, data_loader, parts, planned_rates
 from tests.integration.frameworks import Batch, Stopped, code_of, plain_loop, together
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
 
@@ -57,6 +57,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[
     steps = Steps()
     code_of("Accelerate", images.as_uri())["train"](*parts(), steps)
     assert steps.seen == list(chain.from_iterable(expected))
+    assert steps.rates == planned_rates()
 
 
 @pytest.mark.parametrize("taken", [4, 10, 13])
@@ -69,6 +70,7 @@ def test_a_saved_state_is_gone_on_with(
         train(*parts(), first)
     train(*parts(), then, str(tmp_path / "state"))
     assert first.seen + then.seen == list(chain.from_iterable(expected))
+    assert first.rates + then.rates == planned_rates()
 
 
 def test_a_prepared_data_loader_is_refused(images: Path) -> None:
@@ -83,6 +85,16 @@ def test_two_ranks_train_on_what_a_plain_loop_gets(
 ) -> None:
     assert run(temporary, images, tmp_path) == ""
     assert together(tmp_path, 2) == list(chain.from_iterable(expected))
+    for rank in range(2):
+        assert json.loads((tmp_path / f"rates{rank}.json").read_text()) == planned_rates()
+
+
+@pytest.mark.slow
+def test_a_schedule_that_two_ranks_would_step_twice_is_refused(
+    images: Path, temporary: Path, tmp_path: Path
+) -> None:
+    errors = run(temporary, images, tmp_path, how="schedule")
+    assert "UsageError: Accelerate would step the prepared CosineAnnealingLR 2 times for each batch" in errors
 
 
 @pytest.mark.slow
