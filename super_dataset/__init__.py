@@ -10,6 +10,7 @@ from super_dataset.augment import Augment
 from super_dataset.dataset import SuperDataset
 from super_dataset.info import BatchInfo
 from super_dataset.loader import SuperLoader
+from super_dataset.trainer import SuperTrainerMixin
 from super_wire.recipe import Recipe
 
-__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader"]
+__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperTrainerMixin"]

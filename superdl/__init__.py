@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sampler import SuperSampler
-    from super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader
+    from super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader, SuperTrainerMixin
     from super_wire import Recipe
 
-__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperSampler"]
+__all__ = [
+    "Augment",
+    "BatchInfo",
+    "Recipe",
+    "SuperDataset",
+    "SuperLoader",
+    "SuperSampler",
+    "SuperTrainerMixin",
+]
 
 _HOMES = {
     "Augment": "super_dataset",
@@ -23,6 +31,7 @@ _HOMES = {
     "SuperDataset": "super_dataset",
     "SuperLoader": "super_dataset",
     "SuperSampler": "sampler",
+    "SuperTrainerMixin": "super_dataset",
 }
 
 

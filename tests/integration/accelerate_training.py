@@ -78,7 +78,7 @@ def planned_rates() -> list[float]:
 def main(
     source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
 ) -> None:
-    """Train as the page does, or with what it warns of: a prepared DataLoader, or a schedule of more steps."""
+    """Train as the page does, or with what it warns of: a prepared DataLoader, a schedule of more steps."""
     if how == "page":
         steps = Steps(Path(out) / "state", stop_after, Path(out))
         code_of("Accelerate", source, ranks=ranks)["train"](*parts(), steps, checkpoint)

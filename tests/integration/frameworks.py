@@ -36,7 +36,7 @@ def code_of(section: str, source: str, *, ranks: int = 1) -> dict[str, Any]:
     """The names that a section's code makes, run with this source, small images and small batches."""
     text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    code = "\n".join(blocks)
+    code = "\n".join(blocks).replace("s3://my-bucket/imagenet/val", source)
     for written, here in (
         ("s3://my-bucket/imagenet/train", source),
         ("resize=256, crop=224", f"resize={SIDE}, crop={SIDE}"),

@@ -1,0 +1,105 @@
+"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on ``SuperLoader`` s, and resumes.
+
+Trainer's own way prepares a loader by Accelerate, which deals out to ranks once more, and resumes by making a
+DataLoader anew, which loses the plan. The mixin gives it the loader by its public hooks: nothing of
+transformers is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from super_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from super_dataset.loader import SuperLoader
+
+__all__ = ["SuperTrainerMixin"]
+
+_NO_LABEL = -100  # what transformers' losses leave out
+
+
+class SuperTrainerMixin:
+    """Stands before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
+
+    ``train_dataset`` and ``eval_dataset`` are then ``SuperLoader`` s whose ``collate_fn`` makes dicts. They
+    are made after ``TrainingArguments``, which makes the process group. A checkpoint is resumed at the batch
+    after the last one trained on, in constant time, also with ``ignore_data_skip``.
+
+    The loss of an evaluation is the mean over its samples; those with the label -100, such as padding, do
+    not count.
+    """
+
+    def get_train_dataloader(self: Any) -> DataLoader[Any]:
+        """The training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
+        return DataLoader(_Batches(self.train_dataset, self), batch_size=None)
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> SuperLoader[Any]:
+        """The loader for evaluation, as it is."""
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        loader: SuperLoader[Any] = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        return loader
+
+    def get_test_dataloader(self, test_dataset: SuperLoader[Any]) -> SuperLoader[Any]:
+        """The loader for prediction, as it is."""
+        return test_dataset
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Samples of an epoch, over all ranks."""
+        dataset: Any = dataloader.dataset
+        samples: Any = dataset.loader.dataset if isinstance(dataset, _Batches) else dataset
+        return len(samples)
+
+    def prediction_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, and the batch's loss is counted by its samples."""
+        loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        labels = inputs.get(self.label_names[0])
+        if loss is not None and labels is not None:
+            count = (labels != _NO_LABEL).sum().to(self._super_losses)
+            total = torch.where(count > 0, loss.to(count) * count, 0)
+            self._super_losses += torch.stack([total, count])
+        return loss, *rest
+
+    def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Trainer's, whose own loss counts a short batch as a full one."""
+        self._super_losses = torch.zeros(2, device=self.args.device)
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
+        total, count = self.accelerator.reduce(self._super_losses).tolist()
+        if count:
+            output.metrics[f"{metric_key_prefix}_loss"] = total / count
+        return output
+
+
+class _Batches(IterableDataset[Any]):
+    """The batches of a loader for one training, which begins where the trainer's state says."""
+
+    def __init__(self, loader: SuperLoader[Any], trainer: Any) -> None:
+        self.loader = loader
+        self._trainer: Any = trainer
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:  # the first epoch of this training: later ones follow it
+            yield from repeat(None, self._go_to_place(trainer.state, trainer.args))
+        yield from self.loader
+
+    def _go_to_place(self, state: Any, args: Any) -> int:
+        """Let the loader begin after what ``state`` was trained on; how many items Trainer will leave out."""
+        of_a_step = args.gradient_accumulation_steps
+        epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
+        here = self.loader.state_dict()
+        if steps and not here["in_order"]:
+            raise UsageError("with in_order=False no Trainer resumes in mid-epoch: its state is a count")
+        place = {"epoch": epoch, "position": steps * of_a_step, "given_ahead": []}
+        self.loader.load_state_dict(here | place)
+        return 0 if args.ignore_data_skip else steps * of_a_step

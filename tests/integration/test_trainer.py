@@ -1,0 +1,128 @@
+"""SUPER inside Hugging Face's Trainer: docs/frameworks.md as it stands, its loss, and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.fixtures.stack import Stack
+from tests.integration.frameworks import BATCHES, EPOCHS, Batch, plain_loop, together
+from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
+
+pytest.importorskip("transformers", reason="the extra dev brings transformers")
+
+from tests.integration import trainer_training
+from tests.integration.trainer_training import StopAt, arguments, trainer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = str(Path(trainer_training.__file__))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Stack]:
+    running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
+    running.start()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def expected(shared: Stack, images: Path) -> list[Batch]:
+    return list(chain.from_iterable(plain_loop(images.as_uri(), shared.address)))
+
+
+@pytest.fixture
+def make(shared: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
+    made = []
+
+    def trainer(**settings: Any) -> Any:
+        made.append(trainer_of(images.as_uri(), arguments(tmp_path, **settings)))
+        return made[-1]
+
+    yield trainer
+    for each in made:
+        for loader in (each.train_dataset, each.eval_dataset):
+            loader.close()
+            loader.sampler.close()
+
+
+def test_the_page_trains_on_what_a_plain_loop_gets(make: Any, expected: list[Batch]) -> None:
+    trainer = make()
+    result = trainer.train()
+    assert trainer.model.seen == expected
+    assert trainer.state.global_step == EPOCHS * BATCHES
+    assert trainer.num_examples(trainer.get_train_dataloader()) == 150
+    assert result.metrics["epoch"] == EPOCHS
+
+
+def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make: Any) -> None:
+    trainer = make()
+    losses = []
+    for batch in trainer.get_eval_dataloader():
+        with torch.no_grad():
+            logits = trainer.model.linear(batch["pixel_values"].flatten(1))
+        losses.append(torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"))
+    assert len(losses[-1]) < len(losses[0])
+    evaluated = trainer.evaluate(), trainer.predict(trainer.eval_dataset).metrics
+    assert evaluated[0]["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    assert evaluated[1]["test_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [
+        (4, {}),
+        (10, {}),
+        (13, {}),
+        (13, {"ignore_data_skip": True}),
+        (4, {"gradient_accumulation_steps": 4}),  # three steps in an epoch, the last of two batches
+    ],
+)
+def test_a_checkpoint_is_gone_on_with(
+    make: Any, expected: list[Batch], tmp_path: Path, steps: int, settings: dict[str, Any]
+) -> None:
+    whole, first, then = (make(**settings) for _ in range(3))
+    whole.train()
+    first.add_callback(StopAt(steps))
+    first.train()
+    then.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{steps}"))
+    assert 0 < len(first.model.seen) < len(expected)
+    assert first.model.seen + then.model.seen == expected
+    assert then.state.global_step == whole.state.global_step
+    for mine, theirs in zip(then.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_two_ranks_train_go_on_and_evaluate_as_one(
+    make: Any, images: Path, expected: list[Batch], tmp_path: Path
+) -> None:
+    one = make()
+    one.train()
+    with tempfile.TemporaryDirectory(prefix="super-h-") as temporary:
+        first, then = tmp_path / "first", tmp_path / "then"
+        assert run(Path(temporary), images, first, stop_after=13) == ""
+        assert run(Path(temporary), images, then, checkpoint=str(first / "checkpoint-13")) == ""
+    assert together(first, 2) + together(then, 2) == expected
+    for rank in range(2):
+        loss = json.loads((then / f"loss{rank}.json").read_text())
+        assert loss == pytest.approx(one.evaluate()["eval_loss"], rel=1e-3)
+
+
+def run(temporary: Path, images: Path, out: Path, **how: Any) -> str:
+    """Two ranks of the page through the embedded default."""
+    out.mkdir(exist_ok=True)
+    given = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
+    errors = run_to_its_end([*torchrun(2), PROGRAM, given], temporary)
+    assert_none_is_left(temporary)
+    return errors

@@ -1,0 +1,83 @@
+"""A model for Hugging Face's Trainer that remembers what it was trained on; and a program that is a rank.
+
+``python trainer_training.py JSON`` with the arguments of :func:`main`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.torchvision_operators import declare_operators
+from tests.fixtures.images import SIDE
+from tests.integration.frameworks import EPOCHS, GLOBAL_BATCH, Batch, code_of, named, write_down
+
+declare_operators()  # Trainer imports torchvision where it is installed
+from transformers import TrainerCallback, TrainingArguments  # noqa: E402  # after that
+
+
+class Model(torch.nn.Module):
+    """Linear; its loss leaves out the label -100, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = torch.nn.Linear(3 * SIDE * SIDE, 4)
+        self.seen: list[Batch] = []
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.seen.append(named((pixel_values * 255).round().to(torch.uint8), labels))
+        logits = self.linear(pixel_values.flatten(1))
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class StopAt(TrainerCallback):
+    """Saves and stops after a number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = control.should_training_stop = state.global_step == self._steps
+
+
+def arguments(out: Path, *, ranks: int = 1, **settings: Any) -> TrainingArguments:
+    return TrainingArguments(
+        str(out),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=GLOBAL_BATCH // ranks,
+        per_device_eval_batch_size=GLOBAL_BATCH // ranks,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        **settings,
+    )
+
+
+def trainer_of(source: str, given: TrainingArguments, *, ranks: int = 1) -> Any:
+    """The page's trainer."""
+    return code_of("transformers", source, ranks=ranks)["trainer"](Model(), given)
+
+
+def main(source: str, out: str, ranks: int, stop_after: int = -1, checkpoint: str | None = None) -> None:
+    """Train and evaluate as the page does."""
+    trainer = trainer_of(source, arguments(Path(out), ranks=ranks), ranks=ranks)
+    trainer.add_callback(StopAt(stop_after))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    rank = trainer.args.process_index
+    for batch in trainer.model.seen:
+        write_down(Path(out), rank, batch)
+    (Path(out) / f"loss{rank}.json").write_text(json.dumps(trainer.evaluate()["eval_loss"]))
+    for loader in (trainer.train_dataset, trainer.eval_dataset):
+        loader.close()
+        loader.sampler.close()
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
