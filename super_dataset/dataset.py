@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from super_dataset.bad_samples import check_policy, delivered_order
 from super_dataset.device import map_tensors
-from super_dataset.explanations import how_to_use
+from super_dataset.explanations import how_to_use, per_sample
 from super_dataset.handover import send_by_value
 from super_dataset.info import batch_info
 from super_dataset.memory import memory_here
@@ -58,7 +58,8 @@ class SuperDataset(Dataset[Any]):
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
             folders give labels.
         transform: called as ``transform(images, labels, info)`` on every batch, where it is read; what it
-            returns is the item. It must pickle if workers are spawned.
+            returns is the item. It must pickle if workers are spawned. Transforms of torchvision and timm,
+            which are made for one image, are refused, but for those of v2 that draw nothing.
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
@@ -94,6 +95,8 @@ class SuperDataset(Dataset[Any]):
         if transform is not None and not callable(transform):
             msg = f"transform is called as transform(images, labels, info); {transform!r} cannot be"
             raise ConfigError(msg)
+        if why_not := per_sample(transform):
+            raise ConfigError(why_not)
         self._source = normalise_url(source, name="source")
         self._recipe = recipe
         self._key_list = None if key_list is None else normalise_url(key_list, name="key_list")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING
+
+from torch.nn import Sequential
 
 from super_wire.batch_ref import BatchRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["batch_name", "how_to_use", "listed", "timeout_message"]
+__all__ = ["batch_name", "how_to_use", "listed", "per_sample", "timeout_message"]
 
 _NAMED_AT_MOST = 3
+
+_FOR_ONE_IMAGE = ("torchvision.transforms", "timm.data")
+_V2 = "torchvision.transforms.v2"
 
 _THREE_LINES = """\
     dataset = SuperDataset(source, recipe)
@@ -77,3 +83,43 @@ def how_to_use(index: object) -> str:
         "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
         "(docs/frameworks.md)"
     )
+
+
+def per_sample(transform: object) -> str:
+    """Why a ``transform`` is not for batches, and the way to do it; empty where nothing speaks against it.
+
+    torchvision and timm make theirs for one image: v1's fail on a batch, v2's draw once for all of it. What
+    of v2 draws nothing is right on a batch too. Neither package is imported.
+    """
+    name = _made_for_one_image(transform)
+    if not name:
+        return ""
+    return (
+        f"transform is called as transform(images, labels, info) on a whole batch, and {name} is made for "
+        "one image: on a batch it fails, or draws once for all samples. What draws nothing goes into the "
+        "recipe, Recipe.image(resize=256, crop=224); random crops, flips and colours are "
+        "transform=Augment(224) (docs/augmentation.md). Or give a function that applies it to each sample:\n"
+        "    def transform(images, labels, info):\n"
+        "        return torch.stack([pipeline(image) for image in images]), labels"
+    )
+
+
+def _made_for_one_image(part: object) -> str:
+    """The name of the first part that is, or empty."""
+    kinds = type(part).__mro__
+    base = next(
+        (kind for kind in kinds if kind.__name__ == "Transform" and kind.__module__.startswith(_V2)), None
+    )
+    if isinstance(part, Sequential):
+        inner = list(part)
+    elif base is not None and type(part).__name__ == "Compose":
+        inner = list(getattr(part, "transforms", ()))
+    elif base is not None:
+        how = ("forward", "make_params", "_get_params")  # what of v2 draws has one of its own
+        draws = any(getattr(type(part), name, None) is not getattr(base, name, None) for name in how)
+        return type(part).__name__ if draws else ""
+    else:
+        homes = [part.__module__] if isinstance(part, FunctionType) else [kind.__module__ for kind in kinds]
+        foreign = any(home.startswith(_FOR_ONE_IMAGE) for home in homes)
+        return getattr(part, "__name__", type(part).__name__) if foreign else ""
+    return next(filter(None, map(_made_for_one_image, inner)), "")
