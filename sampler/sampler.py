@@ -130,7 +130,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._checkpoint = Checkpoint(
             spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
         )
-        self._cursor = Cursor()
+        self._cursor = Cursor(shuffled=shuffle)
         # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
         self.dataset: Any = dataset
         self.rank, self.num_replicas = place
