@@ -7,14 +7,13 @@ and :mod:`sampler.plan_iterator`'s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sampler.given import Place
 from super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sampler.session import JobSpec
 
 __all__ = ["STATE_VERSION", "Checkpoint"]
@@ -23,6 +22,7 @@ STATE_VERSION = 1
 
 _MAX_EPOCH = 2**40
 _MAX_AHEAD = 1024
+_MAX_BITS = 64
 _MUST_AGREE = ("seed", "shuffle", "drop_last", "fingerprint")
 _KINDS: dict[str, type] = {
     "version": int,
@@ -90,7 +90,7 @@ class Checkpoint:
             type(one) is int and position < one < self._batches for one in ahead
         ):
             raise ConfigError(
-                f"this state's given_ahead is {str(ahead)[:200]}; these are positions between {position} and "
+                f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "
                 f"{self._batches}"
             )
         return Place(state["epoch"], position, tuple(sorted(set(ahead))))
@@ -131,18 +131,29 @@ class Checkpoint:
 
 
 def _check_kinds(state: Mapping[str, Any]) -> None:
-    if not hasattr(state, "keys"):
+    if not isinstance(state, Mapping):
         raise ConfigError(
-            f"a state is the dict that state_dict() gave; not {type(state).__name__} {str(state)[:80]!r}"
+            f"a state is the dict that state_dict() gave; not {type(state).__name__} {_shown(state)}"
         )
-    if "version" in state and state["version"] != STATE_VERSION:
+    version = state.get("version", STATE_VERSION)
+    if type(version) is not int or version != STATE_VERSION:
         raise ConfigError(
-            f"this state has version {state['version']!r}, this sampler reads version {STATE_VERSION}: "
+            f"this state has version {_shown(version)}, this sampler reads version {STATE_VERSION}: "
             "load it with the version of SUPER that saved it"
         )
     missing = [name for name in _KINDS if name not in state]
     if missing:
         raise ConfigError(f"this is no state of a SuperSampler: it has no {', '.join(missing)}")
     for name, kind in _KINDS.items():
-        if type(state[name]) is not kind:
-            raise ConfigError(f"this state's {name} is {state[name]!r}, which is no {kind.__name__}")
+        value = state[name]
+        wide = isinstance(value, int) and value.bit_length() > _MAX_BITS
+        if type(value) is not kind or wide:
+            raise ConfigError(f"this state's {name} is {_shown(value)}, which is no {kind.__name__} of ours")
+
+
+def _shown(value: object) -> str:
+    """What a message shows of a value that may be anything."""
+    try:
+        return repr(value)[:200]
+    except ValueError:  # Python writes no number of thousands of digits
+        return f"a {type(value).__name__} that cannot be written"

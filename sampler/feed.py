@@ -11,6 +11,7 @@ from sampler.given import GivenOut
 from sampler.window import Planned, Window
 from super_wire.batch_ref import BatchRef
 from super_wire.ids import ID_BYTES
+from super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
     from sampler.given import Place
@@ -65,9 +66,18 @@ class Feed:
 
 
 def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoch: int) -> Planned:
-    """The proto message ``Batch`` as something to give out; ``ValueError`` if it holds no samples."""
-    if not batch.sample_ids or len(batch.sample_ids) % ID_BYTES:
-        raise ValueError(f"batch {batch.position} has {len(batch.sample_ids)} bytes of sample ids")
+    """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's."""
+    size, rest = divmod(len(batch.sample_ids), ID_BYTES)
+    label_bytes = label_dtype_of(binding.label_dtype).itemsize
+    for what, length, right in (
+        ("bytes of sample ids", len(batch.sample_ids), size > 0 and not rest),
+        ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
+        ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
+        ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
+        ("keys", len(batch.keys), len(batch.keys) in {0, size}),
+    ):
+        if not right:
+            raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
     ref = BatchRef(
         dataset_id=binding.dataset_id,
         job=job,

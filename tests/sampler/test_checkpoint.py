@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from sampler.checkpoint import STATE_VERSION, Checkpoint
@@ -92,6 +93,9 @@ def test_out_of_order_each_rank_has_a_state_of_its_own(change):
         ({"given_ahead": ["7"]}, "given_ahead is"),
         ({"given_ahead": [7] * 2000}, "given_ahead is"),
         ({"shuffle": 1}, "shuffle is 1, which is no bool"),
+        ({"epoch": 10**5000}, "epoch is a int that cannot be written, which is no int of ours"),
+        ({"given_ahead": [10**5000]}, "given_ahead is a list that cannot be written"),
+        ({"version": np.arange(2)}, r"has version array\(\[0, 1\]\)"),
     ],
 )
 def test_what_no_sampler_writes_is_refused(change, message):

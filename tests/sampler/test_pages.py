@@ -9,10 +9,12 @@ import weakref
 import pytest
 
 from sampler.client import Client
-from sampler.feed import BUFFER_BATCHES, PAGE_BATCHES
+from sampler.feed import BUFFER_BATCHES, PAGE_BATCHES, planned_batch
 from sampler.given import Place
 from sampler.pages import REORDER_BATCHES, Pager
 from sampler.session import JobSpec, Session
+from super_wire import coordinator_pb2 as pb
+from super_wire.binding import DatasetBinding
 from super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
 from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset
@@ -145,6 +147,25 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
     feed = pager.begin(Place(0, 0))
     with pytest.raises(CoordinatorError, match=f"epoch 0, position 0: .*{reason}"):
         pager.take(feed)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sample_ids": b"x" * 31}, "batch 7 of 1 samples has 31 bytes of sample ids"),
+        ({"sample_ids": b""}, "0 bytes of sample ids"),
+        ({"batch_id": b"b"}, "1 bytes of a batch id"),
+        ({"labels": b"l" * 15}, "15 bytes of labels"),
+        ({"padding": b"p"}, "1 bytes of padding"),
+        ({"keys": ["a"]}, "batch 7 of 2 samples has 1 keys"),
+    ],
+)
+def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
+    parts = {"batch_id": b"b" * 16, "sample_ids": b"s" * 32, "labels": b"l" * 16, "keys": ["a", "b"]}
+    binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), "int64", "redis://x")
+    assert len(planned_batch(pb.Batch(position=7, **parts), binding, "job", 0, 0).ref) == 2
+    with pytest.raises(ValueError, match=reason):
+        planned_batch(pb.Batch(position=7, **parts | change), binding, "job", 0, 0)
 
 
 def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, make_pager):
