@@ -18,6 +18,7 @@ from sampler.connection import CallCutError, CallFailedError, Connection, connec
 from sampler.probing import why_distrusted
 from super_wire.coordinator_credentials import CoordinatorCredentials
 from super_wire.errors import (
+    CacheUnreachableError,
     CoordinatorError,
     CoordinatorTrustError,
     CoordinatorUnreachableError,
@@ -189,12 +190,16 @@ class Client:
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
             raise CallStoppedError
+        if last is not None and last.error_name:
+            raise error_from_name(last.error_name, last.details)
         raise probe.distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
 
     def _raise_if_final(self, failure: CallFailedError, method: str, probe: _Probe) -> None:
         """Raise what making the call again would not mend."""
         if failure.error_name:
             self._was_answered = True
+            if failure.error_name == CacheUnreachableError.__name__:  # the coordinator tries to reach it again
+                return
             raise error_from_name(failure.error_name, failure.details) from None
         if failure.code not in _PASSING or any(words in failure.details for words in _LASTING):
             raise self._refusal(failure, method) from failure

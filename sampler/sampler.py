@@ -26,7 +26,7 @@ from sampler.plan_iterator import Cursor, PlanIterator
 from sampler.session import JobSpec, Session
 from super_wire.batch_ref import BatchRef
 from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import ConfigError, CoordinatorError, UsageError
+from super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -243,9 +243,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._pager.stop()
         try:
             self._session.close()
-        except (
-            CoordinatorError
-        ) as error:  # a courtesy: the lease of a job that says nothing runs out by itself
+        except SuperError as error:  # a courtesy: the lease of a job that says nothing runs out by itself
             _LOG.warning("job %s could not be closed: %s", self.job, error)
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ from sampler.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Pat
 from sampler.connection import MAX_MESSAGE_BYTES
 from super_wire import coordinator_pb2 as pb
 from super_wire.errors import (
+    CacheUnreachableError,
     CoordinatorError,
     CoordinatorUnreachableError,
     EmbeddedError,
@@ -106,6 +107,17 @@ def test_a_typed_refusal_is_raised_at_once(coordinator):
     with pytest.raises(SourceForbiddenError, match="not yours"):
         call(coordinator.address)
     assert coordinator.count("GetJobStats") == 1
+
+
+def test_a_cache_that_the_coordinator_has_lost_is_waited_for(coordinator):
+    """It reconnects: a job that is opened again just then goes on. What stays is told by its own name."""
+    lost = CacheUnreachableError("connection reset by peer")
+    coordinator.script.failures["GetJobStats"] = [lost, lost]
+    assert call(coordinator.address).cache.budget_bytes == 77
+    coordinator.script.failures["GetJobStats"] = [lost] * 9
+    with pytest.raises(CacheUnreachableError, match="connection reset by peer"):
+        call(coordinator.address)
+    assert coordinator.count("GetJobStats") == 3 + QUICK.attempts
 
 
 def test_an_untyped_refusal_is_a_coordinator_error(coordinator):

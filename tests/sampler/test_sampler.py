@@ -182,6 +182,13 @@ def test_close_closes_the_job_once(coordinator):
         list(sampler)
 
 
+def test_closing_at_a_coordinator_that_has_lost_its_cache_is_no_error(coordinator, caplog):
+    sampler = make(coordinator)
+    coordinator.script.failures["CloseJob"] = [CacheUnreachableError("reset by peer")] * 20
+    sampler.close()
+    assert "could not be closed: reset by peer" in caplog.text
+
+
 def test_closing_at_a_coordinator_that_is_gone_is_no_error(coordinator, caplog):
     sampler = make(coordinator)
     coordinator.stop()
