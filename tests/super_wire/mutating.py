@@ -6,17 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-INTERESTING = (
-    b"",
-    b"\0",
-    b"\xff",
-    b"-1",
-    b"\r\n",
-    b"\x80" * 10,
-    b"9" * 5000,
-    b"[" * 2000,
-    b"\xff\xff\xff\xff",
-)
+from tests.hostile.fuzz_wire import INTERESTING
 
 
 @st.composite

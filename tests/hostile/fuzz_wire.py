@@ -1,0 +1,245 @@
+"""Fuzzers of all that reads bytes from a network: each input is read, or refused by our own error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.catalog.key_list_labels import LabelColumn
+from coordinator.catalog.key_list_rows import FORMATS
+from super_dataset.resp import ProtocolDoubtError, parse_line
+from super_wire.batch_ref import BatchRef
+from super_wire.cluster import SLOTS, Node, parse_redirection, parse_slots
+from super_wire.coordinator_credentials import parse_tokens
+from super_wire.errors import ConfigError, RecordError
+from super_wire.label_dtype import label_dtype_of
+from super_wire.outcomes import OUTCOME_FIELD, pack_outcome, read_outcome
+from super_wire.recipe import Recipe
+from super_wire.record import (
+    HEADER_BYTES,
+    Kind,
+    Tombstone,
+    pack,
+    pack_header,
+    pack_tombstone,
+    parse_header,
+    read_tombstone,
+    unpack,
+)
+from super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
+from super_wire.report import ReadReport
+from super_wire.request import PrefetchRequest, PrefetchResult
+from super_wire.resp import MalformedReplyError, parse_reply
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+__all__ = ["FUZZERS", "INTERESTING", "PARSERS", "mutate"]
+
+INTERESTING = (
+    *(b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff"),
+    *(b"\x1b[2J", b"NaN", b"1e999", b"\xed\xa0\x80", b'"', b"{}", b"null", b"*1\r\n" * 20, b"%bell"),
+)
+_BUFFERS: tuple[Callable[[bytes], Any], ...] = (bytes, bytearray, memoryview)
+
+_ID = bytes(16)
+_HEADER, _PAYLOAD = pack(np.arange(24, dtype=np.uint8).reshape(2, 4, 3), _ID)
+_RECORD = _HEADER + bytes(_PAYLOAD)
+_TOMBSTONE = pack_tombstone(Tombstone("k", "r", "m", permanent=True), _ID)
+_POINTER_PAYLOAD = pack_pointer(Pointer("pack", 0, 64), _ID)[HEADER_BYTES:]
+_ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.zeros(0)}, _ID)
+_REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
+_REQUEST = PrefetchRequest(
+    "r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k",), ("v",), ("0" * 32,)
+)
+_RESULT = PrefetchResult("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"})
+_SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:6379\r\n$1\r\nx\r\n"
+_REPLIES = (
+    b"%1\r\n+a\r\n*3\r\n$3\r\nabc\r\n,1.5\r\n(123\r\n"
+    b"|1\r\n+a\r\n+b\r\n#t\r\n=7\r\ntxt:abc\r\n>1\r\n+p\r\n!3\r\nERR\r\n_\r\n"
+)
+
+
+def _rehashed(kind: Kind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Read a payload under a header whose hash fits it, so that what is in it is looked at."""
+    return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
+
+
+def _as_json(parse: Callable[[Any], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):  # not ours to refuse
+            return None
+        return parse(value)
+
+    return read
+
+
+def _fields_of(data: bytes) -> dict[bytes, bytes]:
+    """A stream's entry, from fields that are each as long as the byte before them says."""
+    names, entry = iter((b"r", b"m", b"c", b"z")), {}
+    while data and (name := next(names, None)) is not None:
+        entry[name], data = data[1 : 1 + data[0]], data[1 + data[0] :]
+    return entry
+
+
+def _slots(data: bytes) -> Any:
+    reply = parse_reply(data)
+    return None if reply is None else parse_slots(reply[0], Node("h", 1))
+
+
+def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
+    return lambda data: parse(data.decode(errors="replace"))
+
+
+def _rows(suffix: str) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        labels, rows = LabelColumn(), list(FORMATS[suffix](io.BytesIO(data)))
+        for row in rows:
+            labels.append(row.label)
+        return labels.finish() if rows else rows
+
+    return read
+
+
+def _batch_ref(data: bytes) -> Any:
+    ids, labels = data[: len(data) // 3 * 2], data[len(data) // 3 * 2 :]
+    ref = BatchRef(bytes(16), "j", 0, 0, 0, bytes(16), ids, labels, "int64", b"", (), "redis://h")
+    return ref.label_array(), ref.padding_mask()
+
+
+PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
+    "record": (_RECORD, unpack, RecordError),
+    "record, trusted": (_RECORD, lambda data: unpack(data, verify=False), RecordError),
+    "header": (_RECORD[:HEADER_BYTES], parse_header, RecordError),
+    "tombstone": (_TOMBSTONE, read_tombstone, RecordError),
+    "pointer": (pack_pointer(Pointer("pack", 0, 64), _ID), read_pointer, RecordError),
+    "pointer's payload": (_POINTER_PAYLOAD, _rehashed(Kind.POINTER, read_pointer), RecordError),
+    "named arrays": (_ARRAYS, read_arrays, RecordError),
+    "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(Kind.ARRAYS, read_arrays), RecordError),
+    "replies": (_REPLIES, parse_reply, MalformedReplyError),
+    "a GET's reply": (b"$123456", parse_line, ProtocolDoubtError),
+    "slots": (_SLOTS, _slots, ValueError),
+    "redirection": (
+        b"MOVED 3999 127.0.0.1:6381",
+        _text(lambda text: parse_redirection(text, Node("h", 1))),
+        ValueError,
+    ),
+    "report": (
+        b"".join(bytes([len(value)]) + value for value in _REPORT.to_fields().values()),
+        lambda data: ReadReport.from_fields(_fields_of(data)),
+        ValueError,
+    ),
+    "request": (_REQUEST.to_json().encode(), _as_json(PrefetchRequest.from_mapping), ConfigError),
+    "result": (json.dumps(_RESULT.to_mapping()).encode(), _as_json(PrefetchResult.from_mapping), ConfigError),
+    "outcome": (pack_outcome(_RESULT), lambda data: read_outcome({OUTCOME_FIELD: data}), ValueError),
+    "recipe": (Recipe.image(resize=8, crop=8).json.encode(), Recipe.from_json, ConfigError),
+    "label dtype": (b'{"age":"int64","box":"float64[4]"}', _text(label_dtype_of), ValueError),
+    "tokens": (
+        b"0123456789abcdef,fedcba9876543210\n",
+        _text(lambda text: parse_tokens(text, "x")),
+        ConfigError,
+    ),
+    "batch ref": (bytes(48), _batch_ref, ConfigError),
+    "CSV rows": (b"key,label,version\na.jpg,3,v\nb.jpg,4,w\n", _rows(".csv"), ValueError),
+    "JSONL rows": (
+        b'{"key":"a","label":{"x":[1,2.5]}}\n{"key":"b","label":{"x":[3,4]}}\n',
+        _rows(".jsonl"),
+        ValueError,
+    ),
+}
+"""What is good, who reads it, and the error by which it is refused."""
+
+
+def mutate(chance: random.Random, good: bytes) -> bytes:
+    """``good`` after one to four changes: bytes replaced, put in, taken out, repeated, or all cut off."""
+    data = good
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randint(0, len(data))
+        end = min(len(data), at + chance.randint(0, 8))
+        new = chance.randbytes(chance.randint(0, 8)) if chance.random() < 0.5 else chance.choice(INTERESTING)
+        data = chance.choice(
+            (
+                data[:at] + new + data[end:],
+                data[:at] + new + data[at:],
+                data[:at] + data[end:],
+                data[:end] + data[at:],
+                data[:at],
+            )
+        )
+    return data
+
+
+def _fuzzer(name: str) -> Callable[[random.Random], None]:
+    good, parse, refusal = PARSERS[name]
+
+    def fuzz(chance: random.Random) -> None:
+        data = mutate(chance, good) if chance.random() < 0.9 else chance.randbytes(chance.randint(0, 200))
+        try:
+            with contextlib.suppress(refusal):
+                parse(data)
+        except Exception as error:
+            msg = f"{name}: {data[:200]!r} is refused by {type(error).__name__}: {error}"
+            raise AssertionError(msg) from error
+
+    return fuzz
+
+
+def _any_buffer_at_any_split(chance: random.Random) -> None:
+    """A reply says the same out of each buffer, and what was cut off it is no reply yet."""
+    data = mutate(chance, _REPLIES) if chance.random() < 0.7 else _SLOTS
+    told = []
+    for kind in _BUFFERS:
+        try:
+            told.append(repr(parse_reply(kind(data))))
+        except MalformedReplyError as error:
+            told.append(str(error))
+        except Exception as error:
+            msg = f"{kind.__name__} of {data[:200]!r}: {type(error).__name__}: {error}"
+            raise AssertionError(msg) from error
+    assert len(set(told)) == 1, (data, told)
+    found = None
+    with contextlib.suppress(MalformedReplyError):
+        found = parse_reply(data)
+    if found is not None:
+        cut = chance.randrange(found[1])
+        assert parse_reply(bytearray(data[:cut])) is None, (data, cut)
+
+
+def _any_reply_as_a_slot_map(chance: random.Random) -> None:
+    """A reply of any shape, not only of the bytes of a good one."""
+
+    def anything(depth: int) -> Any:
+        leaves = (None, b"?", b"", b"h", b"\xff", b"ip", True, -1, 0, 16383, SLOTS, 2**70, 1.5, b"a" * 300)
+        if depth == 0 or chance.random() < 0.3:
+            return chance.choice(leaves)
+        items = [anything(depth - 1) for _ in range(chance.randint(0, 5))]
+        return items if chance.random() < 0.9 else {b"ip": anything(0)}
+
+    reply = anything(4)
+    if chance.random() < 0.5:
+        first = chance.randint(-1, SLOTS)
+        reply = [[first, first + chance.randint(0, 99), [b"h%d" % n, n], anything(2)] for n in range(9)]
+    try:
+        found = parse_slots(reply, Node("h", 1))
+    except ValueError:
+        return
+    except Exception as error:
+        msg = f"{reply!r} as a slot map: {type(error).__name__}: {error}"
+        raise AssertionError(msg) from error
+    assert len(found.owners) == SLOTS
+    assert max(found.owners) < len(found.nodes) or not found.nodes
+
+
+FUZZERS: dict[str, Callable[[random.Random], None]] = {
+    **{name: _fuzzer(name) for name in PARSERS},
+    "replies, cut": _any_buffer_at_any_split,
+    "slot map": _any_reply_as_a_slot_map,
+}
+"""Each makes and tries one input; an ``AssertionError`` tells of one that was answered by another's error."""
