@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from coordinator.settings import Settings, load_settings
-from super_wire.discretion import keep_secrets_out_of_logs
+from super_wire.discretion import keep_secrets_out_of_logs, shown_lines
 from super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
@@ -110,6 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _LinesToShow(logging.Formatter):
+    """Log lines name keys, sources and errors of others, and are read in terminals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_lines(super().format(record))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve with parsed options; give the exit code."""
     from coordinator.server import serve  # grpc is slow to import, and --help does not need it
@@ -118,16 +125,13 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if name in names}
     try:
         settings = load_settings(given, os.environ, arguments.config)
-        logging.basicConfig(
-            level=settings.log_level,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-            force=True,
-        )
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_LinesToShow("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
         keep_secrets_out_of_logs()
         asyncio.run(serve(settings))
     except SuperError as error:
-        sys.stderr.write(f"superdl coordinator: {error}\n")
+        sys.stderr.write(shown_lines(f"superdl coordinator: {error}\n"))
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 

@@ -1,4 +1,5 @@
-"""What is not repeated: credentials in addresses, and what loggers of others tell when they tell everything.
+"""What is not repeated: credentials in addresses, what loggers of others tell when they tell everything, and
+codes in others' names that a terminal would obey.
 
 At level DEBUG botocore writes whole requests and answers, session tokens and the secrets of Secrets Manager
 among them. What we log ourselves names no secret; tests look for that.
@@ -9,7 +10,13 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["keep_secrets_out_of_logs", "text_without_credentials", "without_credentials"]
+__all__ = [
+    "keep_secrets_out_of_logs",
+    "shown",
+    "shown_lines",
+    "text_without_credentials",
+    "without_credentials",
+]
 
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
@@ -38,3 +45,15 @@ def text_without_credentials(text: str) -> str:
     Keys of objects and names of files may have one, and stay.
     """
     return re.sub(r"(?<!s3)(?<!file)://\S*@", "://***@", text)
+
+
+def shown(text: str) -> str:
+    """Others' words as a terminal or a log may have them: what would steer a terminal, end a line or turn the
+    direction of writing is escaped, as in a Python string.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown_lines(text: str) -> str:
+    """The same for what has lines of its own: a message to a person, a log's entry with its traceback."""
+    return "\n".join(map(shown, text.split("\n")))

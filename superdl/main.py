@@ -50,15 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if word in _COMMANDS), None)
     arguments = _parser(chosen).parse_args(words)
-    from super_wire.errors import ConfigError, SuperError, UsageError  # not for --help
+    from super_wire.discretion import shown_lines  # not for --help
+    from super_wire.errors import ConfigError, SuperError, UsageError
 
     try:
         code: int = import_module(f"superdl.{arguments.command}_command").run(arguments)
     except (ConfigError, UsageError) as error:
-        sys.stderr.write(f"superdl {arguments.command}: {error}\n")
+        sys.stderr.write(shown_lines(f"superdl {arguments.command}: {error}\n"))
         return 2
     except SuperError as error:
-        sys.stderr.write(f"superdl {arguments.command}: {type(error).__name__}: {error}\n")
+        sys.stderr.write(shown_lines(f"superdl {arguments.command}: {type(error).__name__}: {error}\n"))
         return 1
     except KeyboardInterrupt:
         sys.stderr.write(f"superdl {arguments.command}: interrupted\n")

@@ -9,11 +9,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from super_wire.discretion import shown
 from super_wire.errors import ConfigError
 from super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from google.protobuf.message import Message
     from rich.console import Console
@@ -55,29 +57,34 @@ def run(arguments: argparse.Namespace) -> int:
             answer = client.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids), FIRST_CONTACT)
         else:
             answer = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
-    fields = _mapping(answer)
     if arguments.json:
-        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
-    elif ids:
+        sys.stdout.write(json.dumps(_mapping(answer), indent=2) + "\n")
+        return 0
+    fields = _mapping(answer, shown)
+    if ids:
         _print_batches(fields)
     else:
         _print_jobs(fields)
     return 0
 
 
-def _mapping(message: Message) -> dict[str, Any]:
-    """A protobuf message as JSON values: all fields, ids in hex, integers as integers."""
-    return {field.name: _value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+def _mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
+    """A protobuf message as JSON values: all fields, ids in hex, integers as integers, texts as ``text``
+    gives them.
+    """
+    return {field.name: _value(getattr(message, field.name), text) for field in message.DESCRIPTOR.fields}
 
 
-def _value(value: Any) -> Any:
+def _value(value: Any, text: Callable[[str], str]) -> Any:
     from google.protobuf.message import Message
 
     if isinstance(value, Message):
-        return _mapping(value)
+        return _mapping(value, text)
     if isinstance(value, bytes):
         return value.hex()
-    return value if isinstance(value, (str, int, float)) else [_value(one) for one in value]
+    if isinstance(value, str):
+        return text(value)
+    return value if isinstance(value, (int, float)) else [_value(one, text) for one in value]
 
 
 def _print_jobs(answer: dict[str, Any]) -> None:

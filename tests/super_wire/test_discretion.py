@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from super_wire.discretion import keep_secrets_out_of_logs, text_without_credentials
+from super_wire.discretion import keep_secrets_out_of_logs, shown, shown_lines, text_without_credentials
 
 
 @pytest.mark.parametrize("name", ["botocore.auth", "botocore.parsers", "urllib3.connectionpool"])
@@ -30,3 +30,18 @@ def test_urls_within_a_text_are_shown_without_their_credentials():
     expected = "the function f (http://***@host:1) does not answer: 'https://***@host'; s3://bucket/a@b.jpg"
     assert text_without_credentials(told) == expected
     assert text_without_credentials("http://host:1/x and mail@host") == "http://host:1/x and mail@host"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cat/\u00e4 b.jpg", "cat/\u00e4 b.jpg"),
+        ("a\x1b[2J\x1b]0;title\x07", "a\\x1b[2J\\x1b]0;title\\x07"),
+        ("a\r\nWARNING b", "a\\r\\nWARNING b"),
+        ("gpj.\u202ea", "gpj.\\u202ea"),
+        ("\x9b31m\ud800\0", "\\x9b31m\\ud800\\x00"),
+    ],
+)
+def test_others_words_do_not_steer_a_terminal(name, text):
+    assert shown(name) == text
+    assert shown_lines(f"{name.replace(chr(10), '')}\nb").endswith("\nb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -98,6 +99,22 @@ def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
         assert [sample["key"] for sample in batch["details"]] == list(ref.keys)
         shown = superdl("stats", "--coordinator", stack.address, "--batch", hex_id).stdout
         assert all(key in shown for key in ref.keys)
+
+
+def test_names_with_codes_do_not_steer_a_terminal(stack: Stack, images: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "a\x1b[2J\x1b]0;b\x07"
+    shutil.copytree(images, hostile)
+    (hostile / "ant" / "0\x1b[31m.jpg").write_bytes(b"no image")
+    dataset = SuperDataset(f"file://{hostile}", RECIPE, on_bad_sample="skip")
+    with SuperSampler(dataset, batch_size=16, shuffle=False, coordinator=stack.address) as sampler:
+        ref = next(iter(sampler))
+        dataset[ref]
+        arguments = ("stats", "--coordinator", stack.address)
+        told = superdl(*arguments).stdout + superdl(*arguments, "--batch", ref.batch_id.hex()).stdout
+    told += superdl("stats", "--coordinator", stack.address, "--batch", "\x1b[2J").stderr
+    assert "\\x1b[2J" in told
+    assert "0\\x1b[31m.jpg" in told
+    assert "\x1b" not in told + stack.log.read_text()
 
 
 def test_wrong_use_exits_with_2_and_says_why() -> None:

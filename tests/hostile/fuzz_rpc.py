@@ -1,0 +1,192 @@
+"""Fuzzers of a coordinator's RPCs by one who has a token: a real coordinator, begun at first use."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import redis
+from google.protobuf.descriptor import FieldDescriptor
+
+from super_wire import coordinator_pb2 as pb
+from super_wire.coordinator_pb2_grpc import CoordinatorStub
+from super_wire.keys import report_stream
+from super_wire.protocol import PROTOCOL_VERSION
+from super_wire.recipe import Recipe
+from super_wire.report import ReadReport
+from tests.fixtures.images import write_images
+from tests.fixtures.stack import Stack
+from tests.hostile.fuzz_wire import INTERESTING, mutate
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+__all__ = ["FUZZERS"]
+
+_TOKEN = "a-token-of-the-fuzzer"
+_METADATA = (("authorization", f"Bearer {_TOKEN}"),)
+_ENOUGH_S = 20.0
+_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
+_METHODS = {method.name: method.input_type for method in _SERVICE.methods}
+# A server that has said one of these has a bug, or is gone.
+_NEVER = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_INTEGERS = (0, 1, 2, 3, 9, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
+_RECIPES = (
+    Recipe.image(resize=8, crop=8).json,
+    Recipe.image(resize=8).json,
+    '{"pipeline":1,"steps":[{"op":"explode"}],"augment_seed":0}',
+    "[" * 2000,
+)
+_TEXTS = (
+    *(
+        "",
+        "job",
+        "another",
+        "untouched",
+        "%bell",
+        "{x}",
+        "*",
+        "\0",
+        "\x1b[2J\x1b]0;x\x07",
+        "\u202e",
+        "x" * 257,
+    ),
+    *("\U0001f600" * 700, "../..", "file:///etc", "s3://", "http://127.0.0.1:1/", "run"),
+)
+
+
+class _Target:
+    """A coordinator with a token, one source below its only root, and two open jobs."""
+
+    def __init__(self) -> None:
+        self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=("--workers", "1"))
+        root = self.stack.valkey.directory / "root"
+        write_images(root, 10)
+        self.stack.arguments += ("--file-roots", str(root))
+        self.stack.start()
+        atexit.register(self.stack.close)
+        self.source = f"file://{root}"
+        self.channel = grpc.insecure_channel(self.stack.address)
+        self.stub = CoordinatorStub(self.channel)
+        self.cache: redis.Redis = self.stack.valkey.client()
+        self.dataset = self._register()
+        for job in ("job", "untouched"):
+            self._open(job)
+
+    def _register(self) -> pb.Dataset:
+        request = pb.RegisterDatasetRequest(
+            protocol_version=PROTOCOL_VERSION, source=self.source, recipe=_RECIPES[0], run_id="run"
+        )
+        answer = self.stub.RegisterDataset(request, metadata=_METADATA, timeout=_ENOUGH_S)
+        while not answer.ready:
+            poll = pb.GetDatasetRequest(dataset_id=answer.dataset_id, listed=answer.listed, wait_s=5)
+            answer = self.stub.GetDataset(poll, metadata=_METADATA, timeout=_ENOUGH_S)
+        return answer
+
+    def _open(self, job: str) -> None:
+        request = pb.OpenJobRequest(dataset_id=self.dataset.dataset_id, job=job, batch_size=2, replicas=1)
+        self.stub.OpenJob(request, metadata=_METADATA, timeout=_ENOUGH_S)
+
+    def good(self, method: str) -> Any:
+        """A request that is carried out."""
+        id_ = self.dataset.dataset_id
+        return {
+            "RegisterDataset": pb.RegisterDatasetRequest(
+                protocol_version=PROTOCOL_VERSION, source=self.source, recipe=_RECIPES[0], run_id="run"
+            ),
+            "GetDataset": pb.GetDatasetRequest(dataset_id=id_),
+            "OpenJob": pb.OpenJobRequest(dataset_id=id_, job="job", batch_size=2, replicas=1, shuffle=True),
+            "NextBatches": pb.NextBatchesRequest(job="job", position=1, count=3, yielded=1, with_keys=True),
+            "GetBatchStatus": pb.GetBatchStatusRequest(batch_ids=[b"x" * 16]),
+            "CloseJob": pb.CloseJobRequest(job="another"),
+            "GetJobStats": pb.GetJobStatsRequest(jobs=["job"]),
+        }[method]
+
+    def ask(self, method: str, request: bytes) -> None:
+        """Make a call; it is answered, or refused by a status that says why."""
+        call = self.channel.unary_unary(f"/{_SERVICE.full_name}/{method}")
+        try:
+            call(request, metadata=_METADATA, timeout=_ENOUGH_S)
+        except grpc.RpcError as error:
+            told = f"{method} of {request[:300]!r}: {error.code()} {error.details()}"
+            if error.code() in _NEVER or not error.details():
+                raise AssertionError(f"{told}\n{self.stack.log.read_text()[-3000:]}") from error
+
+    def is_unharmed(self) -> None:
+        """The job that nobody has fuzzed goes on."""
+        request = pb.NextBatchesRequest(job="untouched", count=9)
+        page = self.stub.NextBatches(request, metadata=_METADATA, timeout=_ENOUGH_S)
+        assert len(page.batches) == 5, page
+
+
+@functools.cache
+def _target() -> _Target:
+    return _Target()
+
+
+def _value(chance: random.Random, field: FieldDescriptor, target: _Target) -> Any:  # noqa: PLR0911 # by type
+    if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64):
+        return chance.choice(_INTEGERS) % 2 ** (32 if field.type == FieldDescriptor.TYPE_UINT32 else 64)
+    if field.type == FieldDescriptor.TYPE_SINT64:
+        return chance.choice(_INTEGERS) - 2**63
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return chance.choice((0.0, 0.001, -1.0, float("nan"), float("-inf")))
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return chance.random() < 0.5
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return chance.choice((target.dataset.dataset_id, chance.randbytes(16), chance.choice(INTERESTING)))
+    if field.name == "recipe":
+        return chance.choice(_RECIPES) if chance.random() < 0.5 else chance.choice(_TEXTS)
+    if field.name in ("source", "key_list"):
+        return chance.choice((target.source, f"{target.source}/none", f"{target.source}/../..", *_TEXTS))
+    return chance.choice([text for text in _TEXTS if text != "untouched"])
+
+
+def _fuzzer(method: str) -> Callable[[random.Random], None]:
+    def fuzz(chance: random.Random) -> None:
+        target = _target()
+        request = target.good(method)
+        if chance.random() < 0.3:
+            target.ask(method, mutate(chance, request.SerializeToString()))
+        else:
+            for field in _METHODS[method].fields:
+                if chance.random() < 0.5:
+                    continue
+                request.ClearField(field.name)
+                times = chance.randint(0, 3) if field.is_repeated else 1
+                values = [_value(chance, field, target) for _ in range(times)]
+                request.MergeFrom(type(request)(**{field.name: values if field.is_repeated else values[0]}))
+            target.ask(method, request.SerializeToString())
+        if chance.random() < 0.05:
+            target.is_unharmed()
+
+    return fuzz
+
+
+def _report(chance: random.Random) -> None:
+    """What a reader's credentials can say about jobs, in fields of chance and with ids of chance."""
+    target = _target()
+    numbers = [chance.choice(_INTEGERS) for _ in range(11)]
+    offsets = [tuple(chance.choice((0, 1, 9, 2**32 - 1)) for _ in range(chance.randint(0, 4))) for _ in "mc"]
+    entry = ReadReport(*numbers, *offsets).to_fields()
+    if chance.random() < 0.5:
+        entry = {name: mutate(chance, value) for name, value in entry.items()}
+    stream = chance.choice((report_stream("job"), report_stream("another"), report_stream("%bell")))
+    forged = chance.choice(("*", "*", "*", f"{2**64 - 1}-{2**64 - 1}", f"{2**63}-5"))
+    try:
+        target.cache.xadd(stream, entry, id=forged)
+    except redis.exceptions.ResponseError as error:  # a stream that was forged takes no smaller id yet
+        if "ID" not in str(error):
+            raise
+    if chance.random() < 0.05:
+        target.is_unharmed()
+
+
+FUZZERS: dict[str, Callable[[random.Random], None]] = {
+    **{f"RPC {method}": _fuzzer(method) for method in _METHODS},
+    "RPC read reports": _report,
+}
+"""Each makes and tries one input; an ``AssertionError`` tells of a call that nobody answered as we answer."""
