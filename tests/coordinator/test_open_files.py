@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import select
+import socket
 import subprocess
 import sys
+import time
 
 import grpc
 import pytest
@@ -18,6 +22,7 @@ from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
 
+ENOUGH_S = 20.0
 ASK = """
 import resource
 from coordinator.open_files import *
@@ -60,6 +65,52 @@ def test_a_coordinator_raises_its_limit(usual_limit):
         assert soft == hard > usual_limit
     finally:
         stack.close()
+
+
+def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop, monkeypatch):
+    most, strangers = 40, 400
+    assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # each was measured to cost 45 KB
+    monkeypatch.setattr(listening, "_CONNECTIONS_MAX", most)
+    monkeypatch.setattr(listening, "_HANDSHAKE_TIMEOUT_MS", 1000)
+    port = free_port()
+
+    def ended(sockets):
+        """How many the server has hung up so far, of all."""
+        readable, _, _ = select.select(sockets, [], [], 0.1)
+        for one in readable:
+            try:
+                closed = not one.recv(4096)  # it says its settings first
+            except OSError:
+                closed = True
+            if closed:
+                sockets.remove(one)
+        return strangers - len(sockets)
+
+    def use():
+        with contextlib.ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(strangers)
+            ]
+            until_s = time.monotonic() + ENOUGH_S
+            while ended(silent) < strangers - most:
+                assert time.monotonic() < until_s
+            while ended(silent) < strangers:  # the others end when their handshakes do not come
+                assert time.monotonic() < until_s
+            with (
+                grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+                pytest.raises(grpc.RpcError) as caught,
+            ):
+                channel.unary_unary("/super.v1.Coordinator/None")(b"", timeout=10, wait_for_ready=True)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    async def work():
+        server, _ = await listen(f"127.0.0.1:{port}", CoordinatorServicer())
+        try:
+            await asyncio.to_thread(use)
+        finally:
+            await server.stop(0)
+
+    serving_loop.run(work())
 
 
 def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_loop, monkeypatch):

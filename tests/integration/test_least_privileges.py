@@ -5,6 +5,7 @@ What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_lam
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from coordinator.cache import Cache
+from coordinator.reports import ReportReader
 from super_dataset.connection import CacheConnection
 from super_wire.address import CacheAddress, Credentials
 from super_wire.errors import CacheError
@@ -118,7 +121,8 @@ def server() -> Iterator[Valkey]:
         client.mset({RECORD: b"r", LOCK: b"l", GOLDEN: b"g", "other": b"o"})
         for stream in (REPORTS, OUTCOMES):
             client.xadd(stream, {"a": "b"})
-        client.execute_command("ACL", "SETUSER", "default", "off")
+        (line,) = re.findall(r"^ACL SETUSER default .*$", PAGE, re.MULTILINE)
+        client.execute_command(*line.split())
     yield running
     running.close()
 
@@ -152,6 +156,42 @@ def test_nobody_comes_in_without_the_right_password(server: Valkey) -> None:
         with pytest.raises(CacheError, match="SUPER_CACHE_USERNAME|SUPER_CACHE_PASSWORD") as caught:
             CacheConnection(address, credentials, timeout_s=5.0).ask(b"GET", RECORD.encode())
         assert not any(word in str(caught.value) for word in ("geheim", "SECRET"))
+
+
+def test_once_the_page_was_followed_the_default_user_may_do_nothing(server: Valkey) -> None:
+    path = f"{server.directory}/redis.sock"
+    for password in (None, "", "SECRET"):
+        with redis.Redis(unix_socket_path=path, password=password) as client:
+            for command in ("GET " + RECORD, "PING", "FLUSHALL", "ACL SETUSER default on"):
+                with pytest.raises(
+                    redis.exceptions.RedisError, match="uthenticat|WRONGPASS|invalid"
+                ):
+                    client.execute_command(*command.split())
+
+
+def test_a_reader_can_spoil_a_stream_of_reports_for_a_moment_only(server: Valkey) -> None:
+    """What follows is ``tests/coordinator/test_reports.py``: the coordinator begins the stream again."""
+    reader = CacheConnection(
+        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
+    )
+    largest = b"%d-%d" % (2**64 - 1, 2**64 - 1)
+    stream = REPORT_PREFIX + b"spoilt"
+    assert reader.ask(b"XADD", stream, largest, b"r", b"x") == largest
+    with pytest.raises(CacheError, match="ID"):
+        reader.ask(b"XADD", stream, b"*", b"r", b"x")
+    reader.close()
+
+    async def follow() -> None:
+        cache = Cache(server.url, owner="me", credentials=Credentials("super-coordinator", "SECRET"))
+        await ReportReader(cache, lambda events: None).follow("spoilt")
+        await cache.close()
+
+    asyncio.run(follow())
+    reader = CacheConnection(
+        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
+    )
+    assert reader.ask(b"XADD", stream, b"*", b"r", b"x")
+    reader.close()
 
 
 def test_a_reader_reads_records_and_reports_and_no_more(server: Valkey) -> None:
