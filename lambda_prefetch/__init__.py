@@ -2,8 +2,11 @@
 
 Deploy or run it as ``lambda_prefetch.handler:handler``. It knows nothing of jobs, plans or trainers, and
 which samples are asked for, and when, is the coordinator's. Importing it loads neither torch nor grpc.
+Modules of custom steps mark them with ``from lambda_prefetch import custom_step``.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from lambda_prefetch.custom_steps import custom_step
+
+__all__ = ["custom_step"]

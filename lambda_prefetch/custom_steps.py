@@ -1,8 +1,16 @@
 """Custom steps: functions of the user's, named ``module:function@version`` and deployed with the function.
 
 A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
-lists it, and used only if it declares the version that the recipe names, as ``__step_version__`` on the
-function or ``__version__`` of the module: else one sample id could stand for the work of two versions.
+lists it. A step is a function that this module defines and marks with its version::
+
+    from lambda_prefetch import custom_step
+
+    @custom_step("1")
+    def invert(array):
+        return 255 - array
+
+What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes. A
+recipe names the version, so that no sample id stands for the work of two.
 
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
@@ -14,7 +22,7 @@ threads at once.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,7 +39,26 @@ if TYPE_CHECKING:
 
     from lambda_prefetch.draws import Draws
 
-__all__ = ["CustomStep"]
+__all__ = ["CustomStep", "custom_step"]
+
+_MARK = "__step_version__"
+_Step = TypeVar("_Step", bound="Callable[..., Any]")
+
+
+def custom_step(version: str) -> Callable[[_Step], _Step]:
+    """Mark a function as a custom step of this version; change it when the step's results change.
+
+    Raises:
+        TypeError: the version is no text, as where the mark is written without one.
+    """
+    if not isinstance(version, str):
+        raise TypeError('a step is marked with its version, a text: write @custom_step("1")')
+
+    def mark(function: _Step) -> _Step:
+        setattr(function, _MARK, version)
+        return function
+
+    return mark
 
 
 class CustomStep:
@@ -98,14 +125,21 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     if not callable(function):
         msg = f"the custom step {name}: the module {module_name} has no function {function_name}"
         raise ConfigError(msg)
-    declared = getattr(function, "__step_version__", getattr(module, "__version__", None))
-    if declared is None:
+    home = getattr(function, "__module__", None)
+    if home != module_name:
         msg = (
-            f"the custom step {name}: {function_name} declares no version; "
-            f"give it __step_version__ = {version!r}, or its module a __version__"
+            f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "
+            "what a module defines itself is a step"
         )
         raise ConfigError(msg)
-    if str(declared) != version:
+    declared = getattr(function, _MARK, None)
+    if declared is None:
+        msg = (
+            f"the custom step {name} is refused: {function_name} is not marked as a step: write "
+            f'@custom_step("{version}") above it, from lambda_prefetch'
+        )
+        raise ConfigError(msg)
+    if declared != version:
         msg = (
             f"the custom step {name}: version {declared} is deployed; "
             f"deploy {version}, or name {declared} in the recipe"

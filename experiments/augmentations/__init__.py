@@ -1,6 +1,6 @@
 """Random augmentation as custom steps of recipes, for studies of where its CPU time is spent.
 
-One module has one step; it imports nothing but NumPy and Pillow, as a function has no more. That a run allows
+One module has one step; it imports NumPy, Pillow and the function's own package, as a function has no more. That a run allows
 them to what it starts itself is `experiments.step_modules`'s; everybody else's functions import them only if
 ``SUPER_STEP_MODULES`` names them.
 """

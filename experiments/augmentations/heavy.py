@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageFilter
 
+from lambda_prefetch import custom_step
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -31,6 +33,7 @@ _HALF = 128  # of 256, so that what is divided is rounded
 _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: how bright red, green and blue are
 
 
+@custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
     """An image flipped, bent, blurred, coloured anew and made noisy; of the same shape.
 
@@ -58,9 +61,6 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
         coloured = _coloured(np.asarray(blurred), random, share)
         picture = Image.fromarray(_noisy(coloured, random, share))
     return np.asarray(picture)
-
-
-heavy.__step_version__ = "1"  # type: ignore[attr-defined]  # read by lambda_prefetch.custom_steps
 
 
 def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:

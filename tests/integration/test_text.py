@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 MODULE = '''
 import numpy as np
-__version__ = "1"
+from lambda_prefetch import custom_step
+
+@custom_step("1")
 def tokenize(array, *, vocabulary):
     """One number for each word: its length, modulo the vocabulary."""
     words = array.tobytes().decode().split()

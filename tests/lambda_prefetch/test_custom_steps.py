@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lambda_prefetch import custom_step
 from lambda_prefetch.failures import SampleFailedError
 from lambda_prefetch.transforms import Program
 from super_wire.errors import ConfigError
@@ -17,24 +18,35 @@ from tests.lambda_prefetch.prefetching import pixels
 
 MODULE = """
 import numpy as np
-__version__ = "2.1"
+from pickle import loads
+from experiments.augmentations.heavy import heavy
+from lambda_prefetch import custom_step
+
+__version__ = "1"
+
+@custom_step("2.1")
 def invert(array, amount=255):
     return amount - array
+@custom_step("2.1")
 def noise(array, *, seed):
     return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
+@custom_step("2.1")
 def floats(array):
     return array.astype(np.float32) / 255
+@custom_step("2.1")
 def tokens(array, *, offset=0):
     return np.frombuffer(array.tobytes().lower(), dtype=np.uint8).astype(np.int32) + offset
+@custom_step("2.1")
 def fails(array):
     raise RuntimeError("no such luck")
+@custom_step("2.1")
 def gives_text(array):
     return "text"
+@custom_step("2.1")
 def gives_objects(array):
     return np.array([None])
-def pinned(array):
+def helper(array):
     return array
-pinned.__step_version__ = "7"
 not_callable = 3
 """
 
@@ -84,26 +96,42 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
     assert not np.array_equal(run(steps, module, epoch=1), run(steps, module, epoch=2))
 
 
-def test_the_functions_own_version_goes_before_the_modules(module):
-    assert np.array_equal(run([custom(f"{module}:pinned@7")], module), pixels())
-
-
 @pytest.mark.parametrize(
     ("name", "allowed", "words"),
     [
         ("{module}:invert@2.1", [], "SUPER_STEP_MODULES does not list step_module_of_tests; it allows none"),
         ("os:getcwd@1", ["step_module_of_tests"], "SUPER_STEP_MODULES does not list os"),
         ("{module}:invert@2.2", ["step_module_of_tests"], "version 2.1 is deployed"),
-        ("{module}:pinned@2.1", ["step_module_of_tests"], "version 7 is deployed"),
         ("{module}:absent@2.1", ["step_module_of_tests"], "has no function absent"),
         ("{module}:not_callable@2.1", ["step_module_of_tests"], "has no function not_callable"),
         ("no_such_module_here:f@1", ["no_such_module_here"], "cannot be imported: ModuleNotFoundError"),
-        ("colorsys:rgb_to_hsv@1", ["colorsys"], "declares no version"),
+        ("{module}:helper@1", ["step_module_of_tests"], r'not marked as a step: write @custom_step\("1"\)'),
+        ("colorsys:rgb_to_hsv@1", ["colorsys"], "not marked as a step"),
+        ("{module}:loads@1", ["step_module_of_tests"], "imports loads from _pickle"),
+        ("{module}:heavy@1", ["step_module_of_tests"], "imports heavy from experiments.augmentations.heavy"),
+        ("{module}:custom_step@1", ["step_module_of_tests"], "imports custom_step from lambda_prefetch"),
     ],
 )
 def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):
     with pytest.raises(ConfigError, match=words):
         run([custom(name.format(module=module))], *allowed)
+
+
+def test_no_code_in_an_objects_bytes_runs(module, tmp_path):
+    """What a module imports is no step: unpickling would run what the bytes name."""
+    proof = tmp_path / "it-ran"
+    attack = b"cposix\nmkdir\n(V%s\ntR." % str(proof).encode()
+    steps = [{**custom(f"{module}:loads@1"), "input": "bytes"}]
+    with pytest.raises(ConfigError):
+        Program(Recipe(steps), bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset({module})).make(
+            attack, "key"
+        )
+    assert not proof.exists()
+
+
+def test_the_mark_needs_a_version():
+    with pytest.raises(TypeError, match=r'@custom_step\("1"\)'):
+        custom_step(len)
 
 
 def test_a_module_that_is_not_allowed_is_not_even_imported(module):

@@ -226,7 +226,8 @@ def test_many_samples_through_small_budgets(root, valkey, monkeypatch):
 
 def test_custom_steps_need_the_functions_permission(root, valkey, monkeypatch, tmp_path):
     (tmp_path / "steps_of_handler_test.py").write_text(
-        "__version__ = '1'\n"
+        "from lambda_prefetch import custom_step\n"
+        "@custom_step('1')\n"
         "def darker(array):\n"
         "    if array[0, 0, 0] == 7:\n"
         "        raise RuntimeError('seven')\n"

@@ -62,13 +62,15 @@ def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoder
 
 MEETING = """
 import threading
-__version__ = '1'
+from lambda_prefetch import custom_step
 barrier, names = threading.Barrier(4), []
+@custom_step("1")
 def meet(array):
     names.append(threading.current_thread().name)
     if len(names) > 1:
         barrier.wait(timeout=20)
     return array
+@custom_step("1")
 def note(array):
     names.append(threading.current_thread().name)
     return array
@@ -110,8 +112,9 @@ def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, 
 @pytest.mark.parametrize("decoders", ["1", "3"])
 def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, decoders):
     (tmp_path / f"exit_{decoders}_of_pipeline_test.py").write_text(
-        "__version__ = '1'\n"
+        "from lambda_prefetch import custom_step\n"
         "seen = []\n"
+        "@custom_step('1')\n"
         "def leave(array):\n"
         "    if seen:\n"
         "        raise SystemExit(3)\n"
