@@ -8,8 +8,10 @@ says that the camera was turned is turned upright. What follows is :mod:`lambda_
 from __future__ import annotations
 
 import io
+import re
 import struct
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from lambda_prefetch.failures import spoiled
@@ -21,6 +23,16 @@ FORMATS = ("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP")
 
 Pillow knows many more, some of which run other programs.
 """
+
+MAX_SCANS = 100
+"""A JPEG's scans at most. Encoders write some ten; each one makes a decoder pass over all pixels again."""
+
+_JPEGS = frozenset({"JPEG", "MPO"})
+_SCAN = b"\xff\xda"
+_BLOCK = 2**20  # bytes that are looked at together, so that little memory is needed
+# 0xff and what makes a marker of it: within a scan it is followed by 0, or by a restart's number.
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+_END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # without a length behind them
 
 _ORIENTATION_TAG = 0x0112
 # EXIF orientation -> how to turn the pixels upright
@@ -56,6 +68,8 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
         raise spoiled("empty", "the object has 0 bytes")
     image = _open(data)
     check_pixels(*image.size, limit_pixels)
+    if image.format in _JPEGS:
+        _check_scans(data)
     try:
         if enough_side:
             image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
@@ -85,6 +99,31 @@ def check_pixels(width: int, height: int, limit_pixels: int) -> None:
     """Refuse an image, or what a step would make of it, that has more pixels than the request allows."""
     if width * height > limit_pixels:
         raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
+
+
+def _check_scans(data: bytes | bytearray) -> None:
+    """Refuse a JPEG of more scans than :data:`MAX_SCANS`: thousands would take minutes to decode."""
+    if _marks(data) <= MAX_SCANS:
+        return
+    # A thumbnail's mark, or one in what follows the image, begins no scan: now look at each segment.
+    scans, marker = 0, _MARKER.search(data)
+    while marker is not None and marker[1] != _END_OF_IMAGE:
+        scans += marker[0] == _SCAN
+        end = marker.end()
+        if marker[1] not in _ALONE:
+            end += int.from_bytes(data[end : end + 2], "big")
+        marker = _MARKER.search(data, end)
+    if scans > MAX_SCANS:
+        raise spoiled("too_large", f"its {scans} scans are over the limit of {MAX_SCANS}")
+
+
+def _marks(data: bytes | bytearray) -> int:
+    """How often :data:`_SCAN` is in the bytes; five times as fast as their own ``count``."""
+    array, marks = np.frombuffer(data, dtype=np.uint8), 0
+    for at in range(0, array.size, _BLOCK):
+        block = array[at : at + _BLOCK + 1]  # one more: a mark may lie across
+        marks += int(np.count_nonzero((block[:-1] == _SCAN[0]) & (block[1:] == _SCAN[1])))
+    return marks
 
 
 def _open(data: bytes | bytearray) -> Image.Image:

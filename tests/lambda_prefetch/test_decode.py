@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -172,6 +173,36 @@ def test_broken_in_the_middle_fails_or_decodes_but_never_raises_otherwise():
                 decoded(bytes(data))
             except SampleFailedError as failure:
                 assert failure.outcome is Outcome.TOMBSTONE  # noqa: PT017  # either is right; a foreign error is not
+
+
+def progressive(scans, side=64):
+    """A JPEG with so many scans: the last one, which refines one bit, is repeated."""
+    data = encode(Image.fromarray(pixels(side, side)), "JPEG", progressive=True)
+    begins = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    return data[:-2] + data[begins[-1] : -2] * (scans - len(begins)) + data[-2:]
+
+
+@pytest.mark.parametrize("scans", [101, 2000])
+def test_too_many_scans_are_told_before_any_is_decoded(scans):
+    data = progressive(scans, side=3000)
+    began = time.thread_time()
+    found = failure_of(data, 10**7)
+    assert time.thread_time() - began < 0.1  # decoding takes a hundred times as long
+    assert found.reason == "too_large"
+    assert f"its {scans} scans are over the limit of 100" in found.why
+
+
+def test_scans_within_the_limit_are_decoded():
+    assert np.array_equal(decoded(progressive(100)), independent(progressive(100)))
+
+
+def test_what_only_looks_like_a_scan_is_none():
+    """Of 200 marks, in a segment of metadata and behind the image's end, none begins a scan of it."""
+    plain = encode(pixels(), "JPEG")
+    marks = b"\xff\xda" * 200
+    comment = b"\xff\xfe" + struct.pack(">H", len(marks) + 2) + marks
+    data = plain[:2] + comment + plain[2:] + marks
+    assert np.array_equal(decoded(data), decoded(plain))
 
 
 def test_zero_bytes():
