@@ -47,7 +47,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     Args:
         event: a prefetch request (:class:`super_wire.PrefetchRequest`) or a warm event, as JSON values.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``, and ``memory_limit_in_mb`` where memory is billed.
+            ``get_remaining_time_in_millis()``, ``memory_limit_in_mb`` where memory is billed, and
+            ``end_when_answered()`` where this process can be ended, once a decoder is stuck in it.
 
     Returns:
         A prefetch result (:class:`super_wire.PrefetchResult`), or for a warm event ``super_warm``,
@@ -136,6 +137,8 @@ def _prefetch(
     remaining_s = context.get_remaining_time_in_millis() / 1000
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
     ledger = produce(request, program, source, settings, expires_at=expires_at)
+    if ledger.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
+        context.end_when_answered()
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),

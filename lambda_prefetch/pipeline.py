@@ -1,10 +1,13 @@
 """The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
 
-The caller is one of the decoders, and the only one unless the function has several cores (see
-:mod:`lambda_prefetch.cores`) and a sample takes long enough: Pillow decodes without the interpreter's lock,
-but threads that decode small images mostly wait for it. Objects are decoded in the order in which they
-arrive. Whatever happens to one sample becomes its outcome and leaves the others alone. All threads end with
-the invocation; connections stay for the next one.
+There is one decoder unless the function has several cores (see :mod:`lambda_prefetch.cores`) and a sample
+takes long enough: Pillow decodes without the interpreter's lock, but threads that decode small images mostly
+wait for it. Objects are decoded in the order in which they arrive. Whatever happens to one sample becomes its
+outcome and leaves the others alone.
+
+The caller watches the decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what
+was not begun by then expires. All threads end with the invocation but the one that is stuck: only the end of
+its process ends that one, which :attr:`Ledger.stuck` asks for. Connections stay for the next invocation.
 
 The memory used beside the interpreter's own is at most
 
@@ -66,6 +69,8 @@ class Ledger:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
+        self.stuck = False
+        """Whether a thread of this process still decodes what was given up."""
 
     def explain(self, index: int, why: str) -> str:
         """Note why a sample is not cached; the sentence for people names it."""
@@ -96,7 +101,8 @@ def produce(
         Pusher(request.cache, settings) as pusher,
         Fetchers(request, source, settings, pusher, expires_at) as fetchers,
     ):
-        _Decoders(request, program, fetchers, pusher, ledger, expires_at).run(count)
+        decoders = _Decoders(request, program, fetchers, pusher, ledger, expires_at)
+        decoders.run(count, settings.decode_timeout_s)
     answered = {pushed.index for pushed in pusher.results}
     for index, outcome in enumerate(ledger.outcomes):
         if outcome in _STORED and index not in answered:  # never cached without the cache's word
@@ -113,7 +119,7 @@ def produce(
 
 
 class _Decoders:
-    """Threads that decode what arrives and hand it to the pusher; the caller's is the first of them."""
+    """Threads that decode what arrives and hand it to the pusher, and a watch over them."""
 
     def __init__(
         self,
@@ -131,46 +137,76 @@ class _Decoders:
         self._putting = threading.Lock()  # the pusher takes records from one thread at a time
         self._ledger = ledger
         self._expires_at = expires_at
-        self._longest_us = 0
+        self._threads: list[threading.Thread] = []
+        self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
+        self._claiming = threading.Lock()  # what is given up is not finished, and the other way round
         self._errors: list[BaseException] = []
 
-    def run(self, count: int) -> None:
-        """Decode everything with up to ``count`` threads; an error that is no sample's is raised here."""
-        others: list[threading.Thread] = []
+    def run(self, count: int, timeout_s: float) -> None:
+        """Decode everything with up to ``count`` threads, a sample for ``timeout_s`` at most.
+
+        An error that is no sample's is raised here.
+        """
+        self._start(1, others=count - 1)
         try:
-            while self._decode_next():
-                if not others and self._longest_us >= _WORTH_A_THREAD_US:
-                    others = self._start(count - 1)
+            self._watch(timeout_s)
         except BaseException:
             self._fetchers.stop()
+            self._watch(timeout_s)  # each ends with the sample that it has
             raise
-        finally:
-            for thread in others:
-                thread.join()  # each ends with the sample that it has
         if self._errors:
             raise self._errors[0]
 
-    def _start(self, count: int) -> list[threading.Thread]:
-        threads = [
-            threading.Thread(target=self._run_beside, name=f"super-decode-{number}", daemon=True)
-            for number in range(1, count + 1)
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
+    def _watch(self, timeout_s: float) -> None:
+        """Wait for the threads to end, but for one that takes too long."""
+        while living := [thread for thread in list(self._threads) if thread.is_alive()]:
+            now = time.monotonic()
+            since = [begun for begun, _ in list(self._making.values())]
+            living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
+            self._give_up(time.monotonic() - timeout_s, timeout_s)
 
-    def _run_beside(self) -> None:
+    def _give_up(self, begun_before: float, timeout_s: float) -> None:
+        with self._claiming:
+            overdue = {
+                thread: index for thread, (begun, index) in self._making.items() if begun <= begun_before
+            }
+            for thread in overdue:
+                del self._making[thread]
+                self._threads.remove(thread)
+        for index in overdue.values():
+            why = (
+                f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
+                "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object"
+            )
+            self._ledger.explain(index, why)
+            self._ledger.outcomes[index] = Outcome.TIMED_OUT
+            self._ledger.stuck = True
+            self._fetchers.stop()
+
+    def _start(self, count: int, *, others: int = 0) -> None:
+        for _ in range(count):
+            thread = threading.Thread(
+                target=self._run, args=(others,), name=f"super-decode-{len(self._threads)}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, others: int) -> None:
+        """Decode until nothing arrives any more; start so many others once a sample has taken long."""
         try:
-            while self._decode_next():
-                pass
+            while (decode_us := self._decode_next()) is not None:
+                if others and decode_us >= _WORTH_A_THREAD_US:
+                    self._start(others)
+                    others = 0
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
+            self._fetchers.stop()
 
-    def _decode_next(self) -> bool:
-        """Decode what arrives next; false if nothing does any more."""
+    def _decode_next(self) -> int | None:
+        """Decode what arrives next; how long it took in microseconds; ``None`` if nothing does."""
         arrived = self._fetchers.next()
         if arrived is None:
-            return False
+            return None
         try:
             if arrived.failure is None and time.time() >= self._expires_at:
                 why = "the request expired before it was decoded"
@@ -178,41 +214,56 @@ class _Decoders:
             self._finish(arrived)
         finally:
             self._fetchers.release(arrived)
-        return True
+        return self._ledger.decode_us[arrived.index]
 
     def _finish(self, arrived: Arrived) -> None:
         """Decode what arrived and hand it to the pusher, or note why not."""
         index, key = arrived.index, self._request.keys[arrived.index]
         self._ledger.fetch_us[index] = arrived.fetch_us
         self._ledger.source_bytes[index] = len(arrived.data)
-        sample_id = bytes.fromhex(self._request.ids[index])
-        name = cache_key(sample_id)
         begun_ns = time.perf_counter_ns()
+        with self._claiming:
+            self._making[threading.current_thread()] = (time.monotonic(), index)
         try:
             array = self._make(arrived, key)
             decode_us = (time.perf_counter_ns() - begun_ns) // 1000
-            self._ledger.decode_us[index] = decode_us
-            self._longest_us = max(self._longest_us, decode_us)
-            header, payload = pack(array, sample_id, fetch_us=arrived.fetch_us, decode_us=decode_us)
-            self._ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
-            self._put(index, name, header, payload)
+            header, payload = pack(array, self._sample_id(index), fetch_us=arrived.fetch_us, decode_us=decode_us)
         except SampleFailedError as failure:
-            message = self._ledger.explain(index, failure.why)
-            self._ledger.outcomes[index] = failure.outcome
-            if failure.reason:
-                tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)
-                self._put(index, name, pack_tombstone(tombstone, sample_id), _NO_PAYLOAD)
+            self._fail(index, failure)
         except MemoryError:
             # Not the fault of these bytes: a function with more memory may well decode them.
-            self._ledger.explain(index, "the function has not enough memory to decode it")
-            self._ledger.outcomes[index] = Outcome.SOURCE_ERROR
+            why = "the function has not enough memory to decode it"
+            self._fail(index, SampleFailedError(Outcome.SOURCE_ERROR, why))
         except Exception as error:  # noqa: BLE001  # told in the result; the other samples go on
-            self._ledger.explain(index, f"it could not be made: {type(error).__name__}: {error}")
-            self._ledger.outcomes[index] = Outcome.STEP_ERROR
+            why = f"it could not be made: {type(error).__name__}: {error}"
+            self._fail(index, SampleFailedError(Outcome.STEP_ERROR, why))
+        else:
+            if self._claim():
+                self._ledger.decode_us[index] = decode_us
+                self._ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
+                self._put(index, header, payload)
 
-    def _put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
+    def _fail(self, index: int, failure: SampleFailedError) -> None:
+        if not self._claim():
+            return
+        message = self._ledger.explain(index, failure.why)
+        self._ledger.outcomes[index] = failure.outcome
+        if failure.reason:
+            key = self._request.keys[index]
+            tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)
+            self._put(index, pack_tombstone(tombstone, self._sample_id(index)), _NO_PAYLOAD)
+
+    def _claim(self) -> bool:
+        """Whether this thread may say what became of its sample: not once that was given up."""
+        with self._claiming:
+            return self._making.pop(threading.current_thread(), None) is not None
+
+    def _put(self, index: int, header: bytes, payload: memoryview) -> None:
         with self._putting:
-            self._pusher.put(index, key, header, payload)
+            self._pusher.put(index, cache_key(self._sample_id(index)), header, payload)
+
+    def _sample_id(self, index: int) -> bytes:
+        return bytes.fromhex(self._request.ids[index])
 
     def _make(self, arrived: Arrived, key: str) -> NDArray[Any]:
         """The sample's array, or the failure that came before it or here."""

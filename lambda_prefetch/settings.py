@@ -27,6 +27,7 @@ class Settings:
     """The function's settings.
 
     ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
+    A sample that is decoded, its steps counted, for longer than ``decode_timeout_s`` is given up for now.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
@@ -41,6 +42,7 @@ class Settings:
     s3_endpoint_url: str = ""
     s3_client: str = "auto"
     decoders: int = 0
+    decode_timeout_s: int = 20
     fetch_threads: int = 0
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
@@ -73,6 +75,7 @@ class Settings:
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
             s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
             decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
+            decode_timeout_s=_whole(variables, "SUPER_DECODE_TIMEOUT_S", 1, 3600, 20),
             fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),

@@ -59,6 +59,8 @@ class Outcome(enum.StrEnum):
     """A custom step raised."""
     EXPIRED = "expired"
     """The request's expiry came first; it was not tried."""
+    TIMED_OUT = "timed_out"
+    """Decoding it took longer than the function's setting allows; a faster machine may do it in time."""
 
 
 @dataclass(frozen=True, slots=True)

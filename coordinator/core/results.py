@@ -39,6 +39,7 @@ _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
+_TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
 _WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
 _TELLING = ~_INNOCENT
@@ -103,7 +104,9 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if expired_early:  # else it would be asked for, and paid for, without end
         words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
         messages = {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
-    _try_again(state, request, np.flatnonzero(guilty), messages, now, counts=True, alone=False)
+    slow = guilty & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
+    _try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
+    _try_again(state, request, np.flatnonzero(guilty & ~slow), messages, now, counts=True, alone=False)
 
 
 def _judge(member: Member, event: RequestDone, made_s: float, now: float) -> None:

@@ -120,6 +120,8 @@ class LocalWorker:
             msg = f"the function raised {message['error']}: {message.get('message', '')}"
             raise FunctionRaisedError(msg)
         self.served = True
+        if message.get("ends") is True:  # else what is stuck in it would slow its next requests down
+            self.kill()
         result: dict[str, Any] = message["result"]
         return result
 

@@ -42,6 +42,11 @@ class RayContext:
     def __init__(self, invocation: str, timeout_s: float) -> None:
         self.aws_request_id = invocation
         self._deadline = time.monotonic() + timeout_s
+        self.ends = False
+
+    def end_when_answered(self) -> None:
+        """End this process soon: a thread in it cannot be ended else."""
+        self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
         """Milliseconds until the executor ends this invocation."""
@@ -61,15 +66,17 @@ def run(function: str, event: bytes, invocation: str, timeout_s: float, decoders
     yield BEGUN
     # This watchdog is a thread of the C library: it ends a process that hangs in native code too.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)
+    context = RayContext(invocation, timeout_s)
     try:
         for name, value in {**_DEFAULTS, "SUPER_DECODERS": str(decoders)}.items():
             os.environ.setdefault(name, value)
-        context = RayContext(invocation, timeout_s)
         answer = _encoded({"result": _load(function)(json.loads(event), context)})
     except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
         answer = _encoded({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
+    if context.ends:  # once Ray has taken the answer; a task that begins here before that puts it off
+        faulthandler.dump_traceback_later(_OVERTIME_S, exit=True, file=_STDERR)
     yield answer
 
 

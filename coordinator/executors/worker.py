@@ -47,6 +47,11 @@ class LocalContext:
     def __init__(self, invocation: int, timeout_s: float) -> None:
         self.aws_request_id = f"local-{os.getpid()}-{invocation}"
         self._deadline = time.monotonic() + timeout_s
+        self.ends = False
+
+    def end_when_answered(self) -> None:
+        """Have the executor end this process once it has the answer: a thread in it cannot be ended else."""
+        self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
         """Milliseconds until the executor ends this invocation."""
@@ -116,8 +121,10 @@ def _invoke(
     """The framed answer: the function's result, or type and words of what it raised."""
     # This watchdog is a thread of the C library: it ends a worker that hangs in native code too.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True)
+    context = LocalContext(call, timeout_s)
     try:
-        return frame({"call": call, "result": handler(event, LocalContext(call, timeout_s))})
+        result = handler(event, context)
+        return frame({"call": call, "result": result, "ends": context.ends})
     except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
         return frame({"call": call, "error": type(error).__name__, "message": str(error)})
     finally:

@@ -128,3 +128,52 @@ def test_a_sample_that_ends_every_function_is_named(
     assert "00007.jpg" in errors[0]
     assert reason in errors[0]
     assert len(script.done()) >= 3
+
+
+STUCK = """
+import threading
+from lambda_prefetch import custom_step
+@custom_step("1")
+def read(array):
+    if array.tobytes() == b"7":
+        threading.Event().wait()
+    return array
+"""
+
+
+@pytest.mark.slow
+def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tmp_path: Path) -> None:
+    """Three attempts of a second each; all other samples come, and no worker goes on with it."""
+    (tmp_path / "stuck_of_faults_test.py").write_text(STUCK)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(16):
+        (texts / f"{number:02d}.txt").write_text(str(number))
+    key_list = tmp_path / "texts.csv"
+    key_list.write_text("key,label\n" + "".join(f"{number:02d}.txt,{number}\n" for number in range(16)))
+    recipe = Recipe([{"op": "custom", "name": "stuck_of_faults_test:read@1", "input": "bytes"}])
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "SUPER_STEP_MODULES": "stuck_of_faults_test",
+        "SUPER_DECODE_TIMEOUT_S": "1",
+    }
+    stack = Stack(arguments=("--workers", "2"), environment=environment)
+    stack.start()
+    try:
+        dataset = SuperDataset(texts, recipe, key_list=key_list, on_bad_sample="raise")
+        with SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=stack.address) as sampler:
+            read, errors = [], []
+            for ref in sampler:
+                try:
+                    read += dataset[ref][1].tolist()
+                except BadSampleError as error:
+                    errors.append(str(error))
+        assert read == [number for number in range(16) if number != 7]
+        assert len(errors) == 1
+        assert "07.txt" in errors[0]
+        assert "decoding it took longer than 1 s" in errors[0]
+        with stack.valkey.client() as cache:
+            lives_ms = {cache.pttl(key) for key in cache.scan_iter("super:r1:*")}
+        assert sum(0 < life_ms <= 60_000 for life_ms in lives_ms) == 1
+    finally:
+        stack.close()

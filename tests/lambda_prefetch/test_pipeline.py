@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from lambda_prefetch import pipeline
 from super_wire.recipe import Recipe
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
+    Context,
     array_of,
     encode,
     file_request,
@@ -106,7 +108,68 @@ def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, 
     monkeypatch.setenv("SUPER_DECODERS", "4")
     monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 10**9)
     assert run_step(tmp_path, valkey.unix_url, "note").outcomes == ("cached",) * 9
-    assert set(meeting.names) == {threading.current_thread().name}
+    assert set(meeting.names) == {"super-decode-0"}
+
+
+HANGING = """
+import threading
+from lambda_prefetch import custom_step
+go_on, ended = threading.Event(), threading.Event()
+@custom_step("1")
+def hang(array):
+    if array.shape[1] == 77:
+        go_on.wait()
+        ended.set()
+    return array
+"""
+
+
+@pytest.mark.parametrize("decoders", ["1", "3"])
+def test_what_is_decoded_for_too_long_is_given_up_for_now(tmp_path, valkey, monkeypatch, decoders):
+    """The others have their outcomes, and what the stuck one makes of it in the end is written nowhere."""
+    name = f"hanging_{decoders}_of_pipeline_test"
+    (tmp_path / f"{name}.py").write_text(HANGING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for variable, value in {
+        "SUPER_STEP_MODULES": name,
+        "SUPER_DECODERS": decoders,
+        "SUPER_DECODE_TIMEOUT_S": "1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
+    keys = [f"{n}.png" for n in range(8)]
+    for n, key in enumerate(keys):
+        (tmp_path / key).write_bytes(encode(pixels(20, 77 if n == 4 else 30, seed=n)))
+    request = file_request(
+        tmp_path, keys, valkey.unix_url, Recipe([{"op": "custom", "name": f"{name}:hang@1"}])
+    )
+    context, before = EndingContext(), set(threading.enumerate())
+    began_s = time.monotonic()
+    result = run(request, context)
+    assert time.monotonic() - began_s < 10
+    assert context.ends
+    assert result.outcomes[4] == "timed_out"
+    assert result.messages["4"].startswith(f"{request.bucket}/4.png: decoding it took longer than 1 s")
+    assert "SUPER_DECODE_TIMEOUT_S" in result.messages["4"]
+    assert set(result.outcomes) <= {"timed_out", "cached", "expired"}
+    assert decoders == "1" or result.outcomes.count("cached") == 7
+    (stuck,) = set(threading.enumerate()) - before
+    hanging = importlib.import_module(name)
+    hanging.go_on.set()
+    stuck.join(20)
+    assert hanging.ended.is_set()
+    assert raw_record(valkey, request, 4) is None
+    for n, outcome in enumerate(result.outcomes):
+        assert (raw_record(valkey, request, n) is not None) == (outcome == "cached")
+
+
+class EndingContext(Context):
+    """That of an executor which can end the function's process."""
+
+    ends = False
+
+    def end_when_answered(self):
+        self.ends = True
 
 
 @pytest.mark.parametrize("decoders", ["1", "3"])

@@ -13,7 +13,14 @@ from super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState
-GUILTY = [Outcome.MISSING, Outcome.CHANGED, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
+GUILTY = [
+    Outcome.MISSING,
+    Outcome.CHANGED,
+    Outcome.REFUSED,
+    Outcome.SOURCE_ERROR,
+    Outcome.STEP_ERROR,
+    Outcome.TIMED_OUT,
+]
 
 
 def one_batch(**settings) -> Driver:
@@ -121,6 +128,24 @@ def test_a_sample_that_may_have_crashed_its_function_goes_alone():
         alone.append(driver.requests[0].indices.tolist())
         driver.answer(driver.requests[0])
     assert alone == [[0], [1], [2], [3]]
+
+
+def test_a_sample_that_was_decoded_for_too_long_goes_alone_and_what_waited_behind_it_is_not_blamed():
+    driver = one_batch(attempts=3, tombstone_ttl_s=30.0)
+    driver.answer(driver.requests[0], Outcome.EXPIRED, but={0: Outcome.CACHED, 2: Outcome.TIMED_OUT})
+    asked = []
+    for _ in range(20):
+        driver.wait(1.0)
+        for request in list(driver.requests):
+            asked.append(request.indices.tolist())
+            driver.answer(request, Outcome.TIMED_OUT if 2 in request.indices else Outcome.CACHED)
+    assert sorted(index for one in asked for index in one) == [1, 2, 2, 3]
+    assert [2] in asked
+    assert all(len(one) == 1 for one in asked if 2 in one)
+    (tombstones,) = driver.tombstones
+    assert (tombstones.indices.tolist(), tombstones.expires_in_s) == ([2], 30.0)
+    driver.wait(31.0)
+    assert driver.in_state(S.ABSENT) == [2]
 
 
 def test_a_suspect_that_a_reader_waits_for_harms_no_other():

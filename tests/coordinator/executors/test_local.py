@@ -132,6 +132,21 @@ def test_who_waits_first_is_served_first(misbehaving, tmp_path):
     assert asyncio.run(main()) == [f"plain:{n}" for n in range(5)]
 
 
+def test_a_worker_that_asks_for_its_end_is_ended_once_it_has_answered(misbehaving):
+    """Nothing is lost: its answer counts, and no request meets the worker while it ends."""
+
+    async def main():
+        async with pool(misbehaving) as executor:
+            for _ in range(3):
+                told = await executor.invoke(ask("end"), timeout_s=TIMEOUT_S)
+                assert told.outcomes == ("cached",)
+                ended = int(told.messages["0"])
+                assert await pid_of(executor) != ended
+                await until(lambda pid=ended: not alive(pid))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("does", "words"),
     [

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from coordinator.executors.ray_task import BEGUN, RayContext, run
+from tests.coordinator.executors.asking import ask
 
 # Ray runs a task so; in a process of its own, since it sets variables and a watchdog for the process.
 PROGRAM = """
@@ -21,9 +22,9 @@ print(os.environ["SUPER_DECODERS"], os.environ["SUPER_LOG_LEVEL"])
 """
 
 
-def ran(function, event, timeout_s=60.0):
+def ran(function, event, timeout_s=60.0, program=PROGRAM):
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, function, json.dumps(event), str(timeout_s)],
+        [sys.executable, "-c", program, function, json.dumps(event), str(timeout_s)],
         capture_output=True,
         text=True,
         check=False,
@@ -61,3 +62,12 @@ def test_the_time_starts_when_it_begins():
     assert 0 < RayContext("ray-1", 60.0).get_remaining_time_in_millis() <= 60_000
     assert RayContext("ray-1", -1.0).get_remaining_time_in_millis() == 0
     task.close()
+
+
+@pytest.mark.slow
+def test_a_process_in_which_something_is_stuck_ends_soon_after_the_answer(functions):
+    event = json.loads(ask("end").to_json())
+    waiting = PROGRAM + "import threading; threading.Event().wait()"
+    done = ran(f"{functions}:misbehaving", event, program=waiting)
+    assert done.returncode != 0
+    assert json.loads(done.stdout.splitlines()[1])["result"]["outcomes"] == ["cached"]
