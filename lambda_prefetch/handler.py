@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import reprlib
 import time
 from typing import Any
 
@@ -22,10 +23,10 @@ from lambda_prefetch.sources import open_source
 from lambda_prefetch.telemetry import telemetry
 from lambda_prefetch.transforms import Program
 from super_wire.discretion import keep_secrets_out_of_logs
-from super_wire.errors import CacheError, ConfigError
+from super_wire.errors import CacheError, ConfigError, SuperError
 from super_wire.ids import sample_ids
 from super_wire.recipe import Recipe
-from super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult
+from super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
 from super_wire.version import installed_version
 
 __all__ = ["WARM_VERSION", "handler"]
@@ -41,7 +42,7 @@ _own_golden_digest = functools.cache(golden_digest)
 _seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event.
 
     Args:
@@ -59,7 +60,21 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         CacheError: a warm event's cache is unreachable, or refuses; or it did not take the answer that a
             request wants to be found there.
     """
+    try:
+        return _answer(event, context)
+    except SuperError as error:
+        # It may repeat a value of the event, of any length: where it goes there are bounds, and UTF-8.
+        message = clean_text(str(error))[:_MAX_MESSAGE]
+        if message == str(error):
+            raise
+        raise type(error)(message) from None
+
+
+def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
+    if not isinstance(event, dict):
+        msg = f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
+        raise ConfigError(msg)
     settings = Settings.from_environment()
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
@@ -106,8 +121,12 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
             "deploy one version of SUPER"
         )
         raise ConfigError(msg)
-    if event.get("cache"):
-        warm_connection(event["cache"], settings)
+    cache = event.get("cache", "")
+    if not isinstance(cache, str):
+        msg = f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}"
+        raise ConfigError(msg)
+    if cache:
+        warm_connection(cache, settings)
     golden = _own_golden_digest()
     telemetry(settings.log_level, trace=settings.trace).warmed(cold_start=cold_start, golden=golden)
     return {

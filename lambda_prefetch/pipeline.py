@@ -33,7 +33,7 @@ from lambda_prefetch.fetching import Fetchers
 from lambda_prefetch.push import Pusher
 from super_wire.keys import cache_key
 from super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
-from super_wire.request import Outcome
+from super_wire.request import Outcome, clean_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +51,8 @@ MAX_RECORD_BYTES = 512 * 2**20
 
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
+
+_MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
 
 _STORED = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 _NO_PAYLOAD = memoryview(b"")
@@ -74,7 +76,7 @@ class Ledger:
 
     def explain(self, index: int, why: str) -> str:
         """Note why a sample is not cached; the sentence for people names it."""
-        message = f"{self._names[index]}: {why}"
+        message = clean_text(f"{self._names[index]}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 

@@ -118,6 +118,9 @@ class PrefetchRequest:
             raise ConfigError(msg)
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
+        texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
+        if clean_text(every := "".join((*texts, *request.keys, *request.versions))) != every:
+            raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
         return request
 
 

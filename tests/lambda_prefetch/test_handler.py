@@ -16,7 +16,7 @@ from PIL import Image
 
 from lambda_prefetch.file_source import FileSource
 from lambda_prefetch.handler import handler
-from super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
+from super_wire.errors import ConfigError
 from super_wire.recipe import Recipe
 from super_wire.record import parse_header
 from super_wire.request import Limits, PrefetchResult
@@ -250,41 +250,6 @@ def test_custom_steps_need_the_functions_permission(root, valkey, monkeypatch, t
     assert raw_record(valkey, request, 1) is None
 
 
-def event_of(root, valkey, **changes):
-    return {**json.loads(file_request(root, GOOD, valkey.unix_url).to_json()), **changes}
-
-
-def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
-    event = event_of(root, valkey)
-    event["ids"][3] = "0" * 32
-    with pytest.raises(ConfigError, match=r"3\.png 0{32}, this function calls it"):
-        handler(event, Context())
-    with valkey.client() as client:
-        assert client.dbsize() == 0
-
-
-def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
-    assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
-    recipe = Recipe([{"op": "horizontal_flip"}])
-    event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
-    with pytest.raises(ConfigError, match="this function calls it"):
-        handler({**event, "epoch": 5}, Context())
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"super_request": 1}, ConfigError),
-        ({"recipe": "{}"}, RecipeError),
-        ({"bucket": "gs://x"}, ConfigError),
-        ({"keys": []}, ConfigError),
-    ],
-)
-def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
-    with pytest.raises(error):
-        handler(event_of(root, valkey, **changes), Context())
-
-
 def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
     answer = handler({"super_warm": 1, "cache": valkey.unix_url}, Context())
     assert answer["super_warm"] == 1
@@ -296,13 +261,6 @@ def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
 
 def test_a_warm_event_needs_no_cache():
     assert handler({"super_warm": 1, "cache": ""}, Context())["golden"]
-
-
-def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
-    with pytest.raises(ConfigError, match="deploy one version"):
-        handler({"super_warm": 2, "cache": ""}, Context())
-    with pytest.raises(CacheUnreachableError):
-        handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
 
 
 PROGRAM = """

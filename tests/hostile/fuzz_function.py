@@ -1,0 +1,243 @@
+"""Hostile input for the function: events that nearly are requests, and bytes that nearly are images.
+
+``FUZZERS`` has each fuzzer by name. A call makes one input from its random numbers, tries it, and raises
+``AssertionError`` with the input where the outcome is untyped, unbounded or late. The runner decides how long
+they are called, and from which seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from lambda_prefetch.decode import FORMATS
+from lambda_prefetch.failures import SampleFailedError
+from lambda_prefetch.handler import handler
+from lambda_prefetch.transforms import Program
+from super_wire.errors import CacheError, ConfigError
+from super_wire.ids import sample_ids, split_ids
+from super_wire.recipe import Recipe
+from super_wire.request import Outcome, PrefetchResult
+from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
+from tests.super_wire.mutating import INTERESTING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+__all__ = ["FUZZERS"]
+
+_LONGEST_S = 10.0  # of one input; what takes so long here would keep a function from all others
+_MAX_MESSAGE = 4000  # characters of an error
+_LIMIT_PIXELS = 10**6
+_SIDE = 16
+_CACHE = "unix:///super-fuzzing-has-no-such-cache"
+_REASONS = frozenset({"empty", "not_an_image", "too_large", "undecodable"})
+_RECIPES = (
+    Recipe([]),
+    Recipe.image(resize=_SIDE, crop=_SIDE),
+    Recipe([{"op": "random_resized_crop", "size": _SIDE}, {"op": "horizontal_flip"}]),
+    Recipe([{"op": "reduced_decode", "size": _SIDE}, {"op": "resize", "size": _SIDE}]),
+)
+_TEXTS = (
+    "",
+    "\0",
+    "\ud800",
+    "a\udfffb",
+    "../x.png",
+    "/etc/passwd",
+    "x" * 100_000,
+    "%s%n",
+    "\x1b[2J",
+    "file:///",
+    "file://relative",
+    "gs://bucket",
+    "0" * 32,
+    "9" * 5000,
+    "[" * 5000,
+    "redis://user:secret@127.0.0.1:1",
+    "redis://127.0.0.1:99999",
+    "unix://",
+    "super:o1:x",
+    "NaN",
+)
+_NUMBERS = (0, -1, 1, 2, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"))
+
+
+def _value(random: Random, depth: int = 0) -> Any:
+    """Any JSON value; numbers too that only Python's parser takes for JSON."""
+    kind = random.randrange(8 if depth < 3 else 5)  # then nothing that holds others
+    if kind == 0:
+        return random.choice(_TEXTS)
+    if kind == 1:
+        return random.choice(_NUMBERS)
+    if kind == 2:
+        return random.choice((None, True, False))
+    if kind == 3:
+        return "".join(chr(random.randrange(0x110000)) for _ in range(random.randrange(6)))
+    if kind == 4:
+        return random.randrange(-(2**70), 2**70) >> random.randrange(70)
+    inner = [_value(random, depth + 1) for _ in range(random.randrange(4))]
+    return inner if kind % 2 else {str(number): value for number, value in enumerate(inner)}
+
+
+@functools.cache
+def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+    """A directory with images, and what removes it when this process ends."""
+    directory = tempfile.TemporaryDirectory(prefix="super-fuzz-")
+    root = Path(directory.name).resolve()
+    (root / "a.png").write_bytes(encode(pixels(9, 12)))
+    (root / "b.jpg").write_bytes(b"no image")
+    os.environ.update(
+        SUPER_FILE_ROOTS=str(root), SUPER_LOG_LEVEL="CRITICAL", POWERTOOLS_METRICS_DISABLED="true"
+    )
+    return root, directory
+
+
+def _mutated_event(random: Random) -> Any:
+    root, _ = _source()
+    recipe = random.choice(_RECIPES)
+    event = json.loads(file_request(root, ["a.png", "b.jpg", "gone.png"], _CACHE, recipe).to_json())
+    if random.random() < 0.2:
+        event = {"super_warm": 1, "cache": "" if random.random() < 0.5 else _CACHE}
+    for _ in range(random.randrange(4)):
+        name = random.choice([*event, "super_warm", "answer_to", "super_request", "cache"])
+        held = event.get(name)
+        how = random.randrange(4)
+        if how == 0:
+            event.pop(name, None)
+        elif how == 1 and isinstance(held, (list, dict)) and held:
+            places = list(held) if isinstance(held, dict) else range(len(held))
+            held[random.choice(places)] = _value(random)
+        else:
+            event[name] = _value(random)
+    if random.random() < 0.5:  # else nothing behind the check of ids is reached
+        _name_anew(event)
+    return _value(random) if random.random() < 0.05 else event
+
+
+def _name_anew(event: dict[str, Any]) -> None:
+    """Give the samples the ids that belong to what the event says of them, where that can be said."""
+    try:
+        recipe = Recipe.from_json(event["recipe"])
+        keys, versions = ([text.encode() for text in event[name]] for name in ("keys", "versions"))
+        randomness = (recipe.augment_seed, event["epoch"]) if recipe.random else None
+        ids = sample_ids(event["bucket"], keys, versions, recipe.digest, randomness)
+        event["ids"] = [one.hex() for one in split_ids(ids)]
+    except (AttributeError, ConfigError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
+        return
+
+
+def _try_event(random: Random) -> None:
+    event = _mutated_event(random)
+    shown = repr(event)[:_MAX_MESSAGE]
+    began_s = time.monotonic()
+    try:
+        answer = handler(event, Context(30.0))
+    except (ConfigError, CacheError) as error:
+        words = str(error)
+        assert len(words) <= _MAX_MESSAGE, f"{len(words)} characters for {shown}"
+        # It ends in logs and tombstones, which are UTF-8.
+        assert words == words.encode(errors="replace").decode(), f"{words!r} for {shown}"
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error} for {shown}") from error
+    else:
+        told = json.loads(json.dumps(answer, allow_nan=False))
+        if "super_warm" not in told:
+            result = PrefetchResult.from_mapping(told)
+            assert all(len(message) <= _MAX_MESSAGE for message in result.messages.values()), shown
+            assert Outcome.CACHED not in result.outcomes, shown  # there is no cache
+    assert time.monotonic() - began_s < _LONGEST_S, f"it took too long: {shown}"
+
+
+@functools.cache
+def _images() -> tuple[bytes, ...]:
+    """Good images of all formats and of most of their kinds."""
+    colour = Image.fromarray(pixels(24, 40))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010F] = "maker"
+    frames = [Image.fromarray(pixels(24, 40, seed=n)) for n in range(3)]
+    deep = Image.fromarray(np.arange(24 * 40, dtype=np.uint16).reshape(24, 40))
+    kinds: list[tuple[Image.Image, str, dict[str, Any]]] = [
+        (colour, "JPEG", {}),
+        (colour, "JPEG", {"progressive": True, "exif": exif, "comment": b"words"}),
+        (colour, "JPEG", {"restart_marker_blocks": 1, "subsampling": 0, "icc_profile": b"x" * 200}),
+        (colour.convert("CMYK"), "JPEG", {}),
+        (colour.convert("L"), "JPEG", {}),
+        (colour, "PNG", {"exif": exif}),
+        (colour.quantize(16), "PNG", {"transparency": bytes(range(16))}),
+        (colour.convert("RGBA"), "PNG", {}),
+        (deep, "PNG", {}),
+        (frames[0], "PNG", {"save_all": True, "append_images": frames[1:]}),
+        (colour.quantize(16), "GIF", {"save_all": True, "append_images": frames[1:]}),
+        (colour, "BMP", {}),
+        (colour.quantize(16), "BMP", {}),
+        (colour, "PPM", {}),
+        (colour.convert("L"), "PPM", {}),
+        (colour, "TIFF", {"compression": "raw", "exif": exif}),
+        (colour, "TIFF", {"compression": "tiff_lzw"}),
+        (colour, "TIFF", {"compression": "jpeg"}),
+        (deep, "TIFF", {"compression": "tiff_adobe_deflate"}),
+        (colour.convert("1"), "TIFF", {"compression": "group4"}),
+        (colour, "WEBP", {}),
+        (colour.convert("RGBA"), "WEBP", {"lossless": True, "exif": exif}),
+        (frames[0], "WEBP", {"save_all": True, "append_images": frames[1:]}),
+    ]
+    assert {kind for _, kind, _ in kinds} == set(FORMATS)
+    return tuple(encode(image, kind, **options) for image, kind, options in kinds)
+
+
+def _mutated_bytes(random: Random) -> bytes:
+    """One image after a few changes, some of them with parts of another."""
+    data = random.choice(_images())
+    for _ in range(random.randrange(1, 6)):
+        # Most of what decoders trust stands at the beginning.
+        at = random.randrange(min(len(data), random.choice((32, 256, 2**20))) + 1)
+        end = min(len(data), at + random.randrange(9))
+        other = random.choice(_images())
+        piece = random.randrange(len(other))
+        new = random.choice(
+            (
+                random.randbytes(random.randrange(1, 9)),
+                random.choice(INTERESTING),
+                other[piece : piece + random.randrange(200)],
+                data[at : at + random.randrange(200)] * random.randrange(1, 300),
+            )
+        )
+        data = random.choice(
+            (data[:at] + new + data[end:], data[:at] + new + data[at:], data[:at] + data[end:], data[:at])
+        )
+    return data
+
+
+def _try_image(random: Random) -> None:
+    data, recipe = _mutated_bytes(random), random.choice(_RECIPES)
+    program = Program(recipe, bucket="b", epoch=0, limit_pixels=_LIMIT_PIXELS, step_modules=frozenset())
+    began_s = time.thread_time()
+    try:
+        array = program.make(data, "key")
+    except SampleFailedError as failure:
+        told = (failure.outcome, failure.reason in _REASONS, len(failure.why) <= _MAX_MESSAGE)
+        assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # of any, not a certain one
+    except MemoryError:
+        pass  # an outcome of its own: a function with more memory may decode it
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error} for {data!r}") from error
+    else:
+        assert array.dtype == np.uint8, data
+        assert array.ndim == 3, data
+        assert array.shape[2] == 3, data
+        assert 0 < array.size <= 3 * _LIMIT_PIXELS, data
+    assert time.thread_time() - began_s < _LONGEST_S, f"it took too long: {data!r}"
+
+
+FUZZERS: dict[str, Callable[[Random], None]] = {"handler events": _try_event, "images": _try_image}

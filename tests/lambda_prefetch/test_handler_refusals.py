@@ -1,0 +1,85 @@
+"""Events that the function refuses as a whole: a typed error of few words, and nothing in the cache."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lambda_prefetch.handler import handler
+from super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
+from super_wire.recipe import Recipe
+from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
+
+GOOD = [f"{n}.png" for n in range(5)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Five good images, 0.png to 4.png."""
+    for n, name in enumerate(GOOD):
+        (tmp_path / name).write_bytes(encode(pixels(seed=n)))
+    return tmp_path
+
+
+def event_of(root, valkey, **changes):
+    return {**json.loads(file_request(root, GOOD, valkey.unix_url).to_json()), **changes}
+
+
+def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
+    event = event_of(root, valkey)
+    event["ids"][3] = "0" * 32
+    with pytest.raises(ConfigError, match=r"3\.png 0{32}, this function calls it"):
+        handler(event, Context())
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+
+
+def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
+    assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
+    recipe = Recipe([{"op": "horizontal_flip"}])
+    event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
+    with pytest.raises(ConfigError, match="this function calls it"):
+        handler({**event, "epoch": 5}, Context())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"super_request": 1}, ConfigError),
+        ({"recipe": "{}"}, RecipeError),
+        ({"bucket": "gs://x"}, ConfigError),
+        ({"keys": []}, ConfigError),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
+    with pytest.raises(error):
+        handler(event_of(root, valkey, **changes), Context())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [None, [], "super_warm", 3, 0.5, True, {}, {"super_warm": 1, "cache": 7}, {"super_warm": ["x" * 10**5]}],
+)
+def test_what_is_no_event_is_refused_in_few_words(event):
+    with pytest.raises(ConfigError) as caught:
+        handler(event, Context())
+    assert 0 < len(str(caught.value)) <= 2000
+
+
+@pytest.mark.parametrize(
+    "name", ["request_id", "bucket", "recipe", "cache", "golden", "function_version", "keys", "versions"]
+)
+def test_a_text_that_utf8_has_not_is_refused(root, valkey, name):
+    event = event_of(root, valkey)
+    event[name] = ["\ud800", *event[name][1:]] if isinstance(event[name], list) else "\ud800"
+    with pytest.raises(ConfigError) as caught:
+        handler(event, Context())
+    str(caught.value).encode()
+
+
+def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
+    with pytest.raises(ConfigError, match="deploy one version"):
+        handler({"super_warm": 2, "cache": ""}, Context())
+    with pytest.raises(CacheUnreachableError):
+        handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
