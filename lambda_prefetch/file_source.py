@@ -1,8 +1,9 @@
 """Reads ``file://`` sources, never outside their directory.
 
-A key is a relative path. ``..`` is refused outright, and so is every symbolic link that leads out of the
-directory; links that stay inside are followed. Directories are resolved once per invocation, the last
-component by the open itself.
+A key is a relative path, in which ``..`` is refused outright. Symbolic links are followed as far as the roots
+go: the directories of ``SUPER_FILE_ROOTS``, or without these the source's own. A path is resolved first, then
+opened part by part below its root, and no part of it may be a link any more: who swaps a directory for a link
+meanwhile gains nothing by it. Directories stay open for the invocation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
 
 from lambda_prefetch.failures import SampleFailedError
 from lambda_prefetch.sources import check_size, check_version
@@ -24,12 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ["FileSource"]
 
+_MAX_KEPT = 128  # open directories; those of more are opened for each file
+# A directory that may only be searched, as those of homes often are, is opened by O_PATH alone, on Linux.
+_DIRECTORY_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+class _Directory(NamedTuple):
+    real: str
+    descriptor: int
+
+
 class FileSource:
     """One directory; ``root`` is its absolute real path.
+
+    ``allowed_roots``, real paths too, are where links in it may lead; without any they stay in it.
 
     Raises:
         ConfigError: ``root`` is relative, or lies outside all of ``allowed_roots`` (where there are any).
@@ -48,7 +60,9 @@ class FileSource:
                 f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
             )
             raise ConfigError(msg)
-        self._real_directories: dict[str, str] = {}
+        self._roots = allowed_roots or (self._root,)
+        self._kept: dict[str, _Directory] = {}  # by path
+        weakref.finalize(self, _close, self._kept)
 
     def begin(self, key: str, version: str) -> Pending | None:  # noqa: ARG002  # see the protocol
         """Nothing: files are not asked for ahead."""
@@ -91,28 +105,57 @@ class FileSource:
         if key.startswith("/") or "\0" in key or ".." in key.split("/"):
             raise _escape()
         directory, _, name = key.rpartition("/")
-        real = self._real_directories.get(directory)
-        if real is None:
-            real = os.path.realpath(f"{self._root}/{directory}")
-            if not _is_within(real, self._root):
-                raise _escape()
-            self._real_directories[directory] = real
-        path = f"{real}/{name}"
+        opened, real = self._open_in(f"{self._root}/{directory}", name)
+        if opened is None:  # a link
+            directory, _, name = os.path.realpath(f"{real}/{name}").rpartition("/")
+            opened, real = self._open_in(directory or "/", name)
+        if opened is None:
+            raise SampleFailedError(Outcome.REFUSED, "a link took its place while it was opened")
+        return opened
+
+    def _open_in(self, directory: str, name: str) -> tuple[int | None, str]:
+        """A file of a directory, ``None`` if it is a link; and the directory's real path."""
+        found = self._kept.get(directory)
+        if found is None:
+            found = self._open_directory(directory)
+            if len(self._kept) < _MAX_KEPT:
+                kept = self._kept.setdefault(directory, found)
+                if kept is not found:  # another thread was faster
+                    os.close(found.descriptor)
+                found = kept
         try:
-            return os.open(path, _OPEN_FLAGS)
+            return os.open(name, _OPEN_FLAGS, dir_fd=found.descriptor), found.real
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        # A symbolic link. Whoever swaps what it leads to for another one meanwhile gets an error, not a file
-        # from elsewhere.
-        path = os.path.realpath(path)
-        if not _is_within(path, self._root):
+            return None, found.real
+        finally:
+            if self._kept.get(directory) is not found:
+                os.close(found.descriptor)
+
+    def _open_directory(self, path: str) -> _Directory:
+        real = os.path.realpath(path)
+        root = next((root for root in self._roots if _is_within(real, root)), None)
+        if root is None:
             raise _escape()
-        return os.open(path, _OPEN_FLAGS)
+        descriptor = os.open(root, _DIRECTORY_FLAGS)
+        for part in filter(None, real[len(root) :].split("/")):
+            try:
+                inner = os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = inner
+        return _Directory(real, descriptor)
+
+
+def _close(kept: dict[str, _Directory]) -> None:
+    while kept:
+        os.close(kept.popitem()[1].descriptor)
 
 
 def _escape() -> SampleFailedError:
-    return SampleFailedError(Outcome.REFUSED, "its path leaves the source's directory")
+    why = "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other"
+    return SampleFailedError(Outcome.REFUSED, why)
 
 
 def _is_within(path: str, root: str) -> bool:

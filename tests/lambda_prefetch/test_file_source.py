@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +82,105 @@ def test_nothing_outside_the_directory_is_read(root, key):
     found = failure(root, key, file_version(root.parent / "secret.jpg"))
     assert found.outcome is Outcome.REFUSED
     assert "leaves the source's directory" in found.why
+
+
+@pytest.fixture
+def disguised(root):
+    """A directory outside with another file under the name, and in the version, of the listed one."""
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "one.jpg").write_bytes(b"SEC")
+    status = (root / "cats/one.jpg").stat()
+    os.utime(outside / "one.jpg", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file_version(outside / "one.jpg") == file_version(root / "cats/one.jpg")
+    return outside
+
+
+def test_a_directory_that_is_swapped_for_a_link_after_it_was_resolved_is_not_left(root, disguised):
+    version, source = file_version(root / "cats/one.jpg"), FileSource(str(root))
+    options = {"limit_bytes": LIMIT, "reserve": lambda _: None}
+    assert source.read("cats/one.jpg", version, **options) == b"one"
+    (root / "cats").rename(root / "moved")
+    (root / "cats").symlink_to(disguised)
+    assert source.read("cats/one.jpg", version, **options) == b"one"  # of the directory that was resolved
+    assert failure(root, "cats/one.jpg", version).outcome is Outcome.REFUSED
+
+
+SWAPPING = """
+import os, sys
+os.chdir(sys.argv[1])
+os.symlink(sys.argv[2], "link")
+while True:
+    os.rename("cats", "directory"), os.rename("link", "cats")
+    os.rename("cats", "link"), os.rename("directory", "cats")
+"""
+
+
+@pytest.mark.parametrize("roots", ["source", "parent"])
+def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_factory, roots):
+    """A process swaps the directory for a link and back, as fast as it can, while files are read."""
+    secret = tmp_path_factory.mktemp("elsewhere").resolve() / "outside"
+    disguised.rename(secret)
+    version = file_version(root / "cats/one.jpg")
+    allowed = (str(root.parent),) if roots == "parent" else ()
+    swapper = subprocess.Popen([sys.executable, "-c", SWAPPING, str(root), str(secret)])
+    seen = Counter()
+    try:
+        deadline = time.monotonic() + 20
+        while min(seen[b"one"], seen[Outcome.REFUSED]) < 500 and time.monotonic() < deadline:
+            try:
+                data = FileSource(str(root), allowed_roots=allowed).read(
+                    "cats/one.jpg", version, limit_bytes=LIMIT, reserve=lambda _: None
+                )
+            except SampleFailedError as error:
+                seen[error.outcome] += 1
+            else:
+                seen[data] += 1
+    finally:
+        swapper.kill()
+        swapper.wait()
+    assert min(seen[b"one"], seen[Outcome.REFUSED]) == 500, seen
+    assert set(seen) <= {b"one", Outcome.REFUSED, Outcome.MISSING, Outcome.SOURCE_ERROR}
+
+
+def test_links_lead_as_far_as_the_roots_go(root):
+    (root / "linked").symlink_to("../source-of-another")
+    (root / "cats" / "linked.jpg").symlink_to(root.parent / "secret.jpg")
+    allowed = FileSource(str(root), allowed_roots=("/nowhere", str(root.parent)))
+    for key in ("linked/x.jpg", "cats/linked.jpg"):
+        version = file_version(root / key)
+        data = allowed.read(key, version, limit_bytes=LIMIT, reserve=lambda _: None)
+        assert data == b"secret"
+        assert failure(root, key, version).outcome is Outcome.REFUSED
+
+
+def test_a_directory_above_may_be_closed_to_listing(nobody):
+    """As other users' home directories often are: they may be passed through."""
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name).resolve()
+        (home / "images").mkdir()
+        (home / "images/one.jpg").write_bytes(b"one")
+        home.chmod(0o311)
+        version = file_version(home / "images/one.jpg")
+        source = FileSource(str(home / "images"), allowed_roots=("/",))
+        data = source.read("one.jpg", version, limit_bytes=LIMIT, reserve=lambda _: None)
+        home.chmod(0o700)
+    assert data == b"one"
+
+
+def test_no_descriptor_outlives_the_source(root):
+    for number in range(300):
+        (root / str(number)).mkdir()
+        (root / str(number) / "x.jpg").write_bytes(b"x")
+    descriptors = Path("/proc/self/fd")
+    before = set(descriptors.iterdir())
+    source = FileSource(str(root))
+    for number in range(300):
+        key = f"{number}/x.jpg"
+        assert source.read(key, file_version(root / key), limit_bytes=LIMIT, reserve=lambda _: None) == b"x"
+    assert len(set(descriptors.iterdir())) < len(before) + 200
+    del source
+    assert set(descriptors.iterdir()) == before
 
 
 def test_missing(root):
