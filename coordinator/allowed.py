@@ -22,11 +22,26 @@ class Allowed:
     """Bounds of one coordinator.
 
     ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
-    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have.
+    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
+    says that functions run here, as this coordinator's user.
     """
 
     roots: tuple[str, ...] | None = None
     samples: int = 2**40
+    own_functions: bool = True
+
+    @property
+    def link_roots(self) -> tuple[str, ...]:
+        """Where links may lead that leave their source: to the roots, and anywhere where all is this user's
+        own: the sources, which nobody else names, and the functions, which may read no more than he.
+        """
+        if self.roots is not None:
+            return self.roots
+        return ("/",) if self.own_functions else ()
+
+    def may_lead(self, real: str, source: str) -> bool:
+        """Whether a link in a source's directory may lead to a path; both are real paths."""
+        return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
         """See that a path may be read.
@@ -38,9 +53,7 @@ class Allowed:
         Raises:
             SourceForbiddenError: it may not; neither whether it exists is told, nor what may be read.
         """
-        if self.roots is None or any(
-            real == root or real.startswith(f"{root.rstrip('/')}/") for root in self.roots
-        ):
+        if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
         if self.roots:
             why = "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
@@ -64,6 +77,10 @@ class Allowed:
                 "catalog_max_samples allows: raise it if there is memory for that (some 50 bytes a sample)"
             )
             raise SourceError(msg)
+
+
+def _is_within(real: str, root: str) -> bool:
+    return real == root or real.startswith(f"{root.rstrip('/')}/")
 
 
 def parse_roots(text: str) -> tuple[str, ...]:

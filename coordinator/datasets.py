@@ -272,8 +272,9 @@ class DatasetRegistry:
     def _shared(self, catalog: Catalog) -> Catalog:
         """An equal catalog that is in memory already, else this one."""
         for listing in self._listings:
-            if listing.catalog is not None and listing.catalog.fingerprint == catalog.fingerprint:
-                return listing.catalog
+            other = listing.catalog
+            if other and (other.fingerprint, other.warnings) == (catalog.fingerprint, catalog.warnings):
+                return other
         return catalog
 
     async def _derive_ids(self, dataset: Dataset) -> None:

@@ -360,5 +360,5 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
-            answer.warnings.extend(self._fitness.warnings(dataset))
+            answer.warnings.extend((*catalog.warnings, *self._fitness.warnings(dataset)))
         return answer

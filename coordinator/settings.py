@@ -78,7 +78,7 @@ class Settings:
     know, several separated by commas; ``token_file`` has one in each line. ``insecure`` allows what is not on
     this machine without TLS and a token. ``health_listen`` is another address, on this machine, where health
     alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources and key
-    lists must lie in; none means any, or, where others can reach the coordinator, none at all.
+    lists must lie in, and links lead to; none means any, or, where others can reach the coordinator, none.
     ``catalog_max_samples`` bounds a source.
 
     ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``

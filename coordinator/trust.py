@@ -52,7 +52,9 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     """What clients may have listed: no file of this machine where they may be on another, unless said so."""
     roots = parse_roots(settings.file_roots)
     anywhere = not roots and not leaves_this_machine(settings.listen)
-    return Allowed(None if anywhere else roots, settings.catalog_max_samples)
+    # Ray's functions run on hosts, and as users, of others.
+    own = "ray" not in settings.executors
+    return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
 
 
 def warn_if_insecure(settings: Settings) -> None:

@@ -42,6 +42,7 @@ class Catalog:
     ``labels`` has shape (samples,) and dtype int64 (places in ``classes``, or the integers of a key list)
     or float64; shape (samples, ...) where a key list gives each sample an array of such numbers, and a
     structured dtype of both where it gives named fields. ``classes`` is empty where no label is a text.
+    ``warnings`` are for people, and no part of the content.
     """
 
     bucket: str
@@ -49,6 +50,7 @@ class Catalog:
     versions: Strings
     labels: Labels
     classes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     fingerprint: bytes = field(init=False)
     """BLAKE2b-128 over bucket, keys, versions, labels and classes: equal content, equal fingerprint."""
 
@@ -71,6 +73,7 @@ class Catalog:
         versions: PackedStrings,
         labels: NDArray[Any],
         classes: Sequence[str] = (),
+        warnings: Sequence[str] = (),
     ) -> Catalog:
         """Sort samples given in any order.
 
@@ -84,7 +87,9 @@ class Catalog:
         if ordered.equals_next().any():
             msg = f"{bucket}: a catalog lists every key once"
             raise ValueError(msg)
-        return cls(bucket, ordered, versions.reorder(order), Labels(labels[order]), tuple(classes))
+        return cls(
+            bucket, ordered, versions.reorder(order), Labels(labels[order]), tuple(classes), tuple(warnings)
+        )
 
     def __len__(self) -> int:
         """Number of samples."""

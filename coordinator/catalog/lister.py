@@ -7,6 +7,7 @@ Blocking, with threads of its own: the coordinator runs it beside its event loop
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ __all__ = ["list_source"]
 
 _SHOWN = 5
 
+_log = logging.getLogger(__name__)
+
 
 def list_source(
     source: str,
@@ -44,8 +47,8 @@ def list_source(
 
     Without a key list, samples are the images (by extension) below the source's first-level folders, which
     are the classes, sorted by name; images that lie in the source itself belong to no class and are passed
-    over, as ImageFolder does, and so are folders without an image. With a key list, samples are what it
-    names.
+    over, as ImageFolder does. Folders without an image are passed over too, with a warning. With a key list,
+    samples are what it names.
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a plain path.
@@ -67,7 +70,10 @@ def list_source(
         allowed.check_path(place.directory, f"the source {source}")
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     if not key_list:
-        return _by_folders(place, _list(place, tally, images_only=True))
+        found = _list(place, tally, images_only=True)
+        for warning in tally.warnings:
+            _log.warning("%s", warning)
+        return _by_folders(place, found, tally.warnings)
     rows = read_key_list(key_list, tally, of_files=place.is_file)
     if rows.versions is None:
         versions = _look_up_versions(place, rows, _list(place, tally, images_only=False))
@@ -93,7 +99,7 @@ def _see_that_it_exists(place: Source) -> None:
         probe_directory(place.directory)
 
 
-def _by_folders(place: Source, found: list[Folder]) -> Catalog:
+def _by_folders(place: Source, found: list[Folder], warnings: list[str]) -> Catalog:
     classes = tuple(sorted(folder.name for folder in found if folder.name))
     if not found:
         kinds = ", ".join(EXTENSIONS)
@@ -114,7 +120,7 @@ def _by_folders(place: Source, found: list[Folder]) -> Catalog:
     )
     keys = PackedStrings.concatenate([folder.keys for folder in kept])
     versions = PackedStrings.concatenate([folder.versions for folder in kept])
-    return Catalog.build(place.bucket, keys, versions, labels, classes)
+    return Catalog.build(place.bucket, keys, versions, labels, classes, warnings)
 
 
 def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> PackedStrings:

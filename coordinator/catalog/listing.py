@@ -56,7 +56,7 @@ class Folder:
 
 class Tally:
     """Counts what is found, tells ``progress`` in rising order, ends the work when ``cancelled`` is set, or
-    when there is more than is ``allowed``.
+    when there is more than is ``allowed``; ``warnings`` is what people are to be told of the source.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Tally:
         allowed: Allowed = Allowed(),  # noqa: B008  # frozen
     ) -> None:
         self.allowed = allowed
+        self.warnings: list[str] = []
         self._progress = progress
         self._cancelled = cancelled
         self._abandoned = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ def make_executor(name: str, settings: Settings, outcomes: OutcomeReader | None 
     if name == "ray":
         return _ray_executor(settings)
     from coordinator.executors.local import LocalExecutor
+    from coordinator.trust import allowed_to_listings
 
     # Its processes are of this side, so what is allowed here is allowed there.
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
-    environment |= {"SUPER_FILE_ROOTS": settings.file_roots} if settings.file_roots else {}
+    roots = allowed_to_listings(settings).link_roots
+    environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
     return LocalExecutor(workers=settings.workers, function=settings.function, environment=environment)
 
 

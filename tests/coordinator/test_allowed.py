@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.allowed import Allowed, parse_roots
 from coordinator.catalog import list_source
+from coordinator.executors.making import make_executor
 from coordinator.settings import Settings
 from coordinator.trust import allowed_to_listings
 from super_wire.errors import ConfigError, SourceError, SourceForbiddenError
@@ -64,12 +65,45 @@ def test_a_key_list_outside_of_all_roots_is_refused(places, allowed, path):
             list_source(str(places / "data" / "pets"), named, allowed=allowed)
 
 
-def test_a_link_out_of_an_allowed_source_is_not_followed(places, allowed):
-    (places / "data" / "pets" / "cat" / "away.jpg").symlink_to(
-        places / "data-private" / "pets" / "cat" / "1.jpg"
-    )
-    (places / "data" / "pets" / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
-    assert list_source(str(places / "data" / "pets"), allowed=allowed).classes == ("cat", "dog")
+def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, allowed):
+    pets = places / "data" / "pets"
+    (pets / "cat" / "away.jpg").symlink_to(places / "data-private" / "pets" / "cat" / "1.jpg")
+    (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
+    (pets / "guess").symlink_to(places / "data-private" / "there-is-none")
+    with pytest.raises(SourceForbiddenError, match="3 symbolic links lead out of it") as caught:
+        list_source(str(pets), allowed=allowed)
+    for path in (pets / "cat" / "away.jpg", pets / "secrets", pets / "guess"):
+        assert str(path) in str(caught.value)
+    assert "SUPER_FILE_ROOTS" in str(caught.value)
+    assert len(list_source(str(pets), str(places / "data" / "labels.csv"), allowed=allowed)) == 1
+
+
+def test_links_lead_from_root_to_root(places):
+    pets = places / "data" / "pets"
+    (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
+    roots = parse_roots(f"{places / 'data'}:{places / 'data-private'}")
+    catalog = list_source(str(pets), allowed=Allowed(roots))
+    assert catalog.classes == ("cat", "dog", "secrets")
+    assert f"1 symbolic links lead out of it and are followed, to {places}" in catalog.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "link_roots"),
+    [
+        ({}, ("/",)),
+        ({"listen": "unix:/x.sock"}, ("/",)),
+        ({"executor": "local,lambda"}, ("/",)),
+        ({"file_roots": "/data"}, ("/data",)),
+        ({"executor": "local,ray"}, ()),
+        ({"listen": "0.0.0.0:1", "insecure": True}, ()),
+    ],
+)
+def test_functions_are_told_where_links_may_lead(settings, link_roots):
+    """Listing and local functions follow the same links; the settings alone decide which."""
+    made = Settings(**settings)
+    assert allowed_to_listings(made).link_roots == link_roots
+    environment = make_executor("local", made)._environment
+    assert environment.get("SUPER_FILE_ROOTS", "") == os.pathsep.join(link_roots)
 
 
 def test_a_key_list_that_is_swapped_between_look_and_open_is_refused(places, allowed):

@@ -141,3 +141,41 @@ def test_a_file_that_changes_after_listing_is_told(stack: Stack, tmp_path: Path)
         changed.write_bytes(changed.read_bytes() + b"more")
         with pytest.raises(BadSampleError, match=r"ant/00000\.jpg"):
             collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+
+
+def test_linked_classes_and_images_are_trained_on(
+    stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One class is a link, and so is an image; both lie on another disk, so to say."""
+    elsewhere = write_images(tmp_path / "elsewhere", 12)
+    directory = tmp_path / "images"
+    shutil.copytree(elsewhere, directory)
+    shutil.rmtree(directory / "bee")
+    (directory / "bee").symlink_to(elsewhere / "bee")
+    linked = next((directory / "cat").iterdir())
+    linked.unlink()
+    linked.symlink_to(elsewhere / "cat" / linked.name)
+    dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
+    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+    assert tuple(dataset.classes or ()) == ("ant", "bee", "cat", "dog")
+    assert_exactly_once(delivered, expected_pixels(elsewhere, resize=SIDE, crop=SIDE))
+    told = [
+        record.message for record in caplog.records if "lead out of it and are followed" in record.message
+    ]
+    assert len(told) == 1
+    assert f"2 symbolic links lead out of it and are followed, to {elsewhere}/bee" in told[0]
+
+
+def test_links_out_of_the_operators_directories_are_refused(tmp_path: Path) -> None:
+    elsewhere = write_images(tmp_path / "elsewhere", 8)
+    directory = write_images(tmp_path / "images", 8)
+    (directory / "eel").symlink_to(elsewhere / "cat")
+    stack = Stack(arguments=("--file-roots", str(directory)))
+    stack.start()
+    try:
+        dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
+        with pytest.raises(SourceForbiddenError, match=rf"lead out of it.*: {directory}/eel\. .*FILE_ROOTS"):
+            SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+    finally:
+        stack.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.allowed import Allowed
 from coordinator.catalog.listing import ListingCancelledError, Tally
 from coordinator.catalog.listing_file import file_version, list_directory, probe_directory
-from super_wire.errors import SourceError, SourceNotFoundError
+from lambda_prefetch.file_source import FileSource
+from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,11 +31,15 @@ def make(directory, *names):
         path.write_bytes(b"x")
 
 
-def listed(directory, *, images_only=True):
+CONFINED = Allowed(own_functions=False)
+
+
+def listed(directory, *, images_only=True, allowed=Allowed(), warnings=None):  # noqa: B008  # frozen
     """Keys below ``directory`` by folder, sorted."""
-    folders = list_directory(
-        os.path.realpath(directory), Tally(lambda _: None, threading.Event()), images_only=images_only
-    )
+    tally = Tally(lambda _: None, threading.Event(), allowed)
+    folders = list_directory(os.path.realpath(directory), tally, images_only=images_only)
+    if warnings is not None:
+        warnings += tally.warnings
     return {folder.name: sorted(key.decode() for key in folder.keys) for folder in folders}
 
 
@@ -74,30 +80,131 @@ def test_the_version_is_size_and_mtime(tmp_path):
     assert list(folder.versions) == [b"1-1234567890123456789"] == [file_version(path.stat())]
 
 
-def test_links_are_followed_as_far_as_they_stay_inside(tmp_path, caplog):
-    source, outside = tmp_path / "source", tmp_path / "outside"
+def test_links_within_the_source_are_followed_and_lead_nowhere_else_by_themselves(tmp_path):
+    source = tmp_path / "source"
     make(source, "a/1.jpg", "a/sub/2.jpg")
-    make(outside, "secret/3.jpg", "4.jpg")
     (source / "alias").symlink_to("a")
     (source / "a/again.jpg").symlink_to("1.jpg")
     (source / "a/link").symlink_to(source / "a/sub")  # absolute, and inside all the same
-    (source / "escape").symlink_to(outside / "secret")
-    (source / "a/escape").symlink_to("../../outside")
-    (source / "a/escape.jpg").symlink_to(outside / "4.jpg")
     (source / "a/nowhere.jpg").symlink_to("gone.jpg")
-    with caplog.at_level(logging.WARNING):
-        assert listed(source) == {
-            "a": ["a/1.jpg", "a/again.jpg", "a/link/2.jpg", "a/sub/2.jpg"],
-            "alias": ["alias/1.jpg", "alias/again.jpg", "alias/link/2.jpg", "alias/sub/2.jpg"],
-        }
-    # Through "alias" the three of "a" are met again.
-    assert "7 symbolic links lead out of the directory" in caplog.text
+    inside = {
+        "a": ["a/1.jpg", "a/again.jpg", "a/link/2.jpg", "a/sub/2.jpg"],
+        "alias": ["alias/1.jpg", "alias/again.jpg", "alias/link/2.jpg", "alias/sub/2.jpg"],
+    }
+    warnings = []
+    assert listed(source, allowed=CONFINED, warnings=warnings) == inside
+    # Through "alias" it is met again.
+    assert warnings == [
+        f"file://{source}: 2 symbolic links lead nowhere and are left out: {source}/a/nowhere.jpg"
+    ]
 
 
 def test_a_folder_whose_name_begins_as_the_source_does_is_outside(tmp_path):
     make(tmp_path, "train/a/1.jpg", "train-more/2.jpg")
     (tmp_path / "train/b").symlink_to(tmp_path / "train-more")
-    assert listed(tmp_path / "train") == {"a": ["a/1.jpg"]}
+    with pytest.raises(SourceForbiddenError, match=f"1 symbolic links lead out of it.*: {tmp_path}/train/b"):
+        listed(tmp_path / "train", allowed=CONFINED)
+    warnings = []
+    assert listed(tmp_path / "train", warnings=warnings) == {"a": ["a/1.jpg"], "b": ["b/2.jpg"]}
+    assert warnings == [
+        f"file://{tmp_path}/train: 1 symbolic links lead out of it and are followed, to {tmp_path}/train-more"
+    ]
+
+
+def plant(random, top):
+    """A few directories with files and links of all kinds: beside each other, above, below and nowhere."""
+    directories = [top / "source", top / "outside"]
+    for place in directories:
+        place.mkdir(parents=True)
+    for number in range(random.randrange(2, 14)):
+        parent = random.choice(directories)
+        path = parent / (f"{number}.jpg" if random.random() < 0.7 else str(number))
+        kind = random.randrange(5)
+        if kind == 0:
+            path.mkdir()
+            directories.append(path)
+        elif kind == 1:
+            path.write_bytes(b"x" * number)
+        elif kind == 2:
+            path.symlink_to(random.choice(directories))
+        elif kind == 3:
+            known = [found for found in top.rglob("*") if found != path]
+            path.symlink_to(os.path.relpath(random.choice(known), parent))
+        else:
+            path.symlink_to(random.choice(["gone.jpg", path.name]))
+    return top / "source"
+
+
+def as_image_folder(source):
+    """torchvision's own way: ``find_classes``, then ``os.walk`` that follows links; ``None`` for circles."""
+    found = {}
+    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+        if Path(entry.path).is_dir():  # which fails for no link
+            found[entry.name] = keys = []
+            for here, _, names in os.walk(entry.path, followlinks=True):
+                keys += [os.path.relpath(f"{here}/{name}", source) for name in names if name.endswith(".jpg")]
+                if here.count("/") > 40 or len(keys) > 2000:
+                    return None
+    return found
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
+    """Random trees of links; what is listed is what ImageFolder finds, and what functions then read."""
+    seen = dict.fromkeys(("circles", "nowhere", "followed", "forbidden", "no image", "equal"), 0)
+    for number in range(150):
+        source = plant(random.Random(f"{part} {number}"), tmp_path / str(number))
+        warnings = []
+        ours = listed(source, warnings=warnings)
+        ours.pop("", None)
+        theirs = as_image_folder(source)
+        told = " ".join(warnings)
+        circles, nowhere = "in circles" in told, "lead nowhere" in told
+        assert (theirs is None) <= circles, (part, number)
+        if theirs is not None and not circles:
+            present = {
+                name: sorted(key for key in keys if (source / key).exists()) for name, keys in theirs.items()
+            }
+            assert ours == {name: keys for name, keys in present.items() if keys}, (part, number)
+            assert nowhere or sum(map(len, present.values())) == sum(map(len, theirs.values()))
+            assert ("hold no image" in told) == (len(ours) < len(theirs)), (part, number)
+            seen["equal"] += 1
+        files = FileSource(str(source.resolve()), allowed_roots=("/",))
+        for key in (key for keys in ours.values() for key in keys):
+            version = file_version((source / key).stat()).decode()
+            files.read(key, version, limit_bytes=99, reserve=lambda _: None)
+        leads_out = "out of it and are followed" in told
+        try:
+            confined = listed(source, allowed=CONFINED)
+        except SourceForbiddenError:
+            seen["forbidden"] += 1
+        else:
+            assert not leads_out
+            confined.pop("", None)
+            assert confined == ours
+        for word, told_so in {
+            "circles": circles,
+            "nowhere": nowhere,
+            "followed": leads_out,
+            "no image": "hold no image" in told,
+        }.items():
+            seen[word] += told_so
+    assert min(seen.values()) > 5, seen
+
+
+@pytest.mark.slow
+def test_links_to_directories_full_of_links_are_bounded(tmp_path):
+    """Twenty directories that link to the next one twice look like a million."""
+    make(tmp_path, "source/a/1.jpg")
+    for number in range(20):
+        here, after = tmp_path / f"d{number}", tmp_path / f"d{number + 1}"
+        here.mkdir()
+        for name in "ab":
+            (here / name).symlink_to(after)
+    (tmp_path / "d20").mkdir()
+    (tmp_path / "source/a/way").symlink_to(tmp_path / "d0")
+    with pytest.raises(SourceError, match="more than 100,000 links to directories are met"):
+        listed(tmp_path / "source")
 
 
 def test_circles_of_links_end(tmp_path):
