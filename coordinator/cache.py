@@ -124,7 +124,7 @@ class Cache:
     @_as_asked
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server, or of a cluster's masters together."""
-        masters = await self._nodes.masters()
+        masters = await self._nodes.masters(afresh=True)  # a shard that was added tells nobody
         infos = await asyncio.gather(*(self._info_of(master.node) for master in masters))
         if len(infos) == 1:
             return infos[0]

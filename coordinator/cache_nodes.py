@@ -127,11 +127,11 @@ class CacheNodes:
             return
         self.check(await self.each(keys, [("UNLINK", key) for key in keys]))
 
-    async def masters(self) -> list[Master]:
-        """Who holds records, in a lasting order."""
+    async def masters(self, *, afresh: bool = False) -> list[Master]:
+        """Who holds records, in a lasting order; ``afresh``: as the cluster says now."""
         if not await self._is_cluster() or self._slots is None:
             return [Master(self._first, 1)]
-        if self._out_of_date:
+        if self._out_of_date or afresh:
             await self._learn_slots()
         counts = Counter(owner for owner in self._slots.owners if owner >= 0)
         return sorted(Master(node, counts[place]) for place, node in enumerate(self._slots.nodes))

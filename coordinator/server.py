@@ -159,7 +159,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
             now_s=engine.now_s(),
         ),
     )
-    upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=crew.golden, outcomes=outcomes)
+    upkeep = Upkeep(
+        cache,
+        engine,
+        reports,
+        sweep,
+        info=info,
+        golden=crew.golden,
+        cache_bytes=settings.cache_bytes,
+        outcomes=outcomes,
+    )
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)

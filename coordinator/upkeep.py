@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from coordinator.cache import LOCK_TTL_S, LockHeldError
-from coordinator.core.events import CacheEvicted, CacheGrew, CacheReset
+from coordinator.core.events import CacheEvicted, CacheGrew, CacheReset, CacheResized
 from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from super_wire.ids import ID_BYTES
 
@@ -99,6 +99,7 @@ class Upkeep:
         sweep: of what an earlier coordinator left, where jobs need the room.
         outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
         info: what the server said when it was taken over.
+        cache_bytes: memory for records that was asked for; 0 is as much as the server allows.
         golden: digest that records in it have to agree with.
     """
 
@@ -111,6 +112,7 @@ class Upkeep:
         *,
         info: CacheInfo,
         golden: str,
+        cache_bytes: int = 0,
         outcomes: OutcomeReader | None = None,
     ) -> None:
         self._cache = cache
@@ -124,6 +126,7 @@ class Upkeep:
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         self._golden = golden
+        self._cache_bytes = cache_bytes
         self._answers = True
         self._asked = self._dropped = 0
 
@@ -185,9 +188,20 @@ class Upkeep:
         self._nodes = nodes
 
     async def _watch_memory(self, info: CacheInfo) -> None:
+        core = self._engine.core
+        budget_bytes = info.budget(self._cache_bytes)
+        if budget_bytes != core.budget_bytes:
+            _log.warning(
+                "the cache's memory has changed: %.1f MiB are for records now, %.1f MiB were (maxmemory %.1f "
+                "MiB, %.1f MiB used)",
+                *(
+                    size / 2**20
+                    for size in (budget_bytes, core.budget_bytes, info.maxmemory, info.used_memory)
+                ),
+            )
+        self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        core = self._engine.core
         # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes

@@ -113,7 +113,8 @@ def produce(
     for pushed in pusher.results:
         ledger.push_us[pushed.index] = pushed.push_us
         if pushed.refusal:
-            ledger.outcomes[pushed.index] = Outcome.CACHE_ERROR
+            is_full = pushed.refusal.startswith("OOM")  # the only one whose remedy is the coordinator's: room
+            ledger.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
             ledger.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
         else:
             ledger.record_bytes[pushed.index] = pushed.record_bytes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from super_dataset.buffer import Reply
 from super_dataset.gather import Share, gather, gather_all
 from super_dataset.nodes import learn_slots, ping
+from super_dataset.refusals import is_for_memory
 from super_wire.cluster import Node, key_slot, parse_redirection
 from super_wire.errors import CacheError, CacheUnreachableError
 from super_wire.keys import cache_keys
@@ -53,6 +54,7 @@ class ClusterLink:
         self._slots = slots
         self._told_by = nodes.home
         self._stale = False
+        self.out_of_memory = False
         self._open: dict[Node, CacheConnection] = {nodes.home: first}
         self._shunned_until_s: dict[Node, float] = {}
         self._forget_strangers()
@@ -68,6 +70,7 @@ class ClusterLink:
         """See :class:`~super_dataset.link.CacheLink`."""
         if self._stale:
             self._refresh(left_s)
+        self.out_of_memory = False
         asked = self._by_node(wanted, offsets)
         asking: set[int] = set()
         trouble = None
@@ -203,6 +206,7 @@ class ClusterLink:
     def _heed(self, connection: CacheConnection) -> None:
         """What became of earlier reports may tell that slots have moved."""
         self._stale = self._stale or any(text.startswith("MOVED") for text in connection.late_errors)
+        self.out_of_memory = self.out_of_memory or any(map(is_for_memory, connection.late_errors))
         connection.late_errors.clear()
 
     def _owner(self, slot: int) -> Node:

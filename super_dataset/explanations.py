@@ -45,11 +45,12 @@ def timeout_message(
     waited_s: float,
     trouble: str,
     corrupt: Sequence[str],
+    out_of_memory: bool,
 ) -> str:
     """Why a batch did not come in time.
 
     ``trouble`` is what the cache, if it did not answer well, said last; ``corrupt`` what was wrong with
-    records that it does hold.
+    records that it does hold; ``out_of_memory`` whether it refused the reader's report for want of memory.
     """
     text = (
         f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
@@ -61,6 +62,11 @@ def timeout_message(
         return (
             f"{text}The cache at {ref.cache} holds corrupt records: {listed(corrupt)}. Do trainer and "
             "functions have one version of SUPER, and does nobody else write to this cache?"
+        )
+    if out_of_memory:
+        return (
+            f"{text}The cache at {ref.cache} is out of memory: it refuses to write (OOM). Raise its "
+            "maxmemory, or empty it of what others have put there; superdl stats says how much is for records"
         )
     return (
         f"{text}The cache at {ref.cache} answers but does not hold them. Is the coordinator running? Are "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from super_dataset.cluster_link import ClusterLink
 from super_dataset.gather import Share, gather
 from super_dataset.nodes import Nodes, learn_slots, ping
+from super_dataset.refusals import is_for_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,10 @@ class CacheLink(Protocol):
     @property
     def connected(self) -> bool:
         """Whether there is an open connection, as far as this side knows."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the cache refused the last report for want of memory, as far as it has answered."""
 
     def gather(
         self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
@@ -79,6 +84,7 @@ class NodeLink:
 
     def __init__(self, connection: CacheConnection) -> None:
         self.connection = connection
+        self.out_of_memory = False
 
     @property
     def connected(self) -> bool:
@@ -89,6 +95,7 @@ class NodeLink:
         """See :class:`CacheLink`."""
         self.connection.limit_wait(left_s)
         gather(Share(self.connection, wanted, offsets), wanted)
+        self.out_of_memory = any(map(is_for_memory, self.connection.late_errors))
         self.connection.late_errors.clear()
 
     def report(self, stream: bytes, command: bytes) -> None:  # noqa: ARG002 # there is one node for all

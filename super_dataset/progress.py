@@ -47,6 +47,8 @@ class BatchProgress:
     """How it shows that the last attempt brought another sample's record, if it did."""
     trouble: CacheError | None = None
     """What kept the last attempt from being answered in full."""
+    out_of_memory: bool = False
+    """Whether the cache refused the last report for want of memory."""
     attempts: int = 0
     read_s: float = 0.0
     check_s: float = 0.0
@@ -128,6 +130,7 @@ class BatchProgress:
             waited_s=waited_s,
             trouble=str(self.trouble or ""),
             corrupt=sorted(set(self.corrupt.values())),
+            out_of_memory=self.out_of_memory,
         )
         if isinstance(self.trouble, CacheUnreachableError):
             return CacheUnreachableError(text)

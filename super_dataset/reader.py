@@ -205,7 +205,9 @@ class BatchReader:
         )
         try:
             link = state.link(read.ref.cache, timeout_s=left_s)
-            return link.gather(wanted, asked, left_s=left_s)
+            trouble = link.gather(wanted, asked, left_s=left_s)
+            read.out_of_memory = link.out_of_memory
+            return trouble
         except CacheUnreachableError as error:
             state.drop()
             return error

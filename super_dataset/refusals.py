@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from super_wire.address import CacheAddress
 
 __all__ = [
+    "is_for_memory",
     "is_passing",
     "is_redirection",
     "no_redis",
@@ -34,6 +35,11 @@ _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "H
 def is_passing(text: str) -> bool:
     """Whether an error reply tells of a state of the cache that ends by itself."""
     return text.startswith(_PASSING)
+
+
+def is_for_memory(text: str) -> bool:
+    """Whether an error reply says that the cache has no memory left to write to."""
+    return text.startswith("OOM")
 
 
 def wants_credentials(text: str) -> bool:

@@ -55,6 +55,8 @@ class Outcome(enum.StrEnum):
     """The source failed in another, perhaps passing, way."""
     CACHE_ERROR = "cache_error"
     """It was decoded, and the cache did not take it."""
+    CACHE_FULL = "cache_full"
+    """It was decoded, and the cache refused it for want of memory."""
     STEP_ERROR = "step_error"
     """A custom step raised."""
     EXPIRED = "expired"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset
+    from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, CacheResized
     from coordinator.core.samples import SetKey
     from coordinator.core.state import State
 
-__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset"]
+__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
 
 
 def audit(
@@ -127,3 +127,20 @@ def cache_grew(state: State, event: CacheGrew, now: float) -> None:
     Requests in flight have pushed a part of what is kept free for them; half, for all we know.
     """
     state.foreign_bytes = max(0, event.excess_bytes - state.reserved_bytes // 2)
+
+
+def cache_resized(state: State, event: CacheResized, now: float) -> None:
+    """Keep to the memory that there is now; a smaller one is made room for at once, a larger one is used.
+
+    What was held back after refused writes comes back by half with every look: what the servers say of
+    their memory explains most refusals, and those that it does not explain stay few.
+    """
+    grew = event.budget_bytes > state.budget_bytes
+    state.budget_bytes = max(1, event.budget_bytes)
+    state.withheld_bytes //= 2
+    if not grew:
+        return
+    state.crowding.forget()
+    for job in state.jobs.values():
+        for lane in job.lanes.values():
+            state.wake(job, lane)

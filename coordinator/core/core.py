@@ -47,6 +47,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheEvicted: auditing.cache_evicted,
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
+    events.CacheResized: auditing.cache_resized,
     events.DatasetAdded: reading.dataset_added,
     events.ExecutorResized: equipping.executor_resized,
     events.ExecutorsUnfit: equipping.executors_unfit,

@@ -24,6 +24,7 @@ __all__ = [
     "CacheEvicted",
     "CacheGrew",
     "CacheReset",
+    "CacheResized",
     "DatasetAdded",
     "Event",
     "ExecutorResized",
@@ -177,6 +178,13 @@ class CacheGrew:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheResized:
+    """What of the cache's memory records may take now, as the servers say: after every look at them."""
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorResized:
     """How many requests an executor, by its number, takes at once: ``burst`` of them right away (all, if it
     is ``None``), and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait
@@ -214,6 +222,7 @@ Event: TypeAlias = (
     | CacheEvicted
     | CacheGrew
     | CacheReset
+    | CacheResized
     | DatasetAdded
     | ExecutorResized
     | ExecutorsUnfit

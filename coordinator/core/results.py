@@ -40,7 +40,10 @@ _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
-_INNOCENT = np.array([outcome in {Outcome.CACHE_ERROR, Outcome.EXPIRED} for outcome in OUTCOME_ORDER])
+_CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
+_INNOCENT = np.array(
+    [outcome in {Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED} for outcome in OUTCOME_ORDER]
+)
 _WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
 _TELLING = ~_INNOCENT
 _SUSPICIOUS = np.array(
@@ -95,6 +98,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if request.rival in state.requests:
         return  # it may still bring the rest
     _settle(state, request, innocent | guilty)
+    _make_room_for_refused(state, request, int(np.count_nonzero(innocent & (event.outcomes == _CACHE_FULL))))
     why = {
         int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
         for offset in np.flatnonzero(innocent)
@@ -107,6 +111,18 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     slow = guilty & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
     _try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     _try_again(state, request, np.flatnonzero(guilty & ~slow), messages, now, counts=True, alone=False)
+
+
+def _make_room_for_refused(state: State, request: RequestInFlight, refused: int) -> None:
+    """The cache had no memory for samples for which there was room by our account: the account is wrong.
+
+    So what seems free is not, and as much as was refused is to be dropped, until the next looks at the
+    servers say what there is (see :func:`coordinator.core.auditing.cache_resized`).
+    """
+    if refused:
+        refused_bytes = math.ceil(state.set_of(request.samples).sample_bytes * refused)
+        withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
+        state.withheld_bytes = min(withheld_bytes, state.budget_bytes)
 
 
 def _judge(member: Member, event: RequestDone, made_s: float, now: float) -> None:

@@ -120,6 +120,8 @@ class State:
     reserved_bytes: int = 0
     foreign_bytes: int = 0
     """Memory of the cache that is not ours to account for and leaves less for us."""
+    withheld_bytes: int = 0
+    """Memory that is left alone, since the cache refused writes for want of it."""
     emptied: bool = False
     """Whether the cache was seen to be emptied: what has not been asked for yet is known to be absent."""
     account: Account = field(default_factory=Account)
@@ -162,7 +164,8 @@ class State:
     @property
     def free_bytes(self) -> int:
         """Memory that neither records nor requests nor others have taken; negative under pressure."""
-        return self.budget_bytes - self.resident_bytes - self.reserved_bytes - self.foreign_bytes
+        taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
+        return self.budget_bytes - taken
 
     def set_of(self, key: SetKey) -> SampleSet:
         """The sample set of that name, made when first asked for."""

@@ -34,7 +34,8 @@ __all__ = ["Checks", "InvariantError", "NoChecks"]
 _GUILTY = [
     OUTCOME_ORDER.index(outcome)
     for outcome in Outcome
-    if outcome not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.EXPIRED)
+    if outcome
+    not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED)
 ]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
@@ -240,7 +241,9 @@ class Checks:
         )
         for forgotten in self._attempts.keys() - _sample_sets(core).keys():
             self._attempts[forgotten][:] = 0
-        budget = world.scenario.settings.budget_bytes + self._surprise_bytes + self.audited_bytes
+        shares = (1.0, *(share for _, share in world.scenario.faults.resizes))  # what is awaited stays
+        budget_bytes = int(world.scenario.settings.budget_bytes * max(shares))
+        budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
         for key in world.cache.keys:
             held = self._rows(key)[0].copy()

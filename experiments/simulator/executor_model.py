@@ -36,9 +36,9 @@ _COLD_SPREAD = 0.3
 _PASSING = tuple(
     OUTCOME_ORDER.index(outcome) for outcome in (Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.STEP_ERROR)
 )
-_CACHED, _TOMBSTONE, _CACHE_ERROR, _EXPIRED = (
-    OUTCOME_ORDER.index(outcome)
-    for outcome in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.EXPIRED)
+_CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
+    OUTCOME_ORDER.index,
+    (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
 
 
@@ -223,6 +223,7 @@ class ExecutorModel:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
             world.cache.bury(key, indices[bad], world.now_s)
+        outcomes[(outcomes == _CACHED) & world.refused(data.record_bytes[indices])] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
         corrupt: list[int] = []
         if faults.corrupt:

@@ -130,6 +130,9 @@ class Faults:
     evictions_s: tuple[float, ...] = ()
     """The server evicts a third of what it holds."""
     coordinator_deaths_s: tuple[float, ...] = ()
+    resizes: tuple[tuple[float, float], ...] = ()
+    """The server's memory changes: at what time, and to what share of the first budget. Such a server
+    refuses writes beyond it; without resizes it evicts."""
 
     @property
     def none(self) -> bool:

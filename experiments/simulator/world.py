@@ -22,12 +22,14 @@ from coordinator.core.events import (
     CacheEvicted,
     CacheGrew,
     CacheReset,
+    CacheResized,
     ExecutorResized,
     ExecutorsUnfit,
     RequestDone,
     RequestFailed,
     Tick,
 )
+from coordinator.core.samples import footprint
 from experiments.simulator.cache_model import CacheModel
 from experiments.simulator.checks import Checks, NoChecks
 from experiments.simulator.executor_model import ExecutorModel
@@ -77,6 +79,8 @@ class World:
         self.cache = CacheModel(lambda key: scenario.datasets[key.dataset].size)
         self.coordinator_up = True
         self.cache_was_empty = True
+        self.budget_bytes = scenario.settings.budget_bytes
+        """What the cache's memory allows now."""
         self.life = 0
         self.events = 0
         self.requests = 0
@@ -118,6 +122,7 @@ class World:
             (self._outage, scenario.faults.outages_s),
             (self._evict, scenario.faults.evictions_s),
             (self._kill_coordinator, scenario.faults.coordinator_deaths_s),
+            *((partial(self._resize, share), (time_s,)) for time_s, share in scenario.faults.resizes),
         ):
             for time_s in times_s:
                 self.after(time_s, happens)
@@ -161,7 +166,7 @@ class World:
     ) -> None:
         """A function writes records; over maxmemory the server evicts at random."""
         self.cache.store(key, indices, sizes, corrupt=corrupt)
-        while self.cache.used_bytes > self.scenario.settings.budget_bytes * _HEADROOM:
+        while self.cache.used_bytes > self.budget_bytes * _HEADROOM and not self.scenario.faults.resizes:
             self._evicted = True
             if not self.cache.evict(self.dice, 0.5):
                 break
@@ -264,7 +269,9 @@ class World:
     def _upkeep(self) -> None:
         if self._under_way:
             if self.coordinator_up and self.cache.up:
-                headroom = self.scenario.settings.budget_bytes * (_HEADROOM - 1)
+                headroom = self.budget_bytes * (_HEADROOM - 1)
+                if self.scenario.faults.resizes:  # else it says the same each time
+                    self.post(CacheResized(self.budget_bytes))
                 if self._evicted:
                     self._evicted = False
                     self.post(CacheEvicted())
@@ -304,6 +311,15 @@ class World:
     def _come_back(self) -> None:
         self.cache.up = True
         self.after(0.2, self._notice_loss)
+
+    def refused(self, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some more records a server without eviction refuses for want of memory."""
+        room_bytes = self.budget_bytes * _HEADROOM - self.cache.used_bytes
+        refused: NDArray[np.bool_] = np.cumsum(footprint(sizes)) > room_bytes
+        return refused & bool(self.scenario.faults.resizes)
+
+    def _resize(self, share: float) -> None:
+        self.budget_bytes = int(self.scenario.settings.budget_bytes * share)
 
     def _evict(self) -> None:
         self.cache.evict(self.dice, 0.3)

@@ -234,3 +234,40 @@ def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
         valkey_cluster.wait_until_ready()
 
     assert told_after(valkey_cluster.url, empty) == {CacheReset}
+
+
+def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
+    async def work():
+        async with kept(small) as upkeep:
+            upkeep._cache_bytes = 20 * 2**20
+            budgets = []
+            for megabytes in (8, 4, 64, 8):
+                with small.client() as client:
+                    client.config_set("maxmemory", megabytes * 2**20)
+                await upkeep.once()
+                budgets.append(upkeep._engine.core.budget_bytes / 2**20)
+            return budgets
+
+    assert asyncio.run(work()) == [6, 3, 20, 6]
+
+
+def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
+    """Also where no command of the coordinator has met a slot that was moved."""
+
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            await upkeep.once()
+            before = upkeep._engine.core.budget_bytes
+            for slot in range(3):  # the fullest node is the measure, and counts differ by one
+                await asyncio.to_thread(valkey_cluster.move, slot, 1)
+            async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
+                while (after := upkeep._engine.core.budget_bytes) == before:
+                    await upkeep.once()
+            for node in valkey_cluster.nodes:
+                with node.client() as client:
+                    client.config_set("maxmemory", 16 * 2**20)
+            await upkeep.once()
+            return before, after, upkeep._engine.core.budget_bytes
+
+    before, after, small = asyncio.run(work())
+    assert small < after < before

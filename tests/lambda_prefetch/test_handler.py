@@ -187,8 +187,8 @@ def test_a_full_cache_is_told_and_never_called_cached(root):
     finally:
         server.close()
     assert [outcome == "cached" for outcome in result.outcomes] == there
-    assert set(result.outcomes) == {"cached", "cache_error"}
-    refused = result.outcomes.index("cache_error")
+    assert set(result.outcomes) == {"cached", "cache_full"}
+    refused = result.outcomes.index("cache_full")
     assert "OOM" in result.messages[str(refused)]
     assert result.record_bytes[refused] == 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.simulator.scenario import Faults
+from coordinator.core.samples import footprint
+from experiments.simulator.scenario import Faults, FunctionsModel
 from experiments.simulator.seeded import draw_scenario
 from experiments.simulator.world import World
 
@@ -80,3 +82,27 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
     ]
     assert logs[0] == logs[1]
     assert logs[0].count(b"\n") > 20
+
+
+@pytest.mark.parametrize("seed", range(12), ids="seed-{}".format)
+def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
+    drawn = draw_scenario(seed, small=True)
+    datasets = {name: replace(data, poisonous=frozenset()) for name, data in drawn.datasets.items()}
+    whole = sum(int(footprint(data.record_bytes).sum()) for data in datasets.values())
+    settings = replace(drawn.settings, budget_bytes=max(whole, drawn.settings.budget_bytes), max_usd=math.inf)
+    settings = replace(settings, max_usd_per_hour=math.inf)
+    functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001)
+    shares = random.Random(seed)
+    resizes = tuple((at_s, shares.choice((0.2, 0.5, 1.0, 2.0))) for at_s in (0.5, 2.0, 4.0, 6.0))
+    scenario = replace(
+        drawn,
+        settings=replace(settings, executors=settings.executors[:1]),
+        functions=functions,
+        others=(),
+        unfit={},
+        datasets=datasets,
+        faults=Faults(resizes=resizes),
+        patience_s=10.0,
+    )
+    world = World(scenario).run()
+    assert not world._under_way

@@ -181,6 +181,14 @@ def test_without_keys_the_error_tells_how_to_resolve_them(valkey):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
+def test_a_cache_without_memory_is_named(valkey):
+    ref = stored(valkey, [None])
+    with valkey.client() as client:
+        client.config_set("maxmemory", 1)
+    with pytest.raises(ReadTimeoutError, match=r"is out of memory: it refuses to write \(OOM\)"):
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
+
+
 def test_what_stays_corrupt_is_said(valkey):
     ref = stored(valkey, [b"garbage"])
     with pytest.raises(ReadTimeoutError, match="corrupt records: a record has at least 64 bytes"):

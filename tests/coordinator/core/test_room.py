@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from coordinator.core.events import CacheGrew, CacheReset, DatasetAdded, JobClosed, JobOpened, Tick
+from coordinator.core.events import (
+    CacheGrew,
+    CacheReset,
+    CacheResized,
+    DatasetAdded,
+    JobClosed,
+    JobOpened,
+    Tick,
+)
 from coordinator.core.samples import footprint
+from super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState
@@ -177,6 +186,46 @@ def test_memory_that_others_take_is_made_room_for():
     driver.step(CacheGrew(40 * TAKEN))
     assert driver.state.free_bytes >= 0
     assert len(driver.in_state(S.RESIDENT)) >= 16
+
+
+def test_a_cache_that_shrinks_is_made_room_for_at_once_and_one_that_grows_is_used():
+    driver = crowded(64)
+    read_epoch(driver, 0)
+    driver.step(CacheResized(16 * TAKEN))
+    assert driver.core.budget_bytes == 16 * TAKEN
+    assert len(driver.in_state(S.RESIDENT)) <= 16
+    read_epoch(driver, 1)
+    driver.step(CacheResized(64 * TAKEN))
+    read_epoch(driver, 2)
+    dropped = driver.core.dropped_samples
+    read_epoch(driver, 3)
+    assert (len(driver.in_state(S.RESIDENT)), driver.core.dropped_samples) == (64, dropped)
+
+
+def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_executor():
+    driver = crowded(64, lookahead_batches=4)
+    for position in range(4):
+        driver.answer_all()
+        driver.read(position, after_s=0.05)
+    held = len(driver.in_state(S.RESIDENT))
+    (request, *_) = driver.requests
+    driver.answer(request, Outcome.CACHE_FULL)
+    assert len(driver.in_state(S.RESIDENT)) <= held - request.indices.size
+    assert not driver.state.fleet.members[0].health.doubtful
+    assert not driver.state.set_of(driver.key()).attempts.any()
+    driver.step(CacheResized(64 * TAKEN))  # the look at the server
+    driver.wait(1.0)
+    driver.answer_all()
+    assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
+
+
+def test_what_was_held_back_after_refusals_comes_back_with_the_looks():
+    driver = crowded(64)
+    driver.answer(driver.requests[0], Outcome.CACHE_FULL)
+    assert driver.state.free_bytes < 0
+    for _ in range(40):
+        driver.step(CacheResized(64 * TAKEN), after_s=1.0)
+    assert driver.state.withheld_bytes == 0
 
 
 def test_readers_are_served_though_others_have_all_the_memory():
