@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from coordinator.core.needing import headroom_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
 __all__ = ["CacheInfo", "combined"]
 
-_HEADROOM_SHARE = 0.1
-_HEADROOM_BYTES = 64 * 2**20
 _UNLIMITED_SHARE = 0.25
 _SPREAD_SHARE = 0.95
 """Of a node's maxmemory in a cluster: among thousands of records, chance gives a node up to 5% too many."""
@@ -55,8 +55,7 @@ class CacheInfo:
         buffers.
         """
         limit = self.maxmemory or int(self.system_memory * _UNLIMITED_SHARE)
-        headroom = int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * 0.25)))
-        available = limit - headroom
+        available = limit - headroom_bytes(limit)
         return min(wanted, available) if wanted and self.maxmemory else wanted or available
 
 

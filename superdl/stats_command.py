@@ -135,8 +135,11 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
     if cache["thrashing"]:
+        from coordinator.core.needing import maxmemory_for
+
         console.print(
-            f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} would do"
+            f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "
+            f"would end it, a maxmemory of {_mib(maxmemory_for(cache['needed_bytes']))}"
         )
     console.print(
         f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "

@@ -14,7 +14,7 @@ from coordinator.core.consistency import idlers, problems
 from coordinator.core.dispatching import dispatch, expire_tombstones
 from coordinator.core.journal import history
 from coordinator.core.leases import lapse
-from coordinator.core.requesting import needed_bytes
+from coordinator.core.needing import needed_bytes
 from coordinator.core.state import State
 from coordinator.core.waking import wake_times_s
 
@@ -163,12 +163,12 @@ class Core:
 
     @property
     def thrashing(self) -> bool:
-        """Whether much of what is produced now had been dropped before."""
-        return self._state.thrash.thrashing
+        """Whether much of what jobs come to need had been dropped before, and more memory would end that."""
+        return self._state.thrash.thrashing and self.needed_bytes > self.budget_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """The budget with which nothing would have to be dropped."""
+        """The budget with which nothing that recurs would have to be dropped."""
         return needed_bytes(self._state)
 
     @property

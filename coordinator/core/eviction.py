@@ -34,6 +34,9 @@ _CANDIDATES_MAX = 65_536
 _CANDIDATES_PER_SET = 1024
 """On average at least: fewer cost as much time, since each job is asked about all of a set at once."""
 
+_FRESH_TIMES = 8
+"""So many times more of what a random recipe has left is looked at."""
+
 _LOOKUPS_MAX = 1_000_000
 """Next uses computed in one search, over all jobs."""
 
@@ -77,6 +80,7 @@ def choose_victims(
     later_than_s: float,
     turn: int,
     spared: Mapping[SetKey, NDArray[np.int64]],
+    unneeded_bytes: int = 0,
 ) -> list[Victims]:
     """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first.
 
@@ -87,15 +91,18 @@ def choose_victims(
         later_than_s: only samples whose next use is farther than this are candidates.
         turn: varies which candidates are looked at where there are more than :data:`CANDIDATES_LEAST`.
         spared: samples that are no candidates, by set.
+        unneeded_bytes: memory to free if what no job will need is enough for that.
     """
     jobs = list(jobs)
-    stride = _stride(sets, wanted_bytes, jobs=len(jobs))
+    stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
     places, found, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        candidates = samples.having(SampleState.RESIDENT)[turn % stride :: stride]
+        # Of a random recipe most is used up, and must not hide behind what is needed again.
+        step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
+        candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:
             candidates = np.setdiff1d(candidates, spared[samples.key])
         if candidates.size:
@@ -109,8 +116,9 @@ def choose_victims(
     place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
-    enough = int(np.searchsorted(np.cumsum(size[order]), wanted_bytes)) + 1
-    chosen = order[:enough]
+    freed = np.cumsum(size[order])
+    enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
+    chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
     victims = []
     for number, key in enumerate(keys):
         mine = chosen[place[chosen] == number]

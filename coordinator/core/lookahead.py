@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from coordinator.core.auditing import audit
 from coordinator.core.jobs import Ahead, LaneSpan
 from coordinator.core.journal import Kind, LaneNote
-from coordinator.core.samples import SampleState
+from coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
     from coordinator.core.jobs import Job, Lane
     from coordinator.core.state import State
 
-__all__ = ["find_absent", "window_end"]
+__all__ = ["WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
 
-_WINDOW_SHARE = 0.5
+WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
 
 _SAFETY = 2.0
@@ -35,11 +35,15 @@ def window_end(state: State, job: Job, lane: Lane) -> int:
     """
     epoch, _ = job.epoch_and_position(lane.frontier)
     batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
-    wanted = min(state.settings.lookahead_batches, _batches_needed(state, job, lane))
+    wanted = batches_wanted(state, job, lane, caution=lane.caution)
     state.want(lane, int(wanted * batch_bytes))
-    scarcity = _WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
-    batches = max(_LEAST_BATCHES, wanted if scarcity >= 1 else int(wanted * scarcity))
-    return max(lane.low + batches, lane.yielded + _LEAST_BATCHES)
+    scarcity = WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
+    return max(lane.low + share_of(wanted, scarcity), lane.yielded + _LEAST_BATCHES)
+
+
+def share_of(batches: int, scarcity: float) -> int:
+    """How many of the batches that a lane would look ahead there is room for."""
+    return max(_LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
 def _stride(lane: Lane, end: int) -> int:
@@ -47,15 +51,16 @@ def _stride(lane: Lane, end: int) -> int:
     return max(1, min(_SPAN_BATCHES, (end - lane.low) // _STRIDE_SHARE))
 
 
-def _batches_needed(state: State, job: Job, lane: Lane) -> int:
-    """Batches that the job will read in the time of a slow request, with some to spare; without measurements,
-    as many as allowed.
+def batches_wanted(state: State, job: Job, lane: Lane, *, caution: float) -> int:
+    """Batches that the job will read in the time of a slow request, with some to spare, but no more than are
+    allowed; that many without measurements.
     """
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.roster_of(job.dataset).slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
-    return _SPARE_BATCHES + math.ceil(lane.caution * _SAFETY * slow_s / lane.interval_s)
+    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / lane.interval_s)
+    return min(state.settings.lookahead_batches, needed)
 
 
 def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
@@ -91,6 +96,8 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
         if lane.frontier >= lane.counted:
             job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())
             lane.counted = lane.frontier + stop - position
+            if key.epoch == EVERY_EPOCH:
+                state.thrash.needed(key.dataset, indices.size, now)
         start, lane.frontier = lane.frontier, lane.frontier + stop - position
         absent = indices[states == SampleState.ABSENT]
         lane.pending.append(Ahead(start, lane.frontier, key, absent))

@@ -82,6 +82,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     else:
         del state.jobs[job.name]
         state.ledger.left(job.name)
+        state.thrash.forget()
         for key in [
             key for key, samples in state.sets.items() if samples.idle and key.dataset == job.dataset
         ]:

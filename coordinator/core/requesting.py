@@ -14,6 +14,7 @@ from coordinator.core.actions import Prefetch, Warn
 from coordinator.core.hedging import stragglers_to_race
 from coordinator.core.jobs import JobCounters
 from coordinator.core.journal import RequestNote
+from coordinator.core.needing import needed_bytes, thrash_text
 from coordinator.core.samples import EVERY_EPOCH, SampleState
 from coordinator.core.state import RequestInFlight
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from coordinator.core.samples import SetKey
     from coordinator.core.state import State
 
-__all__ = ["needed_bytes", "race_stragglers", "request"]
+__all__ = ["race_stragglers", "request"]
 
-_WINDOW_SHARE = 0.5
 _LATE_LEAST_S = 0.05
 
 
@@ -36,9 +36,13 @@ def request(
     """Have absent samples produced by an executor, on account of a job."""
     indices = indices.copy()  # a view would keep alive all that it was cut from
     samples = state.set_of(key)
-    again = samples.dropped[indices]
-    if state.thrash.note(indices.size, int(np.count_nonzero(again)), now):
-        state.actions.append(Warn(_thrash_text(state)))
+    again = int(np.count_nonzero(samples.dropped[indices]))
+    state.thrash.reproduced_samples += again
+    if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
+        if needed_bytes(state) > state.budget_bytes:
+            state.actions.append(Warn(thrash_text(state)))
+        else:  # all has room by now: what was dropped before comes back once
+            state.thrash.forget()
     samples.dropped[indices] = False
     samples.move(indices, SampleState.IN_FLIGHT)
     reserved = math.ceil(samples.sample_bytes * indices.size)
@@ -107,23 +111,3 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
         )
     )
     return number
-
-
-def needed_bytes(state: State) -> int:
-    """The budget with which nothing would have to be dropped: all that will be read again, and what is looked
-    ahead to.
-    """
-    kept = sum(
-        samples.sample_bytes * samples.state.size
-        for key, samples in state.sets.items()
-        if key.epoch == EVERY_EPOCH and state.wants(key.dataset)
-    )
-    return int(kept + state.wanted_bytes / _WINDOW_SHARE)
-
-
-def _thrash_text(state: State) -> str:
-    needed, now = (f"{size / 2**20:,.0f} MiB" for size in (needed_bytes(state), state.budget_bytes))
-    return (
-        f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {needed} "
-        "would end it: raise cache_bytes and the server's maxmemory"
-    )

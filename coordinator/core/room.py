@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["fits", "relieve", "room_for", "urgent_room_for"]
 
-_EVICTION_SHARE = 1 / 32
-"""Share of the budget freed by one search, so that searches are few."""
+_UNNEEDED_SHARE = 1 / 32
+"""Share of the budget freed by one search where no job needs what goes, so that searches are few."""
+
+_NEEDED_SHARE = 1 / 128
+"""The same where it is needed again."""
 
 _ANY_TIME_S = -1.0
 _NOT_NOW_S = 0.0
@@ -45,7 +48,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
     size_bytes = state.set_of(key).sample_bytes
     missing = math.ceil(size_bytes * count) - state.free_bytes
     if missing > 0 and not state.crowding.futile(state.events, later_than_s, now):
-        spare = int(state.budget_bytes * _EVICTION_SHARE)
+        spare = int(state.budget_bytes * _NEEDED_SHARE)
         _evict(state, max(missing, spare), later_than_s=later_than_s, now=now)
         if not fits(state, key, count):
             state.crowding.note(state.events, later_than_s, now, jobs=len(state.jobs))
@@ -60,7 +63,7 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
     not wait, or one sample is larger than the budget, which nothing will change.
     """
     size_bytes = state.set_of(key).sample_bytes
-    spare = int(state.budget_bytes * _EVICTION_SHARE)
+    spare = int(state.budget_bytes * _NEEDED_SHARE)
     for later_than_s, least in ((_NOT_NOW_S, spare), (_ANY_TIME_S, 0)):
         missing = math.ceil(size_bytes * count) - state.free_bytes
         if missing > 0:
@@ -90,6 +93,7 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         wanted_bytes=wanted_bytes,
         later_than_s=later_than_s,
         turn=state.evictions,
+        unneeded_bytes=int(state.budget_bytes * _UNNEEDED_SHARE),
         spared=state.awaited.by_set(now),
     )
     for victim in victims:

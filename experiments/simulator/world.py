@@ -36,7 +36,7 @@ from experiments.simulator.executor_model import ExecutorModel
 from experiments.simulator.trainer_model import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,13 +117,14 @@ class World:
             for trainer in self.trainers[script.name]:
                 self.after(script.starts_s, trainer.start)
         self.after(_UPKEEP_S, self._upkeep)
-        for happens, times_s in (
+        rare: tuple[tuple[Callable[[], None], Sequence[float]], ...] = (
             (self._flush, scenario.faults.flushes_s),
             (self._outage, scenario.faults.outages_s),
             (self._evict, scenario.faults.evictions_s),
             (self._kill_coordinator, scenario.faults.coordinator_deaths_s),
             *((partial(self._resize, share), (time_s,)) for time_s, share in scenario.faults.resizes),
-        ):
+        )
+        for happens, times_s in rare:
             for time_s in times_s:
                 self.after(time_s, happens)
         while self._under_way and self.now_s < scenario.until_s:

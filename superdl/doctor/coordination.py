@@ -66,7 +66,8 @@ def judge_room(cache: CacheStats) -> Found:
     if cache.thrashing:
         why = f"{told}; much of what functions make now was dropped before"
         return doubtful(
-            why, f"a cache of {size_text(cache.needed_bytes)} would end it, or fewer jobs at a time"
+            why,
+            f"a cache with {size_text(cache.needed_bytes)} for records would end it, or fewer jobs at a time",
         )
     if cache.spending == "stopped":
         why = f"{told}; the cap on spending is reached: what is not in the cache fails"

@@ -3,38 +3,75 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from coordinator.core.events import CacheResized, JobClosed
+from coordinator.core.needing import headroom_bytes, maxmemory_for
 from coordinator.core.samples import footprint
 from coordinator.core.thrash import Thrash
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
+DATA = b"data"
+
+
+def note(thrash: Thrash, needed: int, again: int, now: float) -> bool:
+    thrash.needed(DATA, needed, now)
+    return thrash.produced_again(DATA, again, now)
+
 
 def test_producing_again_what_was_dropped_is_thrash_once_it_is_much():
     thrash = Thrash()
-    began = [thrash.note(100, 50, second) for second in range(10)]
+    began = [note(thrash, 100, 50, second) for second in range(10)]
     assert began.count(True) == 1
     assert thrash.thrashing
-    assert thrash.reproduced_samples == 500
 
 
 def test_a_little_of_it_is_none():
     thrash = Thrash()
-    assert not any(thrash.note(100, 10, second) for second in range(100))
+    assert not any(note(thrash, 100, 1, second) for second in range(100))
 
 
 def test_a_few_samples_say_nothing():
     thrash = Thrash()
-    assert not any(thrash.note(4, 4, second) for second in range(10))
+    assert not any(note(thrash, 4, 4, second) for second in range(10))
+
+
+def test_what_another_dataset_needs_hides_nothing():
+    thrash = Thrash()
+    for second in range(10):
+        thrash.needed(b"other", 100_000, second)
+    assert any(note(thrash, 100, 50, second) for second in range(10))
 
 
 def test_it_ends_and_may_begin_again():
     thrash = Thrash()
     for second in range(20):
-        thrash.note(100, 90, second)
-    for second in range(20, 400):
-        thrash.note(100, 0, second)
+        note(thrash, 100, 90, second)
+    for second in range(20, 800):
+        note(thrash, 100, 0, second)
     assert not thrash.thrashing
-    assert any(thrash.note(100, 90, second) for second in range(400, 500))
+    assert any(note(thrash, 100, 90, second) for second in range(800, 900))
+
+
+@pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])
+def test_a_server_with_the_memory_named_leaves_as_much_for_records(megabytes):
+    budget_bytes = megabytes * 2**20
+    limit = maxmemory_for(budget_bytes)
+    assert budget_bytes <= limit - headroom_bytes(limit) <= budget_bytes + 2
+
+
+def test_what_is_told_of_thrash_ends_with_the_jobs_and_with_the_memory_that_was_named():
+    taken = int(footprint(np.array([RECORD_BYTES]))[0])
+    driver = Driver(size=800, capacity=4, request_samples=8, budget_bytes=400 * taken)
+    driver.open()
+    for epoch in range(3):
+        read_epoch(driver, epoch)
+    assert driver.core.thrashing
+    driver.step(CacheResized(driver.core.needed_bytes))
+    assert not driver.core.thrashing
+    driver.step(CacheResized(400 * taken))
+    driver.step(JobClosed("job", 0))
+    assert not driver.core.thrashing
 
 
 def test_a_cache_that_is_too_small_is_told_with_the_budget_that_would_do():
