@@ -14,6 +14,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from coordinator.repeated_lines import RepeatedLines
 from coordinator.settings import Settings, load_settings
 from super_wire.discretion import keep_secrets_out_of_logs, shown_lines
 from super_wire.errors import ConfigError, SuperError
@@ -125,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if name in names}
     try:
         settings = load_settings(given, os.environ, arguments.config)
-        handler = logging.StreamHandler(sys.stderr)
+        handler = RepeatedLines(sys.stderr)
         handler.setFormatter(_LinesToShow("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
         keep_secrets_out_of_logs()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import re
 from dataclasses import replace
@@ -21,9 +22,9 @@ import redis.exceptions
 from coordinator.cache_info import CacheInfo, combined
 from coordinator.cache_nodes import CacheNodes
 from super_wire.address import Credentials
-from super_wire.errors import CacheError, CacheUnreachableError, RecordError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
 from super_wire.ids import ID_BYTES, split_ids
-from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, cache_keys
+from super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
 from super_wire.record import (
     HEADER_BYTES,
     HEADER_DTYPE,
@@ -177,7 +178,36 @@ class Cache:
         """
         agreed = await self._nodes.one(GOLDEN_KEY, "GET", GOLDEN_KEY)
         is_new = agreed is None and bool(await self._nodes.one(GOLDEN_KEY, "SET", GOLDEN_KEY, digest, "NX"))
-        return digest if is_new else _bytes(agreed or b"").decode("ascii", "replace"), is_new
+        if is_new:
+            return digest, True
+        if not _DIGEST.fullmatch(_bytes(agreed or b"")):
+            msg = f"{agreed!r} is no digest"
+            raise ValueError(msg)
+        return _bytes(agreed).decode(), False
+
+    @_as_asked
+    async def spent_usd(self) -> float:
+        """What coordinators of this cache have spent before; 0 where nothing is written of it.
+
+        Raises:
+            ConfigError: what is written is no sum.
+        """
+        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0").decode("ascii", "replace")
+        try:
+            spent_usd = float(written)
+        except ValueError:
+            spent_usd = -1.0
+        if not 0 <= spent_usd < math.inf:
+            msg = (
+                f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds no sum of US dollars but "
+                f"{written[:40]!r}: set it to what was spent, or delete it to count from 0"
+            )
+            raise ConfigError(msg)
+        return spent_usd
+
+    async def keep_spent_usd(self, usd: float) -> None:
+        """Write down what was spent, for the coordinators to come."""
+        await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:

@@ -135,7 +135,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     if outcomes is not None:
         await outcomes.begin()
     await crew.agree(partial(agree_on_golden, cache))
-    core_settings = _core_settings(settings, info, facts)
+    core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
     engine = Engine(core_settings, cache, crew.posts, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
     crew.tell(engine.post)
@@ -169,6 +169,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         cache_bytes=settings.cache_bytes,
         outcomes=outcomes,
     )
+    stack.push_async_callback(upkeep.keep_spent)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
@@ -199,7 +200,11 @@ async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
     return info
 
 
-def _core_settings(settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...]) -> CoreSettings:
+def _core_settings(
+    settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...], spent_usd: float
+) -> CoreSettings:
+    if settings.max_usd or spent_usd:
+        _log.info("%.4f USD were spent on this cache before; max_usd %g", spent_usd, settings.max_usd)
     budget = info.budget(settings.cache_bytes)
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
@@ -213,6 +218,7 @@ def _core_settings(settings: Settings, info: CacheInfo, executors: tuple[Executo
         executors=executors,
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
+        spent_usd=spent_usd,
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.core import Core
+    from coordinator.core.fleet import Member
     from coordinator.core.jobs import Job
     from coordinator.core.samples import SetKey
     from coordinator.datasets import Dataset
@@ -103,7 +104,6 @@ def cache_stats(core: Core, now: float) -> pb.CacheStats:
 
 def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats]:
     """How executors fare, the cheapest first; ``absences`` say why those are not there that are not."""
-    several = len(core.fleet.members) > 1
     return [
         pb.ExecutorStats(
             name=member.name,
@@ -113,10 +113,21 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             requests=member.requests,
             samples=member.samples,
             usd=member.usd,
-            trouble=absence or (member.health.reason if several else ""),
+            trouble=absence or _trouble(core, member),
         )
         for member, absence in zip(core.fleet.members, absences, strict=True)
     ]
+
+
+def _trouble(core: Core, member: Member) -> str:
+    """Why an executor does less than it could, while that is so; one alone is never set aside."""
+    several = len(core.fleet.members) > 1
+    told = []
+    if times := member.concurrency.throttled_lately(core.now_s):
+        told.append(f"throttled {times:,} times in the last minute")
+    if member.health.reason and (several or times):
+        told.append(member.health.reason)
+    return ": ".join(told)
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:

@@ -129,6 +129,7 @@ class Upkeep:
         self._cache_bytes = cache_bytes
         self._answers = True
         self._asked = self._dropped = 0
+        self._kept_usd = engine.core.ledger.total_usd
 
     async def once(self) -> None:
         """One look; a cache that does not answer is waited for.
@@ -168,9 +169,23 @@ class Upkeep:
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         await self._watch_memory(info)
+        await self.keep_spent()
+
+    async def keep_spent(self) -> None:
+        """Write down what is spent where it has changed, so that a cap holds over a restart."""
+        usd = self._engine.core.spent_usd
+        if usd == self._kept_usd:
+            return
+        try:
+            await self._cache.keep_spent_usd(usd)
+        except CacheError as error:  # tried again with the next look
+            _log.warning("what is spent could not be written down, and a restart would forget it: %s", error)
+        else:
+            self._kept_usd = usd
 
     def _lost(self, nodes: frozenset[str]) -> None:
         """A server was restarted or emptied, or another one has its place."""
+        self._kept_usd = 0.0
         self._reports.rewind()
         if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
             self._outcomes.lost()

@@ -19,6 +19,7 @@ __all__ = [
     "OUTCOME_PREFIX",
     "RECORD_PREFIX",
     "REPORT_PREFIX",
+    "SPENT_KEY",
     "cache_key",
     "cache_keys",
     "checked_outcome_stream",
@@ -40,6 +41,9 @@ LOCK_KEY = b"super:lock"
 
 GOLDEN_KEY = b"super:golden"
 """Digest of the golden images as the functions that filled this cache decode them."""
+
+SPENT_KEY = b"super:spent"
+"""US dollars that the coordinators of this cache have spent so far, as text."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 

@@ -153,9 +153,12 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
 
 
 def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
-    """One alone is told with the cache already."""
-    for executor in executors if len(executors) > 1 else ():
-        trouble = f"; left alone for now: {executor['trouble']}" if executor["trouble"] else ""
+    """One alone is told with the cache already, but for its trouble."""
+    several = len(executors) > 1
+    for executor in executors:
+        if not (several or executor["trouble"]):
+            continue
+        trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
         console.print(
             f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
             f"{executor['capacity']:,} at once now; {executor['requests']:,} calls, "

@@ -13,12 +13,14 @@ begins late is what throttling is elsewhere.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 __all__ = ["Concurrency"]
 
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0
+_LATELY_S = 60.0
 _LATE_S = 2.0
 """Lambda begins an event within milliseconds, or tries again after 1, 2, 4 ... seconds."""
 
@@ -40,6 +42,7 @@ class Concurrency:
         self._halved_s = -math.inf
         self._queues = False
         self._crowded_s = -math.inf
+        self._throttled: deque[list[float]] = deque()
 
     def resize(
         self,
@@ -91,9 +94,20 @@ class Concurrency:
 
     def throttled(self, in_flight: int, now: float) -> None:
         """An executor refused a request that came too soon."""
+        if self._throttled and now - self._throttled[-1][0] < 1.0:
+            self._throttled[-1][1] += 1
+        else:
+            self._throttled.append([now, 1])
+            self.throttled_lately(now)
         if now - self._halved_s >= _HALVING_PAUSE_S:
             self._limit = max(1.0, min(self._limit, float(self.capacity), float(in_flight + 1)) / 2)
             self._halved_s = now
+
+    def throttled_lately(self, now: float) -> int:
+        """How often it was throttled in the last minute."""
+        while self._throttled and self._throttled[0][0] <= now - _LATELY_S:
+            self._throttled.popleft()
+        return int(sum(times for _, times in self._throttled))
 
     def begun(self, late_s: float, in_flight: int, now: float) -> None:
         """A function that was there already began so late after it was asked for."""

@@ -216,6 +216,11 @@ class Core:
         """The account of money, to be read."""
         return self._state.ledger
 
+    @property
+    def spent_usd(self) -> float:
+        """What is spent, and what requests in flight will have cost though nobody hears of their end."""
+        return self._state.ledger.total_usd + self._state.ledger.committed_usd(self._state.in_flight)
+
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""
         return max(lane.frontier - lane.low for lane in job.lanes.values())

@@ -73,9 +73,12 @@ class Ledger:
             is no single executor's, so the highest price holds.
         max_usd: the hard cap.
         max_usd_per_hour: beyond it nothing is spent on what nobody waits for.
+        spent_usd: what was spent before; it counts for the hard cap, and no job bears it.
     """
 
-    def __init__(self, prices: Sequence[Prices], *, max_usd: float, max_usd_per_hour: float) -> None:
+    def __init__(
+        self, prices: Sequence[Prices], *, max_usd: float, max_usd_per_hour: float, spent_usd: float = 0.0
+    ) -> None:
         self._prices = tuple(prices)
         self._billed = any(each.billed for each in prices)
         self._hour_usd = sum(each.hour for each in prices)
@@ -84,7 +87,7 @@ class Ledger:
         self._per_s = max_usd_per_hour / _HOUR_S
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
-        self._own: dict[str, float] = {}
+        self._own: dict[str, float] = {NOBODY: spent_usd} if spent_usd else {}
         """What each job bears alone: its hours, once it has ended, and its reading."""
         self._present: dict[str, float] = {}
         self._hours_usd = 0.0
@@ -94,7 +97,7 @@ class Ledger:
         self._bills = [0] * len(prices)
         self._lately: deque[tuple[float, float]] = deque()
         self._lately_usd = 0.0
-        self.total_usd = 0.0
+        self.total_usd = spent_usd
 
     def settle(self, now: float) -> None:
         """Account for the time since the last call."""
@@ -201,7 +204,7 @@ class Ledger:
         """How freely money may be spent, while so many requests and samples are in flight, by executor, which
         count as paid for.
         """
-        committed_usd = self._committed_usd(in_flight)
+        committed_usd = self.committed_usd(in_flight)
         expected_usd = self.total_usd + committed_usd
         next_usd = max(map(self._each_usd, range(len(self._prices))))
         if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
@@ -214,10 +217,11 @@ class Ledger:
         """When the cap by the hour alone will let money be spent freely again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
-        missing_usd = self._committed_usd(in_flight) - self._saved_usd
+        missing_usd = self.committed_usd(in_flight) - self._saved_usd
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
-    def _committed_usd(self, in_flight: Sequence[tuple[int, int]]) -> float:
+    def committed_usd(self, in_flight: Sequence[tuple[int, int]]) -> float:
+        """What requests in flight will cost, as far as is known."""
         return sum(
             max(requests * self._each_usd(executor), samples * self._sample_usd[executor])
             for executor, (requests, samples) in enumerate(in_flight)

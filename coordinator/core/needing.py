@@ -25,6 +25,9 @@ _HEADROOM_SHARE_MAX = 0.25
 _MARGIN = 1.02
 """Records that have not been seen may be larger than those that have."""
 
+_FRESH_MARGIN = 1.06
+"""Windows move by batches and requests, and what was read goes only when room is looked for."""
+
 _ROUNDS = 64
 
 
@@ -62,7 +65,7 @@ def needed_bytes(state: State) -> int:
             )
             for jobs in fresh_jobs.values()
         )
-        enough = kept + _MARGIN * sum(windows)
+        enough = _MARGIN * (kept + _FRESH_MARGIN * sum(windows))
         if enough <= budget:
             break
         budget = enough
@@ -104,6 +107,6 @@ def thrash_text(state: State) -> str:
     )
     return (
         f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
-        f"for records would end it: give the server a maxmemory of {maxmemory}, and raise cache_bytes where it "
-        "is set"
+        f"for records would end it: give the server a maxmemory of {maxmemory}, and raise cache_bytes "
+        "where it is set"
     )

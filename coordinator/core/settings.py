@@ -42,7 +42,7 @@ class CoreSettings:
     longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
     second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
     that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
-    prices.
+    prices; ``spent_usd`` was spent before, by earlier coordinators.
     """
 
     budget_bytes: int
@@ -60,6 +60,7 @@ class CoreSettings:
     executors: tuple[ExecutorFacts, ...] = (ExecutorFacts(),)
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
+    spent_usd: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("budget_bytes", "lookahead_batches", "request_samples", "attempts"):
@@ -68,6 +69,9 @@ class CoreSettings:
                 raise ConfigError(msg)
         if not self.executors:
             raise ConfigError("executors are at least 1; not 0")
+        if not 0 <= self.spent_usd < math.inf:
+            msg = f"spent_usd is a sum of money; not {self.spent_usd}"
+            raise ConfigError(msg)
         for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 msg = f"{name} is above 0; not {getattr(self, name)}"

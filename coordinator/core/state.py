@@ -149,6 +149,7 @@ class State:
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
             max_usd_per_hour=settings.max_usd_per_hour,
+            spent_usd=settings.spent_usd,
         )
 
     @property

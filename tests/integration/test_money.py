@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from sampler import SuperSampler
 from super_dataset import Recipe, SuperDataset
 from super_wire.errors import SpendingCapError
+from super_wire.keys import SPENT_KEY
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import collect
@@ -84,6 +85,30 @@ def test_at_the_hard_cap_a_batch_fails_with_the_cap_s_name(billed: Stack, images
         # What is paid for can be read all the while: the job's first batch is in the cache.
         sampler.set_epoch(0)
         assert next(iter(loader))[1].shape == (10,)
+
+
+@pytest.mark.parametrize("billed", [("--max-usd", "3")], indirect=True)
+@pytest.mark.parametrize("ending", ["killed", "ended"])
+def test_the_cap_holds_over_a_restart_of_the_coordinator(billed: Stack, images: Path, ending: str) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
+        with pytest.raises(SpendingCapError):
+            collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        spent_usd = sampler.job_stats().total_usd
+    with billed.valkey.client() as client:
+        while float(client.get(SPENT_KEY) or 0) < spent_usd:
+            pass  # written within a second
+        if ending == "killed":
+            billed.kill_coordinator()
+        else:
+            assert billed.close_coordinator() == 0
+        client.unlink(*client.keys("super:r1:*"))
+    billed.start_coordinator()
+    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
+        assert sampler.job_stats().total_usd == spent_usd
+        with pytest.raises(SpendingCapError, match="by coordinators before a restart too"):
+            collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        assert sampler.job_stats().total_usd == spent_usd
 
 
 @pytest.mark.parametrize("billed", [()], indirect=True)
