@@ -51,6 +51,7 @@ __all__ = ["LOCK_TTL_S", "Cache", "LockHeldError"]
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
+_DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _CURSORS = 2**64  # of one server's SCAN
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
@@ -242,16 +243,22 @@ class Cache:
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
         """What :meth:`audit` tells, after each record was read to its end and checked: 0 for a spoilt one."""
         lengths = await self.audit(ids)
-        keys = cache_keys(ids)
         sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one by one, since they may be large
-            record = _bytes(await self._nodes.one(keys[place], "GET", keys[place]) or b"")
+            record = await self.record(sample_ids[place]) or b""
             try:
                 header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
                 verify_payload(header, record[HEADER_BYTES:])
             except RecordError:
                 lengths[place] = 0
         return lengths
+
+    @_as_asked
+    async def record(self, sample_id: bytes) -> bytes | None:
+        """A whole record; ``None`` where there is none."""
+        (key,) = cache_keys(sample_id)
+        found = await self._nodes.one(key, "GET", key)
+        return None if found is None else _bytes(found)
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:

@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.cancelling import cancel_and_wait
-from coordinator.core.actions import Action, Audit, Drop, Prefetch, Warn, WriteTombstones
+from coordinator.core.actions import Action, Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
 from coordinator.core.core import Core
-from coordinator.core.events import Audited, Event, FailureKind, RequestDone, RequestFailed, Tick
+from coordinator.core.events import (
+    Audited,
+    Event,
+    FailureKind,
+    RecordReadBack,
+    RequestDone,
+    RequestFailed,
+    Tick,
+)
 from coordinator.core.results import OUTCOME_ORDER
 from coordinator.core.samples import EVERY_EPOCH
 from coordinator.executors import (
@@ -31,9 +39,9 @@ from coordinator.executors import (
     ThrottledError,
 )
 from coordinator.requests import request_for
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError, RecordVersionError
 from super_wire.ids import ID_BYTES
-from super_wire.record import Tombstone
+from super_wire.record import Tombstone, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -194,6 +202,8 @@ class Engine:
             self._dropping = self._start(self._drop(ids, self._dropping))
         elif isinstance(action, WriteTombstones):
             self._start(self._bury(action))
+        elif isinstance(action, ReadBack):
+            self._start(self._read_back(action))
         elif isinstance(action, Warn):
             _log.warning("%s", action.message)
 
@@ -305,6 +315,16 @@ class Engine:
                 self.post(Audited(action.audit_id, found))
                 return
 
+    async def _read_back(self, action: ReadBack) -> None:
+        sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
+        try:
+            record = await self._cache.record(sample_id)
+        except CacheError:  # the next one will tell, and the upkeep says that the cache does not answer
+            return
+        if record is not None:
+            fault = _fault_of(record)
+            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # so that the last one ends last
@@ -332,6 +352,17 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+
+
+def _fault_of(record: bytes) -> str:
+    """What is wrong with a record just written; a tombstone by now, or another version, is no fault."""
+    try:
+        unpack(record, verify=True)
+    except RecordVersionError:
+        return ""
+    except RecordError as error:
+        return str(error)
+    return ""
 
 
 def _useless(msg: str, result: PrefetchResult) -> FunctionRaisedError:

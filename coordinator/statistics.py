@@ -125,7 +125,7 @@ def _trouble(core: Core, member: Member) -> str:
     told = []
     if times := member.concurrency.throttled_lately(core.now_s):
         told.append(f"throttled {times:,} times in the last minute")
-    if member.health.reason and (several or times):
+    if member.health.reason and (several or times or member.health.spoils):
         told.append(member.health.reason)
     return ": ".join(told)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from coordinator.core.samples import SetKey
 
-__all__ = ["Action", "Audit", "Drop", "Prefetch", "Warn", "WriteTombstones"]
+__all__ = ["Action", "Audit", "Drop", "Prefetch", "ReadBack", "Warn", "WriteTombstones"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,21 @@ class WriteTombstones:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Read a record that an executor has just written, and check it; answered by ``RecordReadBack``, or not
+    at all where it is not there.
+    """
+
+    samples: SetKey
+    index: int
+    executor: int
+
+
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Tell people; not answered."""
 
     message: str
 
 
-Action: TypeAlias = Audit | Drop | Prefetch | Warn | WriteTombstones
+Action: TypeAlias = Audit | Drop | Prefetch | ReadBack | Warn | WriteTombstones

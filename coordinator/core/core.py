@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import auditing, equipping, events, forgetting, reading, results
+from coordinator.core import auditing, equipping, events, forgetting, reading, reading_back, results
 from coordinator.core.consistency import idlers, problems
 from coordinator.core.dispatching import dispatch, expire_tombstones
 from coordinator.core.journal import history
@@ -53,6 +53,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.ExecutorsUnfit: equipping.executors_unfit,
     events.JobClosed: reading.job_closed,
     events.JobOpened: reading.job_opened,
+    events.RecordReadBack: reading_back.record_read_back,
     events.RequestDone: results.request_done,
     events.RequestFailed: results.request_failed,
     events.Tick: _tick,

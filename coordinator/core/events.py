@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.core.plan import Plan
+    from coordinator.core.samples import SetKey
 
 __all__ = [
     "Audited",
@@ -32,6 +33,7 @@ __all__ = [
     "FailureKind",
     "JobClosed",
     "JobOpened",
+    "RecordReadBack",
     "RequestDone",
     "RequestFailed",
     "Tick",
@@ -161,6 +163,18 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordReadBack:
+    """A record that an executor had just written was read; ``fault`` says what is wrong with it, if anything
+    is.
+    """
+
+    samples: SetKey
+    index: int
+    executor: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class CacheReset:
     """The cache was seen to have restarted or been emptied: nothing is believed of it any more."""
 
@@ -228,6 +242,7 @@ Event: TypeAlias = (
     | ExecutorsUnfit
     | JobClosed
     | JobOpened
+    | RecordReadBack
     | RequestDone
     | RequestFailed
     | Tick

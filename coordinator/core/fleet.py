@@ -51,6 +51,8 @@ class Member:
     """Produced so far."""
     usd: float = 0.0
     """Billed for them so far."""
+    read_back_s: float = -math.inf
+    """When one of its records was chosen to be read back last."""
 
     def idle(self, now: float) -> int:
         """How many of its functions have nothing to do."""

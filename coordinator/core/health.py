@@ -25,6 +25,8 @@ class Health:
         self._aside_since_s = -math.inf
         self.reason = ""
         """Why it was set aside last; empty once it has worked again."""
+        self.spoils = False
+        """Whether what it wrote last, of what was read back, came out otherwise."""
 
     def refused(self, reason: str, made_s: float, now: float) -> None:
         """It took no request, which was made then: it is throttled, or gone."""
@@ -38,9 +40,22 @@ class Health:
 
     def worked(self) -> None:
         """It produced something, or said why one sample cannot be."""
+        if self.spoils:  # what it says of that is not to be believed
+            return
         self._failures = 0
         self._pause_s = 0.0
         self.reason = ""
+
+    def does_not_read_back(self, reason: str, now: float) -> None:
+        """A record that it wrote is not what it was."""
+        self.spoils = True
+        self._set_aside(reason, now, now)
+
+    def reads_back(self) -> None:
+        """A record that it wrote is what it was."""
+        if self.spoils:
+            self.spoils = False
+            self.worked()
 
     @property
     def doubtful(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from coordinator.core.jobs import Job, Lane
     from coordinator.core.state import State
 
-__all__ = ["WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
+__all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
 
 WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
@@ -23,7 +23,8 @@ _SAFETY = 2.0
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8
 _STRIDE_SHARE = 4
-_LEAST_BATCHES = 2
+LEAST_BATCHES = 2
+"""Beyond what the sampler has given out, so much is looked ahead at the least."""
 
 
 def window_end(state: State, job: Job, lane: Lane) -> int:
@@ -38,12 +39,12 @@ def window_end(state: State, job: Job, lane: Lane) -> int:
     wanted = batches_wanted(state, job, lane, caution=lane.caution)
     state.want(lane, int(wanted * batch_bytes))
     scarcity = WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
-    return max(lane.low + share_of(wanted, scarcity), lane.yielded + _LEAST_BATCHES)
+    return max(lane.low + share_of(wanted, scarcity), lane.yielded + LEAST_BATCHES)
 
 
 def share_of(batches: int, scarcity: float) -> int:
     """How many of the batches that a lane would look ahead there is room for."""
-    return max(_LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
+    return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
 def _stride(lane: Lane, end: int) -> int:
@@ -81,12 +82,12 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
                     return ahead._replace(indices=absent)
         end = window_end(state, job, lane)
         room = end - lane.frontier
-        given_out = lane.frontier < lane.yielded + _LEAST_BATCHES  # readers may wait for it
+        given_out = lane.frontier < lane.yielded + LEAST_BATCHES  # readers may wait for it
         if room <= 0 or (room < _stride(lane, end) and not given_out):
             return None
         epoch, position = job.epoch_and_position(lane.frontier)
         # The first batches one by one, since the deadlines of a span are that of its first batch.
-        batches = 1 if lane.frontier - lane.low < _LEAST_BATCHES else _SPAN_BATCHES
+        batches = 1 if lane.frontier - lane.low < LEAST_BATCHES else _SPAN_BATCHES
         stop = min(position + min(batches, end - lane.frontier), job.plan.batches_per_epoch)
         span = job.plan.span(epoch, position, stop, lane.rank)
         key = job.samples_of(epoch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from coordinator.core.lookahead import WINDOW_SHARE, batches_wanted, share_of
+from coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
 from coordinator.core.samples import EVERY_EPOCH
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def needed_bytes(state: State) -> int:
         windows = (
             max(
                 _batch_bytes(state, job)
-                * sum(share_of(batches[job.name, rank], scarcity) for rank in job.lanes)
+                * sum(
+                    max(share_of(batches[job.name, rank], scarcity), lane.yielded - lane.low + LEAST_BATCHES)
+                    for rank, lane in job.lanes.items()
+                )
                 for job in jobs
             )
             for jobs in fresh_jobs.values()

@@ -9,6 +9,7 @@ import numpy as np
 
 from coordinator.core.actions import Drop, Warn, WriteTombstones
 from coordinator.core.events import FailureKind
+from coordinator.core.reading_back import choose_to_read_back
 from coordinator.core.samples import SampleState
 from super_wire.request import Outcome
 
@@ -77,6 +78,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
     cached, buried = open_ & (event.outcomes == _CACHED), open_ & (event.outcomes == _TOMBSTONE)
     samples.store(indices[cached], event.record_bytes[cached])
+    choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[buried], SampleState.FAILED)
     for offset in np.flatnonzero(buried):
         state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
@@ -152,6 +154,7 @@ def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd:
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
     state.set_of(request.samples).store(request.indices, event.record_bytes)
+    choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     request.counters.samples_produced += count
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
     state.setbacks = 0

@@ -58,9 +58,9 @@ def refuse_demands(state: State, now: float) -> None:
         if not refused.size:
             continue
         text = (
-            f"{state.ledger.total_usd:.4f} USD are spent on this cache, by coordinators before a restart too, "
-            f"and max_usd is {state.settings.max_usd:g}, which a request more might pass: to go on, start the "
-            "coordinator with a higher one (--max-usd, SUPER_MAX_USD)"
+            f"{state.ledger.total_usd:.4f} USD are spent on this cache, by coordinators before a restart "
+            f"too, and max_usd is {state.settings.max_usd:g}, which a request more might pass: to go on, "
+            "start the coordinator with a higher one (--max-usd, SUPER_MAX_USD)"
         )
         samples.move(refused, SampleState.FAILED)
         for index in refused.tolist():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.core import EVERY_EPOCH, Core, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, Warn, WriteTombstones
+from coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
 from coordinator.core.events import (
     Audited,
     CacheEvicted,
@@ -25,6 +25,7 @@ from coordinator.core.events import (
     CacheResized,
     ExecutorResized,
     ExecutorsUnfit,
+    RecordReadBack,
     RequestDone,
     RequestFailed,
     Tick,
@@ -241,6 +242,8 @@ class World:
         elif isinstance(action, Audit):
             self.checks.asked(action)
             self.after(_AUDIT_S, partial(self._audit, action, self.life))
+        elif isinstance(action, ReadBack):
+            self.after(_AUDIT_S, partial(self._read_back, action, self.life))
         elif isinstance(action, WriteTombstones):
             self.checks.buried(action)
             self.cache.bury(action.samples, action.indices, self.now_s, ttl_s=action.expires_in_s)
@@ -266,6 +269,17 @@ class World:
             self.post(Audited(action.audit_id, found))
         else:
             self.after(_RETRY_S, partial(self._audit, action, life))
+
+    def _read_back(self, action: ReadBack, life: int) -> None:
+        index = np.array([action.index])
+        if (
+            life != self.life
+            or not self.cache.up
+            or self.cache.look(action.samples, index, self.now_s)[0] <= 0
+        ):
+            return
+        fault = "spoilt" if self.cache.spoilt(action.samples, index)[0] else ""
+        self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
 
     def _upkeep(self) -> None:
         if self._under_way:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, Warn, WriteTombstones
+from coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
 from coordinator.core.events import (
     Audited,
     BatchesAsked,
@@ -56,6 +56,7 @@ class Driver:
         self.drops: list[Drop] = []
         self.tombstones: list[WriteTombstones] = []
         self.warnings: list[Warn] = []
+        self.read_backs: list[ReadBack] = []
         self.step(ExecutorResized(capacity))
         self.step(DatasetAdded(DATASET, size, random, RECORD_BYTES, known_absent))
 
@@ -72,6 +73,7 @@ class Driver:
                 Drop: self.drops,
                 WriteTombstones: self.tombstones,
                 Warn: self.warnings,
+                ReadBack: self.read_backs,
             }[type(action)]
             kept.append(action)
         return actions

@@ -1,0 +1,39 @@
+"""A real record is read back from a real cache, and one that was spoilt on its way is produced again."""
+
+from __future__ import annotations
+
+from tests.coordinator import running as running_module
+from tests.coordinator.running import running
+
+
+def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
+    valkey, serving_loop, tmp_path, monkeypatch, caplog
+):
+    written: set[str] = set()
+
+    def spoilt(key: str) -> bytes:
+        record = bytearray(whole(key))
+        record[-1] ^= key not in written
+        written.add(key)
+        return bytes(record)
+
+    (tmp_path / "cat").mkdir()
+    for number in range(12):
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
+    whole = running_module.record_of
+    monkeypatch.setattr(running_module, "record_of", spoilt)
+
+    async def work():
+        async with running(valkey) as coordinator:
+            await coordinator.open(await coordinator.register(tmp_path))
+            await coordinator.page()
+            await coordinator.until(lambda: "does not read back" in caplog.text)
+            await coordinator.until(lambda: len(coordinator.executor.keys_asked) > 12)
+            await coordinator.until(lambda: not coordinator.engine.busy)
+            return coordinator.executor.keys_asked
+
+    keys = serving_loop.run(work())
+    (again,) = {key for key in keys if keys.count(key) > 1}
+    with valkey.client() as client:
+        assert whole(again) in [client.get(name) for name in client.keys("super:r1:*")]
+    assert caplog.text.count("does not read back") == 1
