@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-bench run test test-full test-loaders soak lint types rules unit format proto check-proto check-infra wheel \
+.PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit format proto check-proto check-infra wheel \
 	check-containers lambda-zip lock clean
 
 help: ## list the targets
@@ -80,8 +80,11 @@ test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where 
 	$(BENCH_VENV)/bin/python -m pytest --noconftest -p tests.fixtures.images -p tests.fixtures.object_store \
 		tests/experiments/loaders
 
-soak: $(STAMP) ## the tests that run for minutes
+soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials of each kind, 500)
 	$(BIN)/python -m pytest -m soak
+
+fuzz: $(STAMP) ## try random inputs on all that is parsed; prints how many, and the seed that failed (ARGS="--seconds 60 NAME")
+	$(BIN)/python -m tests.hostile.fuzz $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format; cfn-lint: the template
 	$(BIN)/ruff check .

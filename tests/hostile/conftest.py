@@ -1,0 +1,30 @@
+"""What the trials of a process share."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hostile.ground import Ground, ground
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A hundred seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
+    if "seed" in metafunc.fixturenames:
+        slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
+        soak = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 100 + SOAKED)]
+        metafunc.parametrize("seed", slow + soak, ids="seed-{}".format)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """The cache, the store and the images."""
+    with ground(tmp_path_factory.mktemp("hostile")) as made:
+        yield made

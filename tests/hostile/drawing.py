@@ -1,0 +1,120 @@
+"""What a seed makes of a trial: how data is read, what is spoilt between whom, and who is killed when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["KINDS", "Drawn", "draw"]
+
+KINDS = ("bytes", "general")
+
+# What a middlebox or a bug may do to whole replies without ending a connection; how often, one against the other.
+_BYTES = {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3}
+_STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
+_ODDS: dict[str, dict[str, int]] = {
+    "reader": _STREAM | _BYTES | {"replace": 2, "rubbish": 1},
+    "function": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
+    "coordinator": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
+    # Plain gRPC and HTTP have only TCP's own checksum, which a flip, a drop or a swap of bytes would be against.
+    "sampler": _STREAM,
+    "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
+}
+_ACTS = (
+    "kill_coordinator",
+    "kill_function",
+    "kill_loader_worker",
+    "stop_coordinator",
+    "stop_function",
+    "stop_cache",
+    "restart_cache",
+    "flush_cache",
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One trial.
+
+    Attributes:
+        loader: ``"super"``, or how many workers a DataLoader has.
+        links: the arguments of each link that is spoilt (:class:`tests.hostile.proxy.Link`).
+        acts: what is done to whom before a batch, numbered over all epochs.
+        lasting: whether a link is spoilt to the end, so that an error may come.
+        unwell_from_start: whether links are spoilt before the sampler is made.
+        with_bad: whether the set has undecodable images, which are skipped.
+    """
+
+    kind: str
+    seed: int
+    loader: str
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    source: str
+    unix: bool
+    links: dict[str, dict[str, Any]]
+    acts: dict[int, str] = field(default_factory=dict)
+    lasting: bool = False
+    unwell_from_start: bool = False
+    with_bad: bool = False
+
+
+def draw(kind: str, seed: int) -> Drawn:
+    """The trial of a kind that a seed means."""
+    chance = random.Random(f"{kind}/{seed}")
+    loader = chance.choice(["super", "super", "0", "2"])
+    batch_size = chance.choice([1, 3, 8, 8, 16, 31])
+    unix = chance.random() < 0.3
+    common: dict[str, Any] = {
+        "kind": kind,
+        "seed": seed,
+        "loader": loader,
+        "batch_size": batch_size,
+        "shuffle": chance.random() < 0.8,
+        "unix": unix,
+    }
+    if kind == "bytes":
+        odds = {fault: _BYTES[fault] for fault in chance.sample(sorted(_BYTES), chance.randint(1, 4))}
+        # On a unix socket a record is hashed when a process reads it first, so bits are flipped in one epoch.
+        epochs = 1 if unix and "flip" in odds else 2
+        reader = {"odds": odds, "every": chance.choice([2.0, 6.0, 20.0]), "most": chance.randint(2, 16)}
+        reader["directions"] = chance.choice([("down",), ("down",), ("down", "up")])
+        return Drawn(
+            **common,
+            epochs=epochs,
+            source="directory",
+            links={"reader": reader},
+            with_bad=batch_size > 1 and chance.random() < 0.3,
+        )
+    source = chance.choice(["directory", "bucket"])
+    names = [name for name in _ODDS if name != "store" or source == "bucket"]
+    lasting = chance.random() < 0.1
+    links: dict[str, dict[str, Any]] = {}
+    for name in chance.sample(names, chance.randint(1, len(names))):
+        odds = {
+            fault: _ODDS[name][fault] for fault in chance.sample(sorted(_ODDS[name]), chance.randint(1, 6))
+        }
+        if name == "reader" and unix:
+            odds.pop("flip", None)
+        most = chance.randint(1, 8)
+        if lasting and name != "sampler":  # whose calls are repeated for two minutes
+            most = 10_000
+        links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
+    batches = 2 * -(-61 // batch_size)
+    acts = {
+        chance.randrange(batches): chance.choice(
+            [act for act in _ACTS if loader == "2" or act != "kill_loader_worker"]
+        )
+        for _ in range(chance.choice([0, 0, 0, 1, 1, 2]))
+    }
+    return Drawn(
+        **common,
+        epochs=2,
+        source=source,
+        links=links,
+        acts=acts,
+        lasting=lasting,
+        unwell_from_start=chance.random() < 0.2,
+    )

@@ -1,0 +1,17 @@
+"""Replies of the cache are spoilt on their way to the reader: no wrong byte, no sample in another's place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hostile.trial import run_trial
+
+if TYPE_CHECKING:
+    from tests.hostile.ground import Ground
+
+
+@pytest.mark.timeout(300)  # a trial bounds its own waits; one that hangs is found by this
+def test_no_wrong_byte_is_delivered(shared: Ground, seed: int) -> None:
+    run_trial("bytes", seed, shared)

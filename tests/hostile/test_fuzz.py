@@ -1,0 +1,58 @@
+"""Every fuzzer of this folder, for a second each, and for minutes in ``make soak``; and what runs them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hostile import fuzz
+
+if TYPE_CHECKING:
+    import random
+
+FUZZERS = fuzz.fuzzers()
+LONG_S = 180.0
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_a_second_of(name):
+    assert fuzz.run(name, FUZZERS[name], seconds=1.0, seed=0) > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * LONG_S)
+@pytest.mark.parametrize("name", FUZZERS)
+def test_minutes_of(name):
+    seed = time.time_ns() // 1000
+    inputs = fuzz.run(name, FUZZERS[name], seconds=LONG_S, seed=seed)
+    print(f"{name}: {inputs} inputs from seed {seed} on")  # noqa: T201 # make soak shows it
+
+
+def test_an_input_that_fails_is_found_again_by_its_seed(capsys, monkeypatch):
+    tried = []
+
+    def fails_sometimes(chance: random.Random) -> None:
+        tried.append(chance.random())
+        if tried[-1] < 0.01:
+            raise ValueError("untyped")
+
+    monkeypatch.setattr(fuzz, "fuzzers", lambda: {"fails sometimes": fails_sometimes})
+    assert fuzz.main(["--seed", "5"]) == 1
+    said = capsys.readouterr()
+    assert "1 fuzzers failed" in said.out
+    assert "untyped" in said.err
+    *_, alone = said.err.split("alone: python -m tests.hostile.fuzz ")
+    failing = tried[-1]
+    assert (
+        fuzz.main([*alone.splitlines()[0].replace("'fails sometimes'", "").split(), "fails sometimes"]) == 1
+    )
+    assert tried[-1] == failing
+
+
+def test_a_fuzzer_that_holds_runs_for_its_time():
+    began = time.monotonic()
+    assert fuzz.run("holds", lambda chance: None, seconds=0.05, seed=1) > 1
+    assert time.monotonic() - began < 5
+    assert fuzz.run("holds", lambda chance: None, seconds=60, seed=1, inputs=3) == 3

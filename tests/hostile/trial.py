@@ -1,0 +1,353 @@
+"""One seeded trial: real processes, spoilt links between them, and what must hold all the same.
+
+Each sample comes once, in plan order, with its bytes, or a typed error comes in time; afterwards no process
+is left. ``python -m tests.hostile.trial KIND SEED [SEED ...]`` runs trials alone; ``FIRST-LAST`` is a range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+from coordinator.core.plan import Plan
+from sampler import SuperSampler
+from super_dataset import Recipe, SuperDataset, SuperLoader, connection
+from super_wire.errors import (
+    CacheError,
+    CacheUnreachableError,
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    ReadTimeoutError,
+    SuperError,
+)
+from tests.fixtures.images import SIDE
+from tests.fixtures.stack import END_TIMEOUT_S, Stack
+from tests.hostile.drawing import Drawn, draw
+from tests.hostile.function import FUNCTION, VARIABLE
+from tests.hostile.ground import IMAGES, Ground, ground
+from tests.hostile.proxy import Link, Proxy
+from tests.integration.delivery import pixels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from super_wire.batch_ref import BatchRef
+
+__all__ = ["Outcome", "run_trial"]
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+READ_TIMEOUT_S = 20.0
+MARGIN_S = 10.0
+COORDINATOR_S = 120.0
+SILENCE_S = 1.0  # in place of 10 s: a reply that was dropped is waited for as long
+STOPPED_S = 1.0
+# They say that time was used up; while training no other may come of a fault that passes.
+IN_TIME = (ReadTimeoutError, CacheUnreachableError, CoordinatorUnreachableError)
+
+
+class RoutedDataset(SuperDataset):
+    """A dataset that reads the cache by a way of its own, whatever address the coordinator tells."""
+
+    way = ""
+
+    def ping_cache(self, cache: str) -> None:
+        super().ping_cache(self.way)
+
+    def __getitem__(self, ref: BatchRef) -> Any:
+        return super().__getitem__(replace(ref, cache=self.way))
+
+
+@dataclass
+class Outcome:
+    """What came of a trial."""
+
+    drawn: Drawn
+    batches: int = 0
+    error: str = ""
+    error_s: float = 0.0
+    took_s: float = 0.0
+    longest_s: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        faults = "".join(f"\n    {fault}" for fault in self.faults)
+        drawn = self.drawn
+        return (
+            f"{drawn}\n  {self.batches} batches in {self.took_s:.1f} s, "
+            f"the slowest in {self.longest_s:.1f} s; "
+            f"error: {self.error or 'none'} after {self.error_s:.1f} s\n  faults:{faults}\n"
+            f"  alone: .venv/bin/python -m tests.hostile.trial {drawn.kind} {drawn.seed}"
+        )
+
+
+class Trial:
+    """A trial while it runs."""
+
+    def __init__(self, drawn: Drawn, ground: Ground) -> None:
+        self.drawn, self.ground, self.outcome = drawn, ground, Outcome(drawn)
+        self._one_at_a_time = threading.Lock()
+        self._timers: list[threading.Timer] = []
+        self._over = threading.Event()
+        self._died: list[str] = []
+        self._worker_killed = False
+        self._served = True
+        self._training = False
+        valkey, store = ground.valkey, ground.store.url.removeprefix("http://")
+        self.stack = Stack(tcp=True, cache="unset")
+        targets = {
+            "reader": valkey.directory / "redis.sock" if drawn.unix else f"127.0.0.1:{valkey.port}",
+            "function": valkey.directory / "redis.sock",
+            "coordinator": valkey.directory / "redis.sock",
+            "sampler": self.stack.address,
+            "store": store,
+        }
+        links = {name: Link(str(target), **drawn.links.get(name, {})) for name, target in targets.items()}
+        for name in ("sampler", "store"):
+            links[name].resp = False
+        if drawn.unix:
+            links["reader"].listen = f"{self.stack.valkey.directory}/reader.sock"
+        self.proxy = Proxy(links, drawn.seed)
+        self.ways = self.proxy.addresses
+
+    def run(self) -> Outcome:
+        """Run it.
+
+        Raises:
+            AssertionError: what must hold does not.
+        """
+        began_s = time.monotonic()
+        before = set(psutil.Process().children(recursive=True))
+        self._empty_cache()
+        try:
+            self._begin()
+            watch = threading.Thread(target=self._watch)
+            watch.start()
+            try:
+                self._train()
+            finally:
+                self._over.set()
+                watch.join()
+                for timer in self._timers:
+                    timer.join()
+                self.outcome.faults = self.proxy.calm()
+                log = self.stack.log.read_text()
+                self.stack.close()
+        finally:
+            self.proxy.close()
+            self.outcome.took_s = time.monotonic() - began_s
+        assert not self._died, f"the coordinator ended: {self._died}\n{log[-4000:]}"
+        assert "Traceback" not in log, log[-4000:]
+        left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, END_TIMEOUT_S)[1]
+        left = [one for one in left if not any("resource_tracker" in word for word in one.cmdline())]
+        assert not left, f"processes are left: {left}"
+        return self.outcome
+
+    def _empty_cache(self) -> None:
+        with self.ground.valkey.client() as client:
+            client.flushall()
+
+    def _begin(self) -> None:
+        stack, ways = self.stack, self.ways
+        stack.cache = f"redis://{ways['coordinator']}"
+        stack.arguments = ("--workers", "2", "--request-samples", "8", "--function", FUNCTION)
+        stack.arguments += ("--request-timeout-s", "5")
+        stack.environment |= {
+            VARIABLE: f"redis://{ways['function']}",
+            "PYTHONPATH": str(ROOT),
+            "SUPER_S3_ENDPOINT_URL": f"http://{ways['store']}",
+        }
+        stack.start()
+
+    def _watch(self) -> None:
+        """Start a coordinator again that ended, as its supervisor would, and remember it."""
+        while not self._over.wait(0.2):
+            with self._one_at_a_time:
+                process = self.stack.process
+                if process is not None and process.poll() is not None:
+                    if self._served:
+                        self._died.append(f"exit code {process.returncode}")
+                    self._start_coordinator()
+
+    def _start_coordinator(self) -> None:
+        self._served = False
+        with contextlib.suppress(
+            pytest.fail.Exception
+        ):  # a spoilt link keeps it from starting; it is tried again
+            self.stack.start_coordinator()
+            self._served = True
+
+    def _train(self) -> None:
+        drawn = self.drawn
+        source = self.ground.directories[drawn.with_bad].as_uri()
+        if drawn.source == "bucket":
+            source = "s3://photos/train"
+        policy: Any = "skip" if drawn.with_bad else "raise"
+        dataset = RoutedDataset(source, RECIPE, read_timeout=READ_TIMEOUT_S, on_bad_sample=policy)
+        dataset.way = ("unix://" if drawn.unix else "redis://") + self.ways["reader"]
+        if drawn.unwell_from_start:
+            self.proxy.begin()
+        asked_s = time.monotonic()
+        try:
+            with (
+                mock.patch.object(connection, "IO_TIMEOUT_S", SILENCE_S),
+                SuperSampler(
+                    dataset,
+                    batch_size=drawn.batch_size,
+                    seed=drawn.seed,
+                    shuffle=drawn.shuffle,
+                    coordinator=self.ways["sampler"],
+                ) as sampler,
+            ):
+                self.proxy.begin()
+                self._training = True
+                loader: Any = (
+                    SuperLoader(dataset, sampler)
+                    if drawn.loader == "super"
+                    else DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=int(drawn.loader))
+                )
+                for epoch in range(drawn.epochs):
+                    asked_s = time.monotonic()
+                    iterator = iter(loader)
+                    for expected in self._plan(epoch):
+                        self._act(iterator)
+                        asked_s = time.monotonic()
+                        self._compare(next(iterator), expected)
+                        waited_s = time.monotonic() - asked_s
+                        self.outcome.longest_s = max(self.outcome.longest_s, waited_s)
+                        self.outcome.batches += 1
+                    assert next(iterator, None) is None, "more batches come than the plan has"
+        except (SuperError, RuntimeError, ConnectionResetError) as error:
+            self._judge(error, time.monotonic() - asked_s)
+
+    def _plan(self, epoch: int) -> Iterator[list[int]]:
+        drawn = self.drawn
+        plan = Plan(IMAGES, drawn.batch_size, seed=drawn.seed, shuffle=drawn.shuffle)
+        for position in range(plan.batches_per_epoch):
+            indices = plan.batch(epoch, position, 0).indices.tolist()
+            yield [index for index in indices if not drawn.with_bad or index not in self.ground.bad]
+
+    def _compare(self, batch: Any, expected: list[int]) -> None:
+        images, labels = batch
+        came = pixels_of(images)
+        known = {pixels: index for index, pixels in enumerate(self.ground.pixels)}
+        indices = [known.get(pixels, -1) for pixels in came]
+        assert indices == expected, (
+            f"batch {self.outcome.batches} is wrong: expected {expected}, "
+            f"came {indices} (-1: nobody's pixels)"
+        )
+        assert labels.tolist() == [self.ground.labels[index] for index in expected]
+
+    def _judge(self, error: Exception, waited_s: float) -> None:
+        self.outcome.error, self.outcome.error_s = f"{type(error).__name__}: {error}", waited_s
+        if not isinstance(error, SuperError):
+            assert self._worker_killed, f"{error!r} is not typed"
+            assert not isinstance(error, RuntimeError) or "DataLoader worker" in str(error), repr(error)
+        bound_s = COORDINATOR_S if isinstance(error, CoordinatorError) else READ_TIMEOUT_S
+        assert waited_s < bound_s + MARGIN_S, f"{error!r} came after {waited_s:.1f} s"
+        if self.drawn.lasting or self._worker_killed or not self._training:
+            return
+        reader = self.drawn.links.get("reader", {"odds": {}})["odds"]
+        refused = type(error) is CacheError and not {"flip", "replace", "rubbish"}.isdisjoint(reader)
+        assert refused or isinstance(error, IN_TIME), f"{error!r} came at once, for a fault that passes"
+
+    def _act(self, iterator: Any) -> None:
+        act = self.drawn.acts.get(self.outcome.batches)
+        if act is not None:
+            with self._one_at_a_time:
+                getattr(self, f"_{act}")(iterator)
+
+    def _kill_coordinator(self, _: Any) -> None:
+        if self.stack.process is not None and self.stack.process.poll() is None:
+            self.stack.kill_coordinator()
+        self._start_coordinator()
+
+    def _kill_function(self, _: Any) -> None:
+        for function in self.stack.functions()[:1]:
+            function.kill()
+
+    def _kill_loader_worker(self, iterator: Any) -> None:
+        self._worker_killed = True
+        iterator._workers[0].kill()
+
+    def _stop_coordinator(self, _: Any) -> None:
+        assert self.stack.process is not None
+        self._stop(self.stack.process.pid)
+
+    def _stop_function(self, _: Any) -> None:
+        for function in self.stack.functions()[:1]:
+            self._stop(function.pid)
+
+    def _stop_cache(self, _: Any) -> None:
+        assert self.ground.valkey.process is not None
+        self._stop(self.ground.valkey.process.pid)
+
+    def _stop(self, pid: int) -> None:
+        process = psutil.Process(pid)
+
+        def go_on() -> None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+        process.suspend()
+        timer = threading.Timer(STOPPED_S, go_on)
+        timer.start()
+        self._timers.append(timer)
+
+    def _restart_cache(self, _: Any) -> None:
+        self.ground.valkey.restart_empty()
+
+    def _flush_cache(self, _: Any) -> None:
+        self._empty_cache()
+
+
+def run_trial(kind: str, seed: int, ground: Ground) -> Outcome:
+    """Run the trial that a seed means.
+
+    Raises:
+        AssertionError: what must hold does not; the message has all that is known of it.
+    """
+    trial = Trial(draw(kind, seed), ground)
+    try:
+        return trial.run()
+    except BaseException as error:
+        error.add_note(str(trial.outcome))
+        raise
+
+
+def main(kind: str, *seeds: str) -> int:
+    """Run trials and tell of each."""
+    failed = []
+    with tempfile.TemporaryDirectory() as directory, ground(Path(directory)) as shared:
+        for words in seeds:
+            first, _, last = words.partition("-")
+            for seed in range(int(first), int(last or first) + 1):
+                try:
+                    outcome = run_trial(kind, seed, shared)
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 # the next one tells more
+                    failed.append(seed)
+                    sys.stdout.write(f"seed {seed} FAILED: {''.join(traceback.format_exception(error))}")
+                else:
+                    sys.stdout.write(
+                        f"seed {seed}: {outcome.batches} batches, {outcome.took_s:.1f} s, "
+                        f"{len(outcome.faults)} faults, {outcome.error[:200] or 'no error'}\n"
+                    )
+                sys.stdout.flush()
+    sys.stdout.write(f"failed: {failed or 'none'}\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
