@@ -10,14 +10,14 @@ __all__ = ["KINDS", "Drawn", "draw"]
 
 KINDS = ("bytes", "general")
 
-# What a middlebox or a bug may do to whole replies without ending a connection; how often, one against the other.
+# What a middlebox or a bug may do to whole replies without ending a connection, and how often.
 _BYTES = {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3}
 _STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
 _ODDS: dict[str, dict[str, int]] = {
     "reader": _STREAM | _BYTES | {"replace": 2, "rubbish": 1},
     "function": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
     "coordinator": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
-    # Plain gRPC and HTTP have only TCP's own checksum, which a flip, a drop or a swap of bytes would be against.
+    # Plain gRPC and HTTP rest on TCP's checksum alone: bytes that are flipped, dropped or swapped pass.
     "sampler": _STREAM,
     "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
 }
@@ -99,7 +99,7 @@ def draw(kind: str, seed: int) -> Drawn:
         if name == "reader" and unix:
             odds.pop("flip", None)
         most = chance.randint(1, 8)
-        if lasting and name != "sampler":  # whose calls are repeated for two minutes
+        if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
             most = 10_000
         links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
     batches = 2 * -(-61 // batch_size)

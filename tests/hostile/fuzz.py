@@ -1,6 +1,6 @@
 """Runs the fuzzers of this folder: ``python -m tests.hostile.fuzz [--seconds S] [--seed N] [NAME ...]``.
 
-Each file ``fuzz_*.py`` here has ``FUZZERS``, by name a callable that makes one input of the chance it is given,
+Each file ``fuzz_*.py`` here has ``FUZZERS``, by name: a callable makes one input of the chance it is given,
 tries it, and raises ``AssertionError`` where the outcome is none that it may have. An input has a seed of its
 own, so a failing one is tried again alone: ``--seed N --inputs 1 NAME``.
 """

@@ -38,10 +38,13 @@ _OTHER_REPLIES = (
     b"$99999999999999999999\r\n",
     b"%1\r\n+a\r\n+b\r\n",
 )
-_HTTP_ANSWERS = tuple(
-    b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n"
-    for status in (b"500 Oops", b"502 Bad Gateway", b"503 Slow Down", b"429 Too Many Requests")
-) + (b"HTTP/1.1 two hundred\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x28", b"HTTP/1.1 200 OK\r\nContent-Le")
+_STATUSES = (b"500 Oops", b"502 Bad Gateway", b"503 Slow Down", b"429 Too Many Requests")
+_HTTP_ANSWERS = (
+    *(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status for status in _STATUSES),
+    b"HTTP/1.1 two hundred\r\n\r\n",
+    b"\x15\x03\x01\x00\x02\x02\x28",
+    b"HTTP/1.1 200 OK\r\nContent-Le",
+)
 _ONE_WAY = {"answer": "up", "replace": "down"}
 
 
