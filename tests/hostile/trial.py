@@ -350,9 +350,11 @@ def main(kind: str, *seeds: str) -> int:
                     failed.append(seed)
                     sys.stdout.write(f"seed {seed} FAILED: {''.join(traceback.format_exception(error))}")
                 else:
+                    lines = [line for line in outcome.error.splitlines() if "Error" in line]
+                    error_line = lines[-1][:200] if lines else "no error"
                     sys.stdout.write(
                         f"seed {seed}: {outcome.batches} batches, {outcome.took_s:.1f} s, "
-                        f"{len(outcome.faults)} faults, {(outcome.error.splitlines() or ['no error'])[-1][:200]}\n"
+                        f"{len(outcome.faults)} faults, {error_line}\n"
                     )
                 sys.stdout.flush()
     sys.stdout.write(f"failed: {failed or 'none'}\n")
