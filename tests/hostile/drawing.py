@@ -90,7 +90,7 @@ def draw(kind: str, seed: int) -> Drawn:
         )
     source = chance.choice(["directory", "bucket"])
     names = [name for name in _ODDS if name != "store" or source == "bucket"]
-    lasting = chance.random() < 0.1
+    lasting = chance.random() < 0.07
     links: dict[str, dict[str, Any]] = {}
     for name in chance.sample(names, chance.randint(1, len(names))):
         odds = {
@@ -99,6 +99,8 @@ def draw(kind: str, seed: int) -> Drawn:
         if name == "reader" and unix:
             odds.pop("flip", None)
         most = chance.randint(1, 8)
+        if name in ("sampler", "coordinator") and not odds.keys().isdisjoint({"silence", "drop"}):
+            most = 1 if len(odds) < 3 else min(most, 4)  # each is waited for ten seconds
         if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
             most = 10_000
         links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
