@@ -20,6 +20,7 @@ from unittest import mock
 
 import psutil
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from coordinator.core.plan import Plan
@@ -250,6 +251,7 @@ class Trial:
 
     def _compare(self, batch: Any, expected: list[int]) -> None:
         images, labels = batch
+        assert isinstance(images, torch.Tensor), f"batch {self.outcome.batches} is no tensor: {type(images)}"
         came = pixels_of(images)
         known = {pixels: index for index, pixels in enumerate(self.ground.pixels)}
         indices = [known.get(pixels, -1) for pixels in came]
