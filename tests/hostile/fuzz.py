@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import random
 import sys
 import time
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(given.names) - set(every)
     if unknown:
         parser.error(f"no fuzzer is named {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    logging.disable()  # what is refused is logged, a thousand times a second
     seed = time.time_ns() // 1000 if given.seed is None else given.seed
     tried = failed = 0
     for name in given.names or every:

@@ -38,6 +38,7 @@ def test_an_input_that_fails_is_found_again_by_its_seed(capsys, monkeypatch):
         if tried[-1] < 0.01:
             raise ValueError("untyped")
 
+    monkeypatch.setattr(fuzz.logging, "disable", lambda: None)
     monkeypatch.setattr(fuzz, "fuzzers", lambda: {"fails sometimes": fails_sometimes})
     assert fuzz.main(["--seed", "5"]) == 1
     said = capsys.readouterr()
