@@ -49,7 +49,9 @@ def encode_report(job: str, report: ReadReport) -> bytes:
     )
 
 
-def parse_line(line: bytes | bytearray | memoryview) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
+def parse_line(
+    line: bytes | bytearray | memoryview,
+) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
     """What one reply line, without CRLF, announces: its kind, a bulk's length, other replies' text.
 
     Raises:

@@ -91,7 +91,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
     """
     if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
         msg = f"a slot map is an array of at most {SLOTS} entries; not {_shown(reply)}"
-        raise ValueError(msg)  # noqa: TRY004 # it came over a wire: bad data, not a bug
+        raise ValueError(msg)  # it came over a wire: bad data, not a bug
     places: dict[Node, int] = {}
     owners = array("h", [-1]) * SLOTS
     for item in reply:

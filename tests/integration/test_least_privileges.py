@@ -163,9 +163,7 @@ def test_once_the_page_was_followed_the_default_user_may_do_nothing(server: Valk
     for password in (None, "", "SECRET"):
         with redis.Redis(unix_socket_path=path, password=password) as client:
             for command in ("GET " + RECORD, "PING", "FLUSHALL", "ACL SETUSER default on"):
-                with pytest.raises(
-                    redis.exceptions.RedisError, match="uthenticat|WRONGPASS|invalid"
-                ):
+                with pytest.raises(redis.exceptions.RedisError, match="uthenticat|WRONGPASS|invalid"):
                     client.execute_command(*command.split())
 
 
