@@ -193,7 +193,9 @@ class Cache:
         Raises:
             ConfigError: what is written is no sum.
         """
-        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0").decode("ascii", "replace")
+        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0").decode(
+            "ascii", "replace"
+        )
         try:
             spent_usd = float(written)
         except ValueError:

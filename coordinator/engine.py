@@ -322,7 +322,7 @@ class Engine:
         except CacheError:  # the next one will tell, and the upkeep says that the cache does not answer
             return
         if record is not None:
-            fault = _fault_of(record)
+            fault = _fault_of(record, sample_id)
             self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
 
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
@@ -354,10 +354,10 @@ class Engine:
             _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
 
 
-def _fault_of(record: bytes) -> str:
+def _fault_of(record: bytes, sample_id: bytes) -> str:
     """What is wrong with a record just written; a tombstone by now, or another version, is no fault."""
     try:
-        unpack(record, verify=True)
+        unpack(record, sample_id=sample_id)
     except RecordVersionError:
         return ""
     except RecordError as error:

@@ -230,7 +230,9 @@ class _Decoders:
         try:
             array = self._make(arrived, key)
             decode_us = (time.perf_counter_ns() - begun_ns) // 1000
-            header, payload = pack(array, self._sample_id(index), fetch_us=arrived.fetch_us, decode_us=decode_us)
+            header, payload = pack(
+                array, self._sample_id(index), fetch_us=arrived.fetch_us, decode_us=decode_us
+            )
         except SampleFailedError as failure:
             self._fail(index, failure)
         except MemoryError:
