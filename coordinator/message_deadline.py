@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from coordinator.counted_log import CountedLog
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -32,7 +30,6 @@ class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._ending: set[asyncio.Task[None]] = set()
-        self._malformed = CountedLog(_log)
 
     async def intercept_service(
         self,
@@ -68,7 +65,8 @@ class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         try:
             request = read(message)
         except DecodeError as error:
-            self._malformed.warn("a call's message of %d bytes is malformed: %s", len(message), error)
+            about = {"cause": "malformed call"}
+            _log.warning("a call's message of %d bytes is malformed: %s", len(message), error, extra=about)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the call's message is malformed: {error}")
         return await method(request, context)
 

@@ -2,7 +2,8 @@
 
 The first line of a cause is written at once. Those that follow within a minute are counted, and the last of
 them is written at its end, with how many there were: 871 refusals by one executor are two lines, in which
-others can still be seen. Two lines have one cause if they differ in numbers alone.
+others can still be seen. Two lines have one cause if they differ in numbers alone, or if their records name
+it as ``cause`` (``extra=``): so it is where a stranger chooses the words.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         if record.levelno < logging.WARNING:
             super().emit(record)
             return
-        cause = record.name, record.levelno, _NUMBER.sub("#", record.getMessage())
+        words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
+        cause = record.name, record.levelno, words
         told = self._told.get(cause)
         if told is not None:
             told.last, told.more = record, told.more + 1

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.core.events import BatchRead
-from coordinator.counted_log import CountedLog
 from super_wire.keys import REPORT_PREFIX, report_stream
 from super_wire.report import ReadReport
 
@@ -83,13 +82,8 @@ class ReportReader:
         self._followed: dict[bytes, _Followed] = {}
         self._kept_s = -_KEEP_EVERY_S
         self._pause_until_s = 0.0
-        self._unreadable = CountedLog(_log)
-        self._forged = CountedLog(_log)
-
-    @property
-    def unreadable(self) -> int:
+        self.unreadable = 0
         """How many entries could not be read."""
-        return self._unreadable.count
 
     async def follow(self, job: str) -> None:
         """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
@@ -148,15 +142,18 @@ class ReportReader:
             try:
                 events.append(_event(job, ReadReport.from_fields(entry)))
             except ValueError as error:
-                self._unreadable.warn("a read report of job %s is skipped: %s", job, error)
+                self.unreadable += 1
+                about = {"cause": "unreadable report"}
+                _log.warning("a read report of job %s is skipped: %s", job, error, extra=about)
         return events
 
     async def _begin_again(self, stream: bytes, number: bytes) -> None:
-        self._forged.warn(
+        _log.warning(
             "the read reports of job %s have the id %s, which no reader of ours gave: the stream is begun "
             "again. A reader's credentials may have been used to forge it, or the cache's clock has jumped",
             stream.removeprefix(REPORT_PREFIX).decode(),
             number.decode(),
+            extra={"cause": "forged report"},
         )
         begun = _Followed.begun(await self._cache.empty_stream(stream, _KEEP_S))
         if stream in self._followed:

@@ -94,3 +94,11 @@ def test_the_end_tells_what_was_counted_and_causes_are_bounded(log):
     refuse(logger, 4)
     logger.handlers[0].close()
     assert stream.getvalue().count("times more") == 2
+
+
+def test_a_stranger_s_words_make_no_lines(log):
+    logger, stream, timers = log
+    for word in ("one", "another", "\x1b[2J"):
+        logger.warning("a report is skipped: %s", word, extra={"cause": "unreadable report"})
+    timers.minute()
+    assert stream.getvalue().count("a report is skipped") == 2
