@@ -220,7 +220,7 @@ def test_hostile_ids_are_refused_by_every_method_and_harm_nobody(run, source, id
     run(work)
 
 
-def test_bytes_that_are_no_message_are_refused_and_told_in_one_line(run, caplog):
+def test_bytes_that_are_no_message_are_refused_and_told_as_one_cause(run, caplog):
     async def work(coordinator):
         for _ in range(20):
             ask = coordinator.channel.unary_unary("/super.v1.Coordinator/CloseJob")
@@ -229,7 +229,8 @@ def test_bytes_that_are_no_message_are_refused_and_told_in_one_line(run, caplog)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     run(work)
-    assert [record.levelname for record in caplog.records if "malformed" in record.message] == ["WARNING"]
+    told = [record for record in caplog.records if "malformed" in record.message]
+    assert {(record.levelname, record.cause) for record in told} == {("WARNING", "malformed call")}
     assert "Traceback" not in caplog.text
 
 
