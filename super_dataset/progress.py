@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from super_dataset.buffer import Reply
 from super_dataset.checks import check_records
 from super_dataset.explanations import batch_name, timeout_message
-from super_dataset.refusals import is_passing, refusal
+from super_dataset.refusals import is_passing, refusal, wants_credentials
 from super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
 from super_wire.record import SPENDING_CAP
 from super_wire.report import ReadReport
@@ -44,7 +44,7 @@ class BatchProgress:
     not_hit: set[int] = field(default_factory=set)
     """Samples that some answered GET did not find, or found corrupt."""
     astray: str = ""
-    """How it shows that the last attempt brought another sample's record, if it did."""
+    """How it shows that replies and requests of the last attempt were out of step, if they were."""
     trouble: CacheError | None = None
     """What kept the last attempt from being answered in full."""
     out_of_memory: bool = False
@@ -99,6 +99,10 @@ class BatchProgress:
             self.corrupt[offset] = f"the cache holds something else than a record there: {text}"
         elif is_passing(text):
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+        elif text.startswith("ERR ") and not wants_credentials(text):
+            # No GET of ours is answered so: on the way, commands or replies were spoilt or fell out of step.
+            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+            self.astray = text
         else:
             raise refusal(self.ref.cache, text)
 

@@ -161,7 +161,7 @@ class BatchReader:
                 return
             if not state.told_astray:
                 state.told_astray = True
-                _LOG.warning("the cache at %s answered for another sample: %s", read.ref.cache, read.astray)
+                _LOG.warning("the cache at %s answered what was not asked: %s", read.ref.cache, read.astray)
             state.drop()
 
     def _look(

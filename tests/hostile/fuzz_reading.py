@@ -78,6 +78,9 @@ _BROKEN: dict[str, Callable[[random.Random, bytes], bytes]] = {
 }
 
 
+_ERRORS = (b"-LOADING wait\r\n", b"-WRONGTYPE no\r\n", b"-TRYAGAIN later\r\n", b"-ERR Protocol error\r\n")
+
+
 class ScriptedCache:
     """Answers GETs with good and with broken records; ``stream_faults``: also with what is no answer to them.
 
@@ -109,7 +112,7 @@ class ScriptedCache:
         if draw < 0.15 * self.wrong:
             return b"$-1\r\n"
         if draw < 0.2 * self.wrong:
-            return rng.choice([b"-LOADING wait\r\n", b"-WRONGTYPE no string\r\n", b"-TRYAGAIN later\r\n"])
+            return rng.choice(_ERRORS)
         if draw < 0.203 * self.wrong:
             self.entombed.add(sample_id)
             return _bulk(tombstone("its.jpg", sample_id))

@@ -44,3 +44,14 @@ def test_a_refusal_is_raised_at_once():
     progress.buffer.note_error(1, "MOVED 1 10.0.0.1:7000")
     with pytest.raises(CacheError, match=r"MOVED.*Cluster"):
         progress.sort()
+
+
+def test_an_error_that_no_get_has_is_doubt_in_the_connection():
+    """A bit of a command flipped on the way, or the answer to another command took this one's place."""
+    progress = progress_of(2)
+    progress.buffer.note_nil(0)
+    progress.buffer.note_error(1, "ERR unknown command 'GDT'")
+    progress.sort()
+    assert progress.missing == [0, 1]
+    assert "GDT" in progress.astray
+    assert "GDT" in str(progress.timeout_error(1.0))
