@@ -184,6 +184,7 @@ class ScriptedLink:
     """What a reader asks: one connection to one node."""
 
     connected = True
+    out_of_memory = False
 
     def __init__(self, cache: ScriptedCache) -> None:
         self._cache = cache
