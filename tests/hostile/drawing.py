@@ -6,19 +6,18 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["KINDS", "Drawn", "draw"]
-
-KINDS = ("bytes", "general")
+__all__ = ["STREAM", "Drawn", "draw"]
 
 # What a middlebox or a bug may do to whole replies without ending a connection, and how often.
 _BYTES = {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3}
-_STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
+# What any network may do to a connection, whatever is said on it.
+STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
 _ODDS: dict[str, dict[str, int]] = {
-    "reader": _STREAM | _BYTES | {"replace": 2, "rubbish": 1},
-    "function": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
-    "coordinator": _STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
+    "reader": STREAM | _BYTES | {"replace": 2, "rubbish": 1},
+    "function": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
+    "coordinator": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
     # Plain gRPC and HTTP rest on TCP's checksum alone: bytes that are flipped, dropped or swapped pass.
-    "sampler": _STREAM,
+    "sampler": STREAM,
     "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
 }
 _ACTS = (
