@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
+from super_dataset import checks
 from tests.hostile.trial import run_trial
 
 if TYPE_CHECKING:
@@ -15,3 +17,12 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(300)  # a trial bounds its own waits; one that hangs is found by this
 def test_no_wrong_byte_is_delivered(shared: Ground, seed: int) -> None:
     run_trial("bytes", seed, shared)
+
+
+@pytest.mark.slow
+def test_a_reader_that_lets_flipped_bits_pass_is_found_out(shared: Ground) -> None:
+    with (
+        mock.patch.object(checks, "verify_payload"),
+        pytest.raises(AssertionError, match="nobody's pixels"),
+    ):
+        run_trial("bytes", 122, shared)  # it flips bits in every other reply
