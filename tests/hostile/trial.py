@@ -7,6 +7,7 @@ is left. ``python -m tests.hostile.trial KIND SEED [SEED ...]`` runs trials alon
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import sys
 import tempfile
@@ -153,6 +154,7 @@ class Trial:
             self.outcome.took_s = time.monotonic() - began_s
         assert not self._died, f"the coordinator ended: {self._died}\n{log[-4000:]}"
         assert "Traceback" not in log, log[-4000:]
+        gc.collect()  # an error's traceback may hold the loader's iterator, and that its workers
         started = set(psutil.Process().children(recursive=True)) - before
         left = psutil.wait_procs([one for one in started if not self._is_shared(one)], END_TIMEOUT_S)[1]
         assert not left, f"processes are left: {left}"
