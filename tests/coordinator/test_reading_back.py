@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from super_wire.record import HEADER_BYTES
 from tests.coordinator import running as running_module
 from tests.coordinator.running import running
 
@@ -11,8 +12,8 @@ def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produce
 ):
     written: set[str] = set()
 
-    def spoilt(key: str) -> bytes:
-        record = bytearray(whole(key))
+    def spoilt(key: str, sample_id: bytes) -> bytes:
+        record = bytearray(whole(key, sample_id))
         record[-1] ^= key not in written
         written.add(key)
         return bytes(record)
@@ -35,5 +36,6 @@ def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produce
     keys = serving_loop.run(work())
     (again,) = {key for key in keys if keys.count(key) > 1}
     with valkey.client() as client:
-        assert whole(again) in [client.get(name) for name in client.keys("super:r1:*")]
+        payloads = [client.get(name)[HEADER_BYTES:] for name in client.keys("super:r1:*")]
+    assert whole(again, bytes(16))[HEADER_BYTES:] in payloads
     assert caplog.text.count("does not read back") == 1

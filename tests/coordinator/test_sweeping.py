@@ -80,10 +80,11 @@ def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
 
 def test_no_more_is_deleted_than_is_wanted(valkey):
     ours, strangers = ids_of(0, 100), ids_of(2, 3000)
-    record = b"".join(bytes(part) for part in pack(np.zeros((4, 4, 3), dtype=np.uint8), bytes(16)))
+    records = [b"".join(pack(np.zeros((4, 4, 3), dtype=np.uint8), one.tobytes())) for one in strangers]
+    record = records[0]
     fill(valkey, ours)
     with valkey.client() as client:
-        client.mset(dict.fromkeys(cache_keys(strangers.tobytes()), record))
+        client.mset(dict(zip(cache_keys(strangers.tobytes()), records, strict=True)))
     each = int(footprint(np.array([len(record)]))[0])
 
     async def work():

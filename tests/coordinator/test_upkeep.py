@@ -24,13 +24,14 @@ from coordinator.reports import ReportReader
 from coordinator.sweeping import Sweep
 from coordinator.upkeep import Upkeep, agree_on_golden
 from super_wire.cluster import key_slot
-from super_wire.keys import LOCK_KEY, RECORD_PREFIX
-from super_wire.record import pack
+from super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
+from super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, running
 from tests.fixtures.valkey import Valkey
 
 MAXMEMORY = 8 * 2**20
-RECORD = b"".join(bytes(part) for part in pack(np.zeros((100, 166, 3), dtype=np.uint8), bytes(16)))
+IMAGE = np.zeros((100, 166, 3), dtype=np.uint8)
+RECORD_BYTES = HEADER_BYTES + IMAGE.nbytes
 
 
 @pytest.fixture
@@ -44,7 +45,8 @@ def small():
 def fill(valkey, share):
     with valkey.client() as client:
         while client.info("memory")["used_memory"] < share * MAXMEMORY:
-            client.set(RECORD_PREFIX + os.urandom(16).hex().encode(), RECORD)
+            sample_id = os.urandom(16)
+            client.set(cache_key(sample_id), b"".join(pack(IMAGE, sample_id)))
         return client.dbsize()
 
 
@@ -71,7 +73,7 @@ async def kept_at(address):
 
 def left(valkey):
     with valkey.client() as client:
-        return sum(client.strlen(key) == len(RECORD) for key in client.keys(RECORD_PREFIX + b"*"))
+        return sum(client.strlen(key) == RECORD_BYTES for key in client.keys(RECORD_PREFIX + b"*"))
 
 
 def records_after_a_look(valkey, source, serving_loop, *, settled=True):

@@ -7,13 +7,16 @@ they are called, and from which seed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -96,10 +99,12 @@ def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     root = Path(directory.name).resolve()
     (root / "a.png").write_bytes(encode(pixels(9, 12)))
     (root / "b.jpg").write_bytes(b"no image")
-    os.environ.update(
-        SUPER_FILE_ROOTS=str(root), SUPER_LOG_LEVEL="CRITICAL", POWERTOOLS_METRICS_DISABLED="true"
-    )
     return root, directory
+
+
+def _settings() -> dict[str, str]:
+    """What the function is told while it is called here, and no other test's function."""
+    return {"SUPER_FILE_ROOTS": str(_source()[0])}
 
 
 def _mutated_event(random: Random) -> Any:
@@ -141,7 +146,8 @@ def _try_event(random: Random) -> None:
     shown = repr(event)[:_MAX_MESSAGE]
     began_s = time.monotonic()
     try:
-        answer = handler(event, Context(30.0))
+        with mock.patch.dict(os.environ, _settings()), contextlib.redirect_stdout(io.StringIO()):
+            answer = handler(event, Context(30.0))
     except (ConfigError, CacheError) as error:
         words = str(error)
         assert len(words) <= _MAX_MESSAGE, f"{len(words)} characters for {shown}"
