@@ -198,9 +198,8 @@ class Client:
         """Raise what making the call again would not mend."""
         if failure.error_name:
             self._was_answered = True
-            if (
-                failure.error_name == CacheUnreachableError.__name__
-            ):  # the coordinator tries to reach it again
+            # The coordinator tries to reach its cache again: so do we.
+            if failure.error_name == CacheUnreachableError.__name__:
                 return
             raise error_from_name(failure.error_name, failure.details) from None
         if failure.code not in _PASSING or any(words in failure.details for words in _LASTING):
