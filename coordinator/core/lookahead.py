@@ -71,7 +71,9 @@ def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
     audited first, and returns to the lane if it is absent.
     """
     while True:
-        if not state.admits(job.samples_of(job.epoch_and_position(lane.frontier)[0])):
+        epoch = job.epoch_and_position(lane.frontier)[0]
+        is_read = epoch == job.epoch_and_position(lane.low)[0]
+        if not state.admits(job.samples_of(epoch), waited_for=is_read):
             state.crowding.lanes[job.name, lane.rank] = None
             return None
         while lane.pending:

@@ -160,7 +160,7 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
     key = job.samples_of(event.epoch)
-    if not state.admits(key):  # the reader says so again
+    if not state.admits(key, waited_for=True):  # the reader says so again
         return
     samples = state.set_of(key)
     spoilt = state.unique(batch[corrupt])

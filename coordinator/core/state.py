@@ -191,11 +191,12 @@ class State:
         absent = self.datasets[key.dataset].known_absent or self.emptied
         return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
 
-    def admits(self, key: SetKey) -> bool:
+    def admits(self, key: SetKey, *, waited_for: bool = False) -> bool:
         """Whether a sample set is there, or may be made: a call for a far-off epoch must not cost memory.
 
         Where there are as many as may be, an epoch that no lane is at makes room; its records go too, since
-        nothing would account for them. One of which something is on its way stays until that has come.
+        nothing would account for them. Where a reader waits for this one, an epoch that is only looked ahead
+        at makes room too, the farthest first. One of which something is on its way stays until that has come.
         """
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
@@ -203,9 +204,12 @@ class State:
         readers = sum(job.dataset == key.dataset for job in self.jobs.values())
         if len(epochs) < EPOCH_SETS_MAX * max(1, readers):
             return True
+        if waited_for:
+            epochs.sort(key=lambda other: (self.is_at(other), -other.epoch))
         for other in epochs:
             samples = self.sets[other]
-            if self.is_at(other) or samples.under_way:
+            kept = self._is_read(other) if waited_for else self.is_at(other)
+            if kept or samples.under_way:
                 continue
             resident = samples.having(SampleState.RESIDENT)
             if resident.size:
@@ -214,6 +218,15 @@ class State:
             del self.sets[other]
             return True
         return False
+
+    def _is_read(self, key: SetKey) -> bool:
+        """Whether a lane has read all before that epoch, and nothing after it."""
+        return any(
+            job.epoch_and_position(lane.low)[0] == key.epoch
+            for job in self.jobs.values()
+            if job.dataset == key.dataset
+            for lane in job.lanes.values()
+        )
 
     def is_at(self, key: SetKey) -> bool:
         """Whether a lane reads or looks at samples of that set."""

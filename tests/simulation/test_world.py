@@ -30,7 +30,8 @@ for seed in range(6):
 """
 
 
-@pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
+# In 346 a reader that begins again is behind the eight epochs that others look ahead over.
+@pytest.mark.parametrize("seed", [*range(300), 346], ids="seed-{}".format)
 def test_promises_hold(seed):
     World(draw_scenario(seed, small=True)).run()
 

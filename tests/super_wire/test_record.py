@@ -288,8 +288,9 @@ def test_a_flipped_bit_never_changes_what_is_read_silently(array, place):
     except RecordError:
         return
     assert (back.tobytes(), back.dtype) == (array.tobytes(), array.dtype)
-    assert back.shape == array.shape or not array.size
-    assert at // 8 in range(48, 56)
+    if array.size:  # an empty array's sides that are not zero may be any
+        assert back.shape == array.shape
+        assert at // 8 in range(48, 56)
     assert header.kind is Kind.DATA
 
 
