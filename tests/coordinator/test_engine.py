@@ -268,6 +268,7 @@ def test_what_an_earlier_coordinator_left_is_not_produced_again(run, valkey, sou
             client.delete(cache_key(split_ids(ids)[7]))
         await coordinator.open(await coordinator.register(source))
         await coordinator.until(lambda: produced(coordinator) == 1)
+        await coordinator.until(lambda: not coordinator.engine.busy)  # the other batches' audits too
         assert coordinator.executor.keys_asked == [KEYS[7]]
         assert sum(batch.resident for batch in (await coordinator.page()).batches) == 10
 
