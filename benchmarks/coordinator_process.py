@@ -168,7 +168,9 @@ async def _serve(spec: CoordinatorSpec) -> None:
                 now_s=engine.now_s(),
             ),
         )
-        upkeep = Upkeep(cache, engine, reports, sweep, info=info, golden=crew.golden)
+        upkeep = Upkeep(
+            cache, engine, reports, sweep, info=info, golden=crew.golden, cache_bytes=_BUDGET_BYTES
+        )
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),
             asyncio.create_task(_forever(reports.read_once, pause_s=0.0)),
