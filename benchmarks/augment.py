@@ -17,9 +17,9 @@ import torch
 from benchmarks.options import positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
 from benchmarks.torchvision_import import torchvision_transforms
-from super_dataset import Augment, BatchInfo
-from super_dataset.augment_geometry import crop_resize_by_products
-from super_wire.ids import digest128
+from superdl.super_dataset import Augment, BatchInfo
+from superdl.super_dataset.augment.geometry import crop_resize_by_products
+from superdl.super_wire.ids import digest128
 
 if TYPE_CHECKING:
     import argparse

@@ -1,6 +1,6 @@
 """An empty cache server for a benchmark that talks to it directly: one process on a unix socket.
 
-Where its program is found is :mod:`sampler.cache_binary`'s.
+Where its program is found is :mod:`superdl.sampler.embedded.cache_binary`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from benchmarks.errors import BenchmarkError
-from sampler.cache_binary import server_binary
+from superdl.sampler.embedded.cache_binary import server_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from benchmarks.cpu_clock import process_cpu_s
 from benchmarks.options import positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
 from benchmarks.synthetic_catalog import IMAGENET_SAMPLES
-from super_wire.recipe import Recipe
+from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     import argparse

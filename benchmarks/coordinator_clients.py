@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from benchmarks.errors import BenchmarkError
-from super_dataset.resp import encode_report
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_pb2_grpc import CoordinatorStub
-from super_wire.ids import ID_BYTES
-from super_wire.protocol import PROTOCOL_VERSION
-from super_wire.report import ReadReport
+from superdl.super_dataset.reading.resp import encode_report
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["PAGE_BATCHES", "Clients", "SimulatedJob"]
 

@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.synthetic_catalog import synthetic_catalog
-from coordinator.cache import Cache
-from coordinator.cancelling import cancel_and_wait
-from coordinator.core.settings import CoreSettings
-from coordinator.crew import Crew
-from coordinator.datasets import DatasetRegistry
-from coordinator.engine import Engine
-from coordinator.executors import Scaling
-from coordinator.fitness import Fitness
-from coordinator.listening import listen
-from coordinator.reports import ReportReader
-from coordinator.service import CoordinatorService
-from coordinator.sweeping import Sweep, known_ids
-from coordinator.trials import Trials
-from coordinator.upkeep import Upkeep, agree_on_golden, take_over
-from super_wire.request import Outcome, PrefetchResult
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.sweeping import Sweep, known_ids
+from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.executors import Scaling
+from superdl.coordinator.executors.eligibility import Fitness
+from superdl.coordinator.executors.manager import Crew
+from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.server.datasets import DatasetRegistry
+from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.listening import listen
+from superdl.coordinator.server.service import CoordinatorService
+from superdl.super_wire.request import Outcome, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from coordinator.catalog import Catalog
-    from super_wire.request import PrefetchRequest
+    from superdl.coordinator.catalog import Catalog
+    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["RECORD_BYTES", "CoordinatorSpec", "coordinator_process"]
 

@@ -19,8 +19,8 @@ from PIL import Image
 
 from benchmarks.photos import photo_jpeg
 from benchmarks.report import BenchmarkReport, Column, describe_machine
-from lambda_prefetch.decode import decode
-from lambda_prefetch.transforms import center_crop_box, resized_size
+from superdl.lambda_prefetch.decode import decode
+from superdl.lambda_prefetch.transforms import center_crop_box, resized_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

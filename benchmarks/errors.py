@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from super_wire.errors import SuperError
+from superdl.super_wire.errors import SuperError
 
 __all__ = ["BenchmarkError"]
 

@@ -35,8 +35,8 @@ from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_
 from benchmarks.object_server import object_server
 from benchmarks.options import positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
-from coordinator.price_table import load_prices
-from lambda_prefetch.cores import LAMBDA_MB_PER_CORE
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.lambda_prefetch.cores import LAMBDA_MB_PER_CORE
 
 if TYPE_CHECKING:
     import argparse

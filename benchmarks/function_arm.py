@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.errors import BenchmarkError
-from lambda_prefetch.handler import handler
-from lambda_prefetch.transforms import Program
-from super_wire.ids import sample_ids, split_ids
-from super_wire.recipe import Recipe
-from super_wire.request import Limits, PrefetchRequest
+from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Limits, PrefetchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,14 +30,14 @@ _TIME_LIMIT_S = 60.0
 
 _IMPORT = """
 import sys
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import handler
 handler({"super_warm": 1, "cache": ""}, None)
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 _COLD = """
 import json, sys
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import handler
 class Context:
     function_name = aws_request_id = "bench"
     def get_remaining_time_in_millis(self):

@@ -24,7 +24,7 @@ from benchmarks.options import positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
 from benchmarks.resnet import RESNETS
 from benchmarks.services import Services
-from experiments.environment import describe_environment
+from superdl.experiments.environment import describe_environment
 
 if TYPE_CHECKING:
     import argparse

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.photos import make_photos
-from experiments.data import make_digits
-from super_wire.errors import ConfigError
+from superdl.experiments.data import make_digits
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["IMAGE_SETS", "ImageSet", "data_directory", "prepare_images"]
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.loading import Contender, Loading, Opened
 from benchmarks.plain_loaders import Pairs
-from experiments.torchvision_operators import declare_operators
+from superdl.experiments.torchvision_operators import declare_operators
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.loading import Contender, Loading, Opened
 from benchmarks.plain_loaders import Pairs
-from experiments.torchvision_operators import declare_operators
+from superdl.experiments.torchvision_operators import declare_operators
 
 if TYPE_CHECKING:
     from pathlib import Path

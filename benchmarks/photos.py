@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

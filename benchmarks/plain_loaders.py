@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import Dataset
 
-from experiments.data import Source
-from experiments.loaders.decoding import stack
-from experiments.loaders.pixels import decode_image
-from experiments.loaders.samples import list_samples
+from superdl.experiments.data import Source
+from superdl.experiments.loaders.decoding import stack
+from superdl.experiments.loaders.pixels import decode_image
+from superdl.experiments.loaders.samples import list_samples
 
 if TYPE_CHECKING:
     import numpy as np

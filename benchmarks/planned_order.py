@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import Sampler
 
-from coordinator.core.plan import Plan
+from superdl.coordinator.core.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks.loading import Contender, Loading, Opened
 from benchmarks.plain_loaders import Pairs
-from experiments.loaders.decoding import shared_bytes
+from superdl.experiments.loaders.decoding import shared_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

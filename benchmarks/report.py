@@ -16,9 +16,9 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.environment import describe_environment
-from experiments.strict_json import strict_json
-from super_wire.errors import ConfigError
+from superdl.experiments.environment import describe_environment
+from superdl.experiments.strict_json import strict_json
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console

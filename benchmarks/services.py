@@ -1,8 +1,8 @@
 """The embedded default for a benchmark: one coordinator, cache and function pool for all its arms, with
 their process ids.
 
-Starting and ending them is :mod:`sampler.embedded`'s. Here they are held for the time of a benchmark and told
-apart, so that each one's CPU can be read.
+Starting and ending them is :mod:`superdl.sampler.embedded.embedded`'s. Here they are held for the time of a
+benchmark and told apart, so that each one's CPU can be read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 
 from benchmarks.errors import BenchmarkError
-from sampler.embedded import Embedded
+from superdl.sampler.embedded.embedded import Embedded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +70,6 @@ def _children_of_supervisor() -> list[psutil.Process]:
     return [
         child
         for supervisor in psutil.Process().children()
-        if "sampler.supervisor" in supervisor.cmdline()
+        if "superdl.sampler.embedded.supervisor" in supervisor.cmdline()
         for child in supervisor.children()
     ]

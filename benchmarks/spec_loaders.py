@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.object_store import place_of
-from experiments.data import Source
-from experiments.loaders import LoaderRequest, open_loader
-from experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import LoaderRequest, open_loader
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.loading import Contender, Loading
-    from experiments.loaders import Loader
+    from superdl.experiments.loaders import Loader
 
 __all__ = ["convert_for", "open_boto3", "opener"]
 

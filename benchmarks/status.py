@@ -24,8 +24,8 @@ from benchmarks.options import positive
 from benchmarks.report import BenchmarkReport, Column, describe_machine
 from benchmarks.services import Services
 from benchmarks.status_calls import StatusCalls
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 
 if TYPE_CHECKING:
     import argparse

@@ -11,9 +11,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.errors import BenchmarkError
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_pb2_grpc import CoordinatorStub
-from super_wire.ids import ID_BYTES
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

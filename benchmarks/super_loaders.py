@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.loading import Contender, Loading
-    from sampler import SuperSampler
-    from super_dataset import SuperDataset
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import SuperDataset
 
 __all__ = ["open_planned", "open_super", "open_super_loader"]
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
     """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded."""
-    from sampler import SuperSampler  # the other contenders' processes need neither
-    from super_dataset import Recipe, SuperDataset
+    from superdl.sampler import SuperSampler  # the other contenders' processes need neither
+    from superdl.super_dataset import Recipe, SuperDataset
 
     recipe = Recipe.image(resize=loading.resize, crop=loading.crop)
     dataset = SuperDataset(f"file://{loading.directory}", recipe=recipe)
@@ -50,7 +50,7 @@ def open_super(loading: Loading) -> Contender:
 
 def open_super_loader(loading: Loading) -> Contender:
     """SUPER by threads of the main process, without a worker."""
-    from super_dataset import SuperLoader
+    from superdl.super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
     device = loading.device if loading.pin_memory else None

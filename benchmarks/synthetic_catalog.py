@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.catalog import Catalog, PackedStrings
+from superdl.coordinator.catalog import Catalog, PackedStrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cache_server import cache_server
 from benchmarks.errors import BenchmarkError
 from benchmarks.services import Services
-from sampler.host import cache_bytes, pool_workers
+from superdl.sampler.embedded.host import cache_bytes, pool_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def tls_services() -> Iterator[Services]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="superdl-tls-")))
         cache = stack.enter_context(tls_cache(directory))
         path, log = directory / "coordinator.sock", directory / "coordinator.log"
-        command = [sys.executable, "-P", "-m", "coordinator", "--listen", f"unix:{path}"]
+        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
         command += ["--cache", cache.address, "--cache-bytes", str(cache_bytes())]
         command += ["--workers", str(pool_workers())]
         environment = {**os.environ, **cache.environment}

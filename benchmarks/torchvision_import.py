@@ -10,7 +10,7 @@ import functools
 import importlib
 from typing import Any
 
-from experiments.torchvision_operators import declare_operators
+from superdl.experiments.torchvision_operators import declare_operators
 
 __all__ = ["torchvision_transforms"]
 

@@ -1,4 +1,4 @@
-"""``python -m coordinator``: one coordinator process; ``superdl coordinator`` is the same.
+"""``python -m superdl.coordinator``: one coordinator process; ``superdl coordinator`` is the same.
 
 Exit code 0 after a drained end, 2 for wrong settings, 1 for any other failure; the reason is the last line on
 stderr.
@@ -14,10 +14,10 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from coordinator.repeated_lines import RepeatedLines
-from coordinator.settings import Settings, load_settings
-from super_wire.discretion import keep_secrets_out_of_logs, shown_lines
-from super_wire.errors import ConfigError, SuperError
+from superdl.coordinator.repeated_lines import RepeatedLines
+from superdl.coordinator.server.settings import Settings, load_settings
+from superdl.super_wire.discretion import keep_secrets_out_of_logs, shown_lines
+from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class _LinesToShow(logging.Formatter):
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve with parsed options; give the exit code."""
-    from coordinator.server import serve  # grpc is slow to import, and --help does not need it
+    from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
 
     names = {field.name for field in fields(Settings)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
@@ -139,7 +139,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="python -m coordinator", description="Run a SUPER coordinator.")
+    parser = argparse.ArgumentParser(
+        prog="python -m superdl.coordinator", description="Run a SUPER coordinator."
+    )
     add_arguments(parser)
     return run(parser.parse_args(argv))
 

@@ -1,9 +1,9 @@
-"""``python -m coordinator.probe [address]``: asks a coordinator on this machine whether it serves.
+"""``python -m superdl.coordinator.probe [address]``: asks a coordinator on this machine whether it serves.
 
 It is what a container's health check runs. It asks gRPC's health service at the address that is named, else
 at ``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``; without TLS, and so on loopback or a unix socket only.
 Exit code 0 if it serves, 1 if not, 2 if it cannot be asked so; one sentence says which. The health service
-itself is :mod:`coordinator.listening`'s.
+itself is :mod:`superdl.coordinator.server.listening`'s.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from coordinator.settings import Settings
-from super_wire.errors import ConfigError
-from super_wire.loopback import is_loopback
+from superdl.coordinator.server.settings import Settings
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,8 @@ def probe(address: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and ask."""
     parser = argparse.ArgumentParser(
-        prog="python -m coordinator.probe", description="Ask a coordinator on this machine whether it serves."
+        prog="python -m superdl.coordinator.probe",
+        description="Ask a coordinator on this machine whether it serves.",
     )
     parser.add_argument(
         "address", nargs="?", default="", help="host:port or unix:/path (SUPER_HEALTH_LISTEN, SUPER_LISTEN)"

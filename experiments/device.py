@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.ranks import Place
+    from superdl.experiments.ranks import Place
 
 __all__ = ["ComputeSpan", "pick_device", "seed_everything", "synchronise"]
 

@@ -1,6 +1,7 @@
 """How a run's functions are run: the spec's word for it, told to the embedded default as users tell it.
 
-What the embedded default then needs, and says where it is missing, is :mod:`sampler.executor_choice`'s.
+What the embedded default then needs, and says where it is missing, is
+:mod:`superdl.sampler.embedded.executor_choice`'s.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.spec import Spec
+    from superdl.experiments.spec import Spec
 
 __all__ = ["embedded_executor", "executor_of"]
 

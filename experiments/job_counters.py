@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
-from super_wire.errors import CoordinatorError
+from superdl.super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

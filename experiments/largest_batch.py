@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from experiments.data import prepare_data
-from experiments.device import pick_device, seed_everything
-from experiments.executor import embedded_executor
-from experiments.loaders import LoaderRequest, open_loader
-from experiments.ranks import join_ranks, place_of
-from experiments.run_state import say
-from experiments.step_modules import shipped_steps_allowed
-from experiments.training.batch_size import BatchSizes, find_batch_size
-from experiments.training.memory_probe import CpuProbe, CudaProbe, StepShape
+from superdl.experiments.data import prepare_data
+from superdl.experiments.device import pick_device, seed_everything
+from superdl.experiments.executor import embedded_executor
+from superdl.experiments.loaders import LoaderRequest, open_loader
+from superdl.experiments.ranks import join_ranks, place_of
+from superdl.experiments.run_state import say
+from superdl.experiments.step_modules import shipped_steps_allowed
+from superdl.experiments.training.batch_size import BatchSizes, find_batch_size
+from superdl.experiments.training.memory_probe import CpuProbe, CudaProbe, StepShape
 
 if TYPE_CHECKING:
     import torch
 
-    from experiments.ranks import Ranks
-    from experiments.spec import Spec
+    from superdl.experiments.ranks import Ranks
+    from superdl.experiments.spec import Spec
 
 __all__ = ["largest_batch"]
 

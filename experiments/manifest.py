@@ -10,19 +10,19 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from coordinator.price_table import load_prices
-from experiments.checkout import checkout_at
-from experiments.environment import describe_environment
-from experiments.hardware import describe_hardware
-from experiments.strict_json import write_json
-from super_wire.discretion import without_credentials
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.experiments.checkout import checkout_at
+from superdl.experiments.environment import describe_environment
+from superdl.experiments.hardware import describe_hardware
+from superdl.experiments.strict_json import write_json
+from superdl.super_wire.discretion import without_credentials
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from experiments.spec import Spec
+    from superdl.experiments.spec import Spec
 
 __all__ = ["LOCAL_PATH", "MANIFEST_FORMAT", "Manifest"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from experiments.spec_sections import MODEL_NAMES
-from experiments.vision_models import make_vision_model
-from super_wire.errors import ConfigError
+from superdl.experiments.spec_sections import MODEL_NAMES
+from superdl.experiments.vision_models import make_vision_model
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

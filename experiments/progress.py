@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.records import EpochSummary, StepRecord
 
 __all__ = ["BarProgress", "LineProgress", "make_progress"]
 

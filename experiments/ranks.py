@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # they are
 
-from experiments.rank_failure import FailureWatch
-from super_wire.errors import ConfigError, SuperError
+from superdl.experiments.rank_failure import FailureWatch
+from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

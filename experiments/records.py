@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experiments.job_counters import JobCounters, RankSums
-    from experiments.stalls import StallSummary
+    from superdl.experiments.job_counters import JobCounters, RankSums
+    from superdl.experiments.stalls import StallSummary
 
 __all__ = ["EpochSummary", "PassSummary", "PassTotals", "StepRecord"]
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.monitoring.table import utilization_table
-from experiments.reporting.quantities import usd
-from experiments.strict_json import write_json
+from superdl.experiments.monitoring.table import utilization_table
+from superdl.experiments.reporting.quantities import usd
+from superdl.experiments.strict_json import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from experiments.bill import RunBill
-    from experiments.job_counters import JobCounters
-    from experiments.monitoring import Utilization
-    from experiments.records import EpochSummary, PassSummary
-    from experiments.step_times import StepTime
+    from superdl.cost.bill import RunBill
+    from superdl.experiments.job_counters import JobCounters
+    from superdl.experiments.monitoring import Utilization
+    from superdl.experiments.records import EpochSummary, PassSummary
+    from superdl.experiments.step_times import StepTime
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
 

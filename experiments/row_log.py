@@ -9,7 +9,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from experiments.strict_json import finite, strict_json
+from superdl.experiments.strict_json import finite, strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

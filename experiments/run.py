@@ -13,39 +13,39 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from experiments.bill import prices_for
-from experiments.data import Source, prepare_data
-from experiments.device import pick_device, seed_everything
-from experiments.executor import embedded_executor, executor_of
-from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.models import build_model
-from experiments.monitoring import UtilizationMonitor, meter_of
-from experiments.new_directory import new_directory
-from experiments.progress import make_progress
-from experiments.ranks import join_ranks, place_of
-from experiments.row_log import RowLog
-from experiments.run_checkpoints import checkpoints_of, facts_of, go_on
-from experiments.run_state import RunState, say
-from experiments.stalls import STALL_COLUMNS, stall_rows
-from experiments.step_log import StepLog
-from experiments.step_modules import shipped_steps_allowed
-from experiments.step_times import StepTimes
-from experiments.tensorboard_log import TensorBoardLog
-from experiments.training import Listener, Trainer
-from experiments.training.best_copy import bring_best, check_best_to
-from experiments.training.stopping import StopRequest
-from experiments.training.strategies import strategy_name
-from experiments.weights import load_weights
-from super_wire.errors import ConfigError
+from superdl.cost.bill import prices_for
+from superdl.experiments.data import Source, prepare_data
+from superdl.experiments.device import pick_device, seed_everything
+from superdl.experiments.executor import embedded_executor, executor_of
+from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
+from superdl.experiments.models import build_model
+from superdl.experiments.monitoring import UtilizationMonitor, meter_of
+from superdl.experiments.new_directory import new_directory
+from superdl.experiments.progress import make_progress
+from superdl.experiments.ranks import join_ranks, place_of
+from superdl.experiments.row_log import RowLog
+from superdl.experiments.run_checkpoints import checkpoints_of, facts_of, go_on
+from superdl.experiments.run_state import RunState, say
+from superdl.experiments.stalls import STALL_COLUMNS, stall_rows
+from superdl.experiments.step_log import StepLog
+from superdl.experiments.step_modules import shipped_steps_allowed
+from superdl.experiments.step_times import StepTimes
+from superdl.experiments.tensorboard_log import TensorBoardLog
+from superdl.experiments.training import Listener, Trainer
+from superdl.experiments.training.best_copy import bring_best, check_best_to
+from superdl.experiments.training.stopping import StopRequest
+from superdl.experiments.training.strategies import strategy_name
+from superdl.experiments.weights import load_weights
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from experiments.report import RunReport
-    from experiments.spec import Spec
-    from experiments.stalls import StalledStep
+    from superdl.experiments.report import RunReport
+    from superdl.experiments.spec import Spec
+    from superdl.experiments.stalls import StalledStep
 
 __all__ = ["run"]
 

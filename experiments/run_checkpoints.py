@@ -9,9 +9,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from experiments.run_state import say
-from experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
-from super_wire.errors import ConfigError
+from superdl.experiments.run_state import say
+from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from experiments.loaders import Loader
-    from experiments.ranks import Ranks
-    from experiments.run_state import RunState
-    from experiments.spec import Spec
-    from experiments.training import Trainer
+    from superdl.experiments.loaders import Loader
+    from superdl.experiments.ranks import Ranks
+    from superdl.experiments.run_state import RunState
+    from superdl.experiments.spec import Spec
+    from superdl.experiments.training import Trainer
 
 __all__ = ["checkpoints_of", "facts_of", "go_on"]
 

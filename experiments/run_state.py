@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from experiments.bill import bill_of
-from experiments.environment import describe_environment
-from experiments.manifest import Manifest
-from experiments.report import RunReport, print_report, write_report
-from experiments.reporting.run_page import PAGE_NAME, write_page
-from experiments.training.precision import compute_type
-from experiments.training.strategies import strategy_name
+from superdl.cost.bill import bill_of
+from superdl.experiments.environment import describe_environment
+from superdl.experiments.manifest import Manifest
+from superdl.experiments.report import RunReport, print_report, write_report
+from superdl.experiments.reporting.run_page import PAGE_NAME, write_page
+from superdl.experiments.training.precision import compute_type
+from superdl.experiments.training.strategies import strategy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from coordinator.price_table import PriceTable
-    from experiments.job_counters import JobCounters
-    from experiments.monitoring import UtilizationMonitor
-    from experiments.ranks import Ranks
-    from experiments.records import EpochSummary
-    from experiments.spec import Spec
-    from experiments.step_times import StepTimes
+    from superdl.coordinator.executors.price_table import PriceTable
+    from superdl.experiments.job_counters import JobCounters
+    from superdl.experiments.monitoring import UtilizationMonitor
+    from superdl.experiments.ranks import Ranks
+    from superdl.experiments.records import EpochSummary
+    from superdl.experiments.spec import Spec
+    from superdl.experiments.step_times import StepTimes
 
 __all__ = ["RunState", "say"]
 

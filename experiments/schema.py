@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

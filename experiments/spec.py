@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from experiments.schema import build, choice, choices, mappings, section, text, whole
-from experiments.spec_sections import (
+from superdl.experiments.schema import build, choice, choices, mappings, section, text, whole
+from superdl.experiments.spec_sections import (
     CompareSpec,
     CostSpec,
     DataSpec,
@@ -26,7 +26,7 @@ from experiments.spec_sections import (
     RecipeSpec,
     TrainingSpec,
 )
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = [
     "DEVICES",

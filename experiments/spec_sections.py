@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
-from experiments.schema import (
+from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.schema import (
     choice,
     mappings,
     number,
@@ -19,7 +19,7 @@ from experiments.schema import (
     optional_whole,
     whole,
 )
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = [
     "DATA_KINDS",

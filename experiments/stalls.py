@@ -11,13 +11,13 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from super_wire.errors import CoordinatorError
+from superdl.super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from experiments.job_counters import JobStatsSource
-    from experiments.records import StepRecord
+    from superdl.experiments.job_counters import JobStatsSource
+    from superdl.experiments.records import StepRecord
 
 __all__ = [
     "STALL_COLUMNS",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from experiments.records import StepRecord
-from experiments.row_log import RowLog
+from superdl.experiments.records import StepRecord
+from superdl.experiments.row_log import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.records import EpochSummary
+    from superdl.experiments.records import EpochSummary
 
 __all__ = ["StepLog"]
 

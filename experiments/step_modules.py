@@ -12,12 +12,12 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from super_wire.steps import split_custom_name
+from superdl.super_wire.steps import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.spec_sections import RecipeSpec
+    from superdl.experiments.spec_sections import RecipeSpec
 
 __all__ = ["shipped_steps_allowed"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.records import EpochSummary, StepRecord
 
 __all__ = ["StepTime", "StepTimes"]
 

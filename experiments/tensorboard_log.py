@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.records import EpochSummary, PassSummary, StepRecord
+    from superdl.experiments.records import EpochSummary, PassSummary, StepRecord
 
 __all__ = ["TensorBoardLog"]
 

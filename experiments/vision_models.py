@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from experiments.torchvision_operators import declare_operators
-from super_wire.errors import ConfigError
+from superdl.experiments.torchvision_operators import declare_operators
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from experiments.vision_models import NormalisedNetwork, fit_transformer
-from super_wire.discretion import without_credentials
-from super_wire.errors import ConfigError
+from superdl.experiments.vision_models import NormalisedNetwork, fit_transformer
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from http.client import HTTPMessage

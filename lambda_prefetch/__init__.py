@@ -7,6 +7,6 @@ Modules of custom steps mark them with ``from lambda_prefetch import custom_step
 
 from __future__ import annotations
 
-from lambda_prefetch.custom_steps import custom_step
+from superdl.lambda_prefetch.custom_steps import custom_step
 
 __all__ = ["custom_step"]

@@ -5,7 +5,7 @@ appends what it would have answered, or why it failed as a whole, once it is don
 done is raised: then the platform counts an error, and who waits runs out of patience. One that may have been
 done is done again, since second answers are dropped. The stream is the coordinator's to make, with an expiry:
 one that is gone is not made anew, since nobody would ever delete it. What an entry holds is
-:mod:`super_wire.outcomes`'s.
+:mod:`superdl.super_wire.outcomes`'s.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
-from super_wire.errors import CacheError, ConfigError
-from super_wire.keys import checked_outcome_stream
-from super_wire.outcomes import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
-from super_wire.resp import ErrorReply
+from superdl.lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
+from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.keys import checked_outcome_stream
+from superdl.super_wire.outcomes import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
+from superdl.super_wire.resp import ErrorReply
 
 if TYPE_CHECKING:
-    from lambda_prefetch.cache_nodes import CacheNodes
-    from lambda_prefetch.settings import Settings
-    from super_wire.outcomes import Answer
-    from super_wire.resp import Reply
+    from superdl.lambda_prefetch.cache_nodes import CacheNodes
+    from superdl.lambda_prefetch.settings import Settings
+    from superdl.super_wire.outcomes import Answer
+    from superdl.super_wire.resp import Reply
 
 __all__ = ["ReplyTo"]
 

@@ -4,8 +4,8 @@ Speaks the Redis protocol itself, over TCP, TLS or a unix socket: a SET through 
 payload gathered by ``sendmsg``, was measured at 3 microseconds of CPU for a 12 KB record and 18 for a 150 KB
 one, where redis-py takes 19 and 126 since it joins and copies first. TLS takes one buffer at a time, so small
 ones are joined there: 7 microseconds, and 70 for the large one, most of them for the cipher. Every exchange
-has a deadline. What to do when one fails is :mod:`lambda_prefetch.push`'s; which node has a record,
-:mod:`lambda_prefetch.cache_nodes`'s.
+has a deadline. What to do when one fails is :mod:`superdl.lambda_prefetch.push`'s; which node has a record,
+:mod:`superdl.lambda_prefetch.cache_nodes`'s.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import ssl
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from super_wire.address import Credentials
-from super_wire.errors import CacheError, CacheUnreachableError
-from super_wire.resp import ErrorReply, MalformedReplyError, encode_command, parse_reply
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.resp import ErrorReply, MalformedReplyError, encode_command, parse_reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from super_wire.address import CacheAddress
-    from super_wire.resp import Reply
+    from superdl.super_wire.address import CacheAddress
+    from superdl.super_wire.resp import Reply
 
 __all__ = ["EXCHANGE_TIMEOUT_S", "CacheConnection", "CacheRecord", "WrongPasswordError"]
 

@@ -2,8 +2,8 @@
 
 Whether a cache is a cluster its first node tells, when it is connected to. A single node is sent everything,
 at no further cost. In a cluster redirections are followed, a bounded number of times, and a node that is down
-fails its own records alone. Connections are :mod:`lambda_prefetch.cache_connection`'s, threads and what an
-invocation is :mod:`lambda_prefetch.push`'s.
+fails its own records alone. Connections are :mod:`superdl.lambda_prefetch.cache_connection`'s, threads and
+what an invocation is :mod:`superdl.lambda_prefetch.push`'s.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.cache_connection import EXCHANGE_TIMEOUT_S, CacheConnection, WrongPasswordError
-from lambda_prefetch.cache_secret import cache_secret
-from super_wire.address import CacheAddress
-from super_wire.cluster import Node, key_slot, parse_redirection, parse_slots
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from super_wire.resp import ErrorReply
+from superdl.lambda_prefetch.cache_connection import EXCHANGE_TIMEOUT_S, CacheConnection, WrongPasswordError
+from superdl.lambda_prefetch.cache_secret import cache_secret
+from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.cluster import Node, key_slot, parse_redirection, parse_slots
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.resp import ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lambda_prefetch.cache_connection import CacheRecord
-    from super_wire.address import Credentials
-    from super_wire.cluster import Redirection, SlotMap
-    from super_wire.resp import Reply
+    from superdl.lambda_prefetch.cache_connection import CacheRecord
+    from superdl.super_wire.address import Credentials
+    from superdl.super_wire.cluster import Redirection, SlotMap
+    from superdl.super_wire.resp import Reply
 
 __all__ = ["CacheNodes"]
 

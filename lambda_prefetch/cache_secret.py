@@ -15,12 +15,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import CacheError
+from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from super_wire.address import Credentials
+    from superdl.super_wire.address import Credentials
 
 __all__ = ["CacheSecret", "cache_secret"]
 

@@ -3,7 +3,7 @@
 A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
 lists it. A step is a function that this module defines and marks with its version::
 
-    from lambda_prefetch import custom_step
+    from superdl.lambda_prefetch import custom_step
 
     @custom_step("1")
     def invert(array):
@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lambda_prefetch.failures import SampleFailedError
-from super_wire.errors import ConfigError
-from super_wire.record import DTYPE_CODES, MAX_NDIM
-from super_wire.request import Outcome
-from super_wire.steps import split_custom_name
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.record import DTYPE_CODES, MAX_NDIM
+from superdl.super_wire.request import Outcome
+from superdl.super_wire.steps import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from lambda_prefetch.draws import Draws
+    from superdl.lambda_prefetch.draws import Draws
 
 __all__ = ["CustomStep", "custom_step"]
 

@@ -2,7 +2,8 @@
 
 Greyscale, CMYK, palette, alpha and 16-bit images become RGB as ``Image.convert("RGB")`` makes them, which is
 what torchvision's ImageFolder gives: alpha is dropped, not composed. Unlike ImageFolder, an image whose EXIF
-says that the camera was turned is turned upright. What follows is :mod:`lambda_prefetch.transforms`'s.
+says that the camera was turned is turned upright. What follows is
+:mod:`superdl.lambda_prefetch.transforms`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from lambda_prefetch.failures import spoiled
+from superdl.lambda_prefetch.failures import spoiled
 
 __all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
 

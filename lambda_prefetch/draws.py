@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 
-from super_wire.ids import digest128
+from superdl.super_wire.ids import digest128
 
 __all__ = ["Draws"]
 

@@ -1,12 +1,12 @@
 """How one sample fails: an outcome and a reason, raised where it happens and told in the result.
 
 Whoever raises says why; the pipeline puts the sample's name before it. Failures of a whole request are
-:mod:`super_wire.errors`'.
+:mod:`superdl.super_wire.errors`'.
 """
 
 from __future__ import annotations
 
-from super_wire.request import Outcome
+from superdl.super_wire.request import Outcome
 
 __all__ = ["SampleFailedError", "spoiled"]
 

@@ -4,7 +4,7 @@ A thread asks a source that can be asked ahead for many objects and reads each a
 begins; while the decoders have enough to do it rests, and finds many answers at once. So there is one switch
 of threads for two small objects, where a thread for each object takes two switches for one. Whatever happens
 to an object becomes a failure that arrives in its place. How one is read is the source's, what becomes of it
-is :mod:`lambda_prefetch.pipeline`'s.
+is :mod:`superdl.lambda_prefetch.pipeline`'s.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from lambda_prefetch.budget import BudgetClosedError, ByteBudget
-from lambda_prefetch.failures import SampleFailedError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.budget import BudgetClosedError, ByteBudget
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lambda_prefetch.push import Pusher
-    from lambda_prefetch.settings import Settings
-    from lambda_prefetch.sources import Pending, Source
-    from super_wire.request import PrefetchRequest
+    from superdl.lambda_prefetch.push import Pusher
+    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.sources import Pending, Source
+    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
 

@@ -14,15 +14,15 @@ import stat
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.sources import check_size, check_version
-from super_wire.errors import ConfigError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import check_size, check_version
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lambda_prefetch.sources import Pending
+    from superdl.lambda_prefetch.sources import Pending
 
 __all__ = ["FileSource"]
 
@@ -77,7 +77,7 @@ class FileSource:
         reserve: Callable[[int], None],
         begun: Pending | None = None,  # noqa: ARG002  # see the protocol
     ) -> bytes:
-        """The file's bytes; see :class:`lambda_prefetch.sources.Source`."""
+        """The file's bytes; see :class:`superdl.lambda_prefetch.sources.Source`."""
         try:
             descriptor = self._open(key)
         except OSError as error:

@@ -14,10 +14,10 @@ from typing import Any
 
 from PIL import Image
 
-from lambda_prefetch.golden_images import GOLDEN_IMAGES
-from lambda_prefetch.transforms import Program
-from super_wire.ids import digest128
-from super_wire.recipe import Recipe
+from superdl.lambda_prefetch.golden_images import GOLDEN_IMAGES
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.ids import digest128
+from superdl.super_wire.recipe import Recipe
 
 __all__ = ["golden_digest"]
 

@@ -2,7 +2,7 @@
 
 An event is a prefetch request as JSON values, answered with a prefetch result, and through the cache too
 where the request says so; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients
-and tells version and golden digest. How samples are made is :mod:`lambda_prefetch.pipeline`'s.
+and tells version and golden digest. How samples are made is :mod:`superdl.lambda_prefetch.pipeline`'s.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import reprlib
 import time
 from typing import Any
 
-from lambda_prefetch.answering import ReplyTo
-from lambda_prefetch.decode import lift_pillows_bound
-from lambda_prefetch.golden import golden_digest
-from lambda_prefetch.kept_caches import warm_connection
-from lambda_prefetch.pipeline import produce
-from lambda_prefetch.settings import Settings
-from lambda_prefetch.sources import open_source
-from lambda_prefetch.telemetry import telemetry
-from lambda_prefetch.transforms import Program
-from super_wire.discretion import keep_secrets_out_of_logs
-from super_wire.errors import CacheError, ConfigError, SuperError
-from super_wire.ids import sample_ids
-from super_wire.recipe import Recipe
-from super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
-from super_wire.version import installed_version
+from superdl.lambda_prefetch.answering import ReplyTo
+from superdl.lambda_prefetch.decode import lift_pillows_bound
+from superdl.lambda_prefetch.golden import golden_digest
+from superdl.lambda_prefetch.kept_caches import warm_connection
+from superdl.lambda_prefetch.pipeline import produce
+from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.sources import open_source
+from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.discretion import keep_secrets_out_of_logs
+from superdl.super_wire.errors import CacheError, ConfigError, SuperError
+from superdl.super_wire.ids import sample_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
+from superdl.super_wire.version import installed_version
 
 __all__ = ["WARM_VERSION", "handler"]
 
@@ -46,13 +46,13 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event.
 
     Args:
-        event: a prefetch request (:class:`super_wire.PrefetchRequest`) or a warm event, as JSON values.
-        context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
+        event: a prefetch request (:class:`superdl.super_wire.PrefetchRequest`) or a warm event, as JSON
+        values. context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
             ``get_remaining_time_in_millis()``, ``memory_limit_in_mb`` where memory is billed, and
             ``end_when_answered()`` where this process can be ended, once a decoder is stuck in it.
 
     Returns:
-        A prefetch result (:class:`super_wire.PrefetchResult`), or for a warm event ``super_warm``,
+        A prefetch result (:class:`superdl.super_wire.PrefetchResult`), or for a warm event ``super_warm``,
         ``function_version``, ``golden``, ``cold_start`` and ``clock_s``, as JSON values.
 
     Raises:

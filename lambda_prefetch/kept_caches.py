@@ -1,7 +1,7 @@
 """Connections to caches that outlive an invocation, for the next one to find: what is warm stays warm.
 
 A few addresses for each process, and whoever takes a cache's connections has them alone. What is done with
-them is :mod:`lambda_prefetch.push`'s and :mod:`lambda_prefetch.answering`'s.
+them is :mod:`superdl.lambda_prefetch.push`'s and :mod:`superdl.lambda_prefetch.answering`'s.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.cache_nodes import CacheNodes
+from superdl.lambda_prefetch.cache_nodes import CacheNodes
 
 if TYPE_CHECKING:
-    from lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import Settings
 
 __all__ = ["close_idle_connections", "keep_cache", "open_cache", "take_cache", "warm_connection"]
 

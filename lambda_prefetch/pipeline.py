@@ -1,9 +1,9 @@
 """The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
 
-There is one decoder unless the function has several cores (see :mod:`lambda_prefetch.cores`) and a sample
-takes long enough: Pillow decodes without the interpreter's lock, but threads that decode small images mostly
-wait for it. Objects are decoded in the order in which they arrive. Whatever happens to one sample becomes its
-outcome and leaves the others alone.
+There is one decoder unless the function has several cores (see :mod:`superdl.lambda_prefetch.cores`) and a
+sample takes long enough: Pillow decodes without the interpreter's lock, but threads that decode small images
+mostly wait for it. Objects are decoded in the order in which they arrive. Whatever happens to one sample
+becomes its outcome and leaves the others alone.
 
 The caller watches the decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what
 was not begun by then expires. All threads end with the invocation but the one that is stuck: only the end of
@@ -27,22 +27,22 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from lambda_prefetch.cores import decoding_threads
-from lambda_prefetch.failures import SampleFailedError, spoiled
-from lambda_prefetch.fetching import Fetchers
-from lambda_prefetch.push import Pusher
-from super_wire.keys import cache_key
-from super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
-from super_wire.request import Outcome, clean_text
+from superdl.lambda_prefetch.cores import decoding_threads
+from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
+from superdl.lambda_prefetch.fetching import Fetchers
+from superdl.lambda_prefetch.push import Pusher
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
+from superdl.super_wire.request import Outcome, clean_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lambda_prefetch.fetching import Arrived
-    from lambda_prefetch.settings import Settings
-    from lambda_prefetch.sources import Source
-    from lambda_prefetch.transforms import Program
-    from super_wire.request import PrefetchRequest
+    from superdl.lambda_prefetch.fetching import Arrived
+    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.sources import Source
+    from superdl.lambda_prefetch.transforms import Program
+    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["MAX_RECORD_BYTES", "Ledger", "produce"]
 

@@ -14,13 +14,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from lambda_prefetch.budget import ByteBudget
-from lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
-from super_wire.errors import CacheError
+from superdl.lambda_prefetch.budget import ByteBudget
+from superdl.lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
+from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
-    from lambda_prefetch.cache_nodes import CacheNodes
-    from lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.cache_nodes import CacheNodes
+    from superdl.lambda_prefetch.settings import Settings
 
 __all__ = ["Pushed", "Pusher"]
 

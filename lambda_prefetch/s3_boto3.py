@@ -1,9 +1,9 @@
 """Reads objects through boto3, which knows every configuration, redirect and retry, and S3's own words.
 
-The client is made once per process, when the first object needs it; credentials, region and proxies come
-from boto3's own chain. Every wait and every retry is bounded here; what remains failed is the coordinator's
-to try again. When boto3 is asked, and when the lean client, is :mod:`lambda_prefetch.s3_source`'s, what its
-errors mean :mod:`lambda_prefetch.s3_refusals`'s.
+The client is made once per process, when the first object needs it; credentials, region and proxies come from
+boto3's own chain. Every wait and every retry is bounded here; what remains failed is the coordinator's to try
+again. When boto3 is asked, and when the lean client, is :mod:`superdl.lambda_prefetch.s3_source`'s, what its
+errors mean :mod:`superdl.lambda_prefetch.s3_refusals`'s.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from lambda_prefetch.s3_refusals import from_answer, from_client
-from lambda_prefetch.sources import check_size, check_version
+from superdl.lambda_prefetch.s3_refusals import from_answer, from_client
+from superdl.lambda_prefetch.sources import check_size, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,9 @@ class Boto3Client:
         self._client = _client(endpoint_url)
 
     def read(self, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
-        """The object's bytes; arguments and errors as :class:`lambda_prefetch.sources.Source` has them."""
+        """The object's bytes; arguments and errors as :class:`superdl.lambda_prefetch.sources.Source` has
+        them.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -3,7 +3,7 @@
 It knows the one answer that is common, ``200`` with a length and an ETag, and raises everything else as
 :class:`UnusualAnswerError`; the connection is then of no further use. A GET costs 12 microseconds of CPU, 60
 with a body of 110 KB, where boto3 takes 700 to 900. Which requests are sent, and what becomes of unusual
-answers, is :mod:`lambda_prefetch.s3_lean`'s.
+answers, is :mod:`superdl.lambda_prefetch.s3_lean`'s.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The lean client knows the usual two: a bucket of AWS's ordinary regions by its virtual host, and a server that
 the operator named by the bucket's path. Whatever else botocore's configuration can mean (proxies, access
 points, acceleration, FIPS, dual stack, ...) is botocore's own to follow, so :func:`lean_endpoint` refuses it
-and :mod:`lambda_prefetch.s3_boto3` reads that bucket.
+and :mod:`superdl.lambda_prefetch.s3_boto3` reads that bucket.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It does what is usual and nothing else: one GET, once more on a fresh connection where a kept one turned out
 to be closed. Whatever else happens is raised as :class:`LeanFailedError` and is
-:mod:`lambda_prefetch.s3_source`'s to ask boto3 about, which knows retries, redirects and S3's words.
+:mod:`superdl.lambda_prefetch.s3_source`'s to ask boto3 about, which knows retries, redirects and S3's words.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.s3_connection import S3Connection, UnreachableError, UnusualAnswerError
-from lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
-from lambda_prefetch.s3_signing import Signer, object_path
-from lambda_prefetch.sources import check_size, check_version
+from superdl.lambda_prefetch.s3_connection import S3Connection, UnreachableError, UnusualAnswerError
+from superdl.lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
+from superdl.lambda_prefetch.s3_signing import Signer, object_path
+from superdl.lambda_prefetch.sources import check_size, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from botocore.credentials import Credentials
 
-    from lambda_prefetch.s3_endpoint import Endpoint
+    from superdl.lambda_prefetch.s3_endpoint import Endpoint
 
 __all__ = ["Asked", "LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
 
@@ -102,7 +102,8 @@ class LeanClient:
         return Asked(self, connection, request, etag)
 
     def finish(self, asked: Asked, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes | bytearray:
-        """The bytes of an object that was asked for; arguments as :class:`lambda_prefetch.sources.Source`'s.
+        """The bytes of an object that was asked for; arguments as
+        :class:`superdl.lambda_prefetch.sources.Source`'s.
 
         Raises:
             SampleFailedError: it has another version, or is too large.

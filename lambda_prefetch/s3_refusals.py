@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lambda_prefetch.failures import SampleFailedError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 What the signatures of one second have in common is made once: date, scope and signing key. The rest is two
 hashes: 4 microseconds. Credentials come from botocore's chain and are refreshed as botocore does; its signer
-is the standard that the tests compare with. Sending the request is :mod:`lambda_prefetch.s3_connection`'s.
+is the standard that the tests compare with. Sending the request is
+:mod:`superdl.lambda_prefetch.s3_connection`'s.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lambda_prefetch.s3_boto3 import Boto3Client
-from lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
-from lambda_prefetch.s3_refusals import unreachable
+from superdl.lambda_prefetch.s3_boto3 import Boto3Client
+from superdl.lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
+from superdl.lambda_prefetch.s3_refusals import unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lambda_prefetch.sources import Pending
+    from superdl.lambda_prefetch.sources import Pending
 
 __all__ = ["S3Source"]
 
@@ -57,7 +57,7 @@ class S3Source:
         return 1 if self._lean is None else _LEAN_IN_FLIGHT
 
     def begin(self, key: str, version: str) -> Asked | None:
-        """Ask for an object; see :class:`lambda_prefetch.sources.Source`."""
+        """Ask for an object; see :class:`superdl.lambda_prefetch.sources.Source`."""
         if self._lean is None or self._unreachable:
             return None
         try:
@@ -75,7 +75,7 @@ class S3Source:
         reserve: Callable[[int], None],
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """The object's bytes; see :class:`lambda_prefetch.sources.Source`."""
+        """The object's bytes; see :class:`superdl.lambda_prefetch.sources.Source`."""
         etag = version.strip('"')
         asked = begun if isinstance(begun, Asked) else None
         lean = self._lean if asked is None else asked.client

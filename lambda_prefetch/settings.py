@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from super_wire.address import Credentials
-from super_wire.errors import ConfigError
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

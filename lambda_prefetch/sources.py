@@ -1,20 +1,21 @@
 """What the pipeline asks of a source, and which source a request's bucket means.
 
-How files are read is :mod:`lambda_prefetch.file_source`'s, how S3 is :mod:`lambda_prefetch.s3_source`'s.
+How files are read is :mod:`superdl.lambda_prefetch.file_source`'s, how S3 is
+:mod:`superdl.lambda_prefetch.s3_source`'s.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from lambda_prefetch.failures import SampleFailedError, spoiled
-from super_wire.errors import ConfigError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import Settings
 
 __all__ = ["Pending", "Source", "check_size", "check_version", "open_source"]
 
@@ -77,11 +78,11 @@ def open_source(bucket: str, settings: Settings) -> Source:
         ConfigError: another scheme, or a directory that the function's settings do not allow.
     """
     if bucket.startswith("file://"):
-        from lambda_prefetch.file_source import FileSource
+        from superdl.lambda_prefetch.file_source import FileSource
 
         return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
     if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
-        from lambda_prefetch.s3_source import S3Source
+        from superdl.lambda_prefetch.s3_source import S3Source
 
         return S3Source(
             bucket.removeprefix("s3://"),

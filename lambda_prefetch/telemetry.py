@@ -22,13 +22,13 @@ from aws_lambda_powertools import Logger, Metrics
 from aws_lambda_powertools.metrics import MetricUnit
 from aws_lambda_powertools.shared.functions import strtobool
 
-from super_wire.errors import ConfigError
-from super_wire.request import Outcome
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from aws_lambda_powertools import Tracer
 
-    from super_wire.request import PrefetchResult
+    from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Telemetry", "telemetry"]
 

@@ -2,7 +2,7 @@
 
 The geometry (rounding of sides and offsets, padding, the ten tries of a random crop) follows torchvision 0.17
 and later, so that a model trained with ImageFolder sees the same pixels here. What a step may be called with
-is :mod:`super_wire.steps`'; custom steps are :mod:`lambda_prefetch.custom_steps`'.
+is :mod:`superdl.super_wire.steps`'; custom steps are :mod:`superdl.lambda_prefetch.custom_steps`'.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from lambda_prefetch.custom_steps import CustomStep
-from lambda_prefetch.decode import check_pixels, decode
-from lambda_prefetch.draws import Draws
-from lambda_prefetch.failures import SampleFailedError
-from super_wire.request import Outcome
-from super_wire.steps import DECODE_OPS
+from superdl.lambda_prefetch.custom_steps import CustomStep
+from superdl.lambda_prefetch.decode import check_pixels, decode
+from superdl.lambda_prefetch.draws import Draws
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.request import Outcome
+from superdl.super_wire.steps import DECODE_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Program", "center_crop_box", "random_crop_box", "resized_size"]
 
@@ -68,7 +68,8 @@ class Program:
     def make(self, data: bytes | bytearray, key: str) -> NDArray[Any]:
         """Decode an object's bytes, unless the first step wants them as they are, and run the steps.
 
-        Returns and raises what :meth:`run` does, and raises what :func:`lambda_prefetch.decode.decode` does.
+        Returns and raises what :meth:`run` does, and raises what
+        :func:`superdl.lambda_prefetch.decode.decode` does.
         """
         if not self._decodes:
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)

@@ -1,13 +1,13 @@
 """Coordinator addresses: their forms. How one is connected to, and whether by TLS, is
-:mod:`sampler.connection`'s.
+:mod:`superdl.sampler.connection`'s.
 """
 
 from __future__ import annotations
 
 import re
 
-from super_wire.discretion import without_credentials
-from super_wire.errors import ConfigError
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["checked_address", "host_of", "port_of"]
 

@@ -1,8 +1,8 @@
 """States: a place in a sampler's plan as a small dict that JSON can hold, and whether one fits a sampler.
 
 A plan is a pure function of what is written here, so a place is found in constant time, by any number of
-ranks that make the same global batches. Who asks for states and goes to places is :mod:`sampler.sampler`'s
-and :mod:`sampler.plan_iterator`'s.
+ranks that make the same global batches. Who asks for states and goes to places is
+:mod:`superdl.sampler.sampler`'s and :mod:`superdl.sampler.plan_iterator`'s.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sampler.given import Place
-from super_wire.errors import ConfigError
+from superdl.sampler.given import Place
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sampler.session import JobSpec
+    from superdl.sampler.session import JobSpec
 
 __all__ = ["STATE_VERSION", "Checkpoint"]
 

@@ -1,7 +1,7 @@
 """What a sampler says to the coordinator: calls with deadlines, bounded retries, errors by their types.
 
 Every call is idempotent, so a call that found nobody, or no answer in time, is made again after a jittered
-pause, as often as its :class:`Patience` allows. The connection itself is :mod:`sampler.connection`'s.
+pause, as often as its :class:`Patience` allows. The connection itself is :mod:`superdl.sampler.connection`'s.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sampler.address import host_of
-from sampler.connection import CallCutError, CallFailedError, Connection, connection_to
-from sampler.probing import why_distrusted
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import (
+from superdl.sampler.address import host_of
+from superdl.sampler.connection import CallCutError, CallFailedError, Connection, connection_to
+from superdl.sampler.probing import why_distrusted
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import (
     CacheUnreachableError,
     CoordinatorError,
     CoordinatorTrustError,
@@ -26,7 +26,7 @@ from super_wire.errors import (
     SuperError,
     error_from_name,
 )
-from super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.protocol import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ class Client:
     """Speaks to the coordinator at one address.
 
     Args:
-        address: as :func:`sampler.address.checked_address` gives it.
+        address: as :func:`superdl.sampler.address.checked_address` gives it.
         explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
             gone, is raised instead of the general one.
         alone: whether the coordinator ends with this process, which so needs no goodbye.

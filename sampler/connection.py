@@ -3,7 +3,7 @@
 Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
 channel is open while someone holds it or a call is under way. It is encrypted beyond this machine, and each
 call shows the token, if there is one. What is said, and what happens when a call fails, is
-:mod:`sampler.client`'s; why nobody is reached, :mod:`sampler.probing`'s.
+:mod:`superdl.sampler.client`'s; why nobody is reached, :mod:`superdl.sampler.probing`'s.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sampler.address import host_of
-from sampler.forking import step_aside_at_forks
-from sampler.grpc_threads import GrpcThreads
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import ConfigError
-from super_wire.loopback import is_loopback
-from super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
+from superdl.sampler.address import host_of
+from superdl.sampler.forking import step_aside_at_forks
+from superdl.sampler.grpc_threads import GrpcThreads
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import is_loopback
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ class CallFailedError(Exception):
     Attributes:
         code: name of the status code.
         details: its text.
-        error_name: class in :mod:`super_wire.errors` that the coordinator named, or empty.
+        error_name: class in :mod:`superdl.super_wire.errors` that the coordinator named, or empty.
     """
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
@@ -125,7 +125,7 @@ class Connection:
         if self._stub is None:
             import grpc
 
-            from super_wire.coordinator_pb2_grpc import CoordinatorStub
+            from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 
             credentials = self._for_grpc() if self._encrypted else None
             self._threads.expect()

@@ -2,7 +2,8 @@
 
 A coordinator that others share would else keep their jobs for as long as a vanished job is remembered. It is
 a courtesy, so it is tried once, and all goodbyes together take at most a second. A forked child, which may
-run the handlers that its parent registered, says nothing. How a job is closed is :mod:`sampler.session`'s.
+run the handlers that its parent registered, says nothing. How a job is closed is
+:mod:`superdl.sampler.session`'s.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from sampler.client import Client, Patience
-from super_wire.errors import SuperError
+from superdl.sampler.client import Client, Patience
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class Goodbyes:
         """Close what this process has open; a coordinator that does not answer is not asked again."""
         if not self._open:
             return
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         until_s = time.monotonic() + total_s
         deaf: set[str] = set()

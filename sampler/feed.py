@@ -1,21 +1,21 @@
 """``Feed``: one iteration's supply of batches, and how a message of the coordinator becomes one of them.
 
-What it wants is told here; :mod:`sampler.pages` gets it.
+What it wants is told here; :mod:`superdl.sampler.pages` gets it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sampler.given import GivenOut
-from sampler.window import Planned, Window
-from super_wire.batch_ref import BatchRef
-from super_wire.ids import ID_BYTES
-from super_wire.label_dtype import label_dtype_of
+from superdl.sampler.given import GivenOut
+from superdl.sampler.window import Planned, Window
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
-    from sampler.given import Place
-    from super_wire.binding import DatasetBinding
+    from superdl.sampler.given import Place
+    from superdl.super_wire.binding import DatasetBinding
 
 __all__ = ["Feed", "is_ready", "planned_batch"]
 

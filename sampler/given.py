@@ -1,7 +1,7 @@
 """Where a pass over an epoch stands: a place in the plan, and what one iteration has given out since its own.
 
 With ``in_order=False`` a place is more than a position: some batches beyond it are gone already. How a place
-is written down is :mod:`sampler.checkpoint`'s, who moves on is :mod:`sampler.pages`'.
+is written down is :mod:`superdl.sampler.checkpoint`'s, who moves on is :mod:`superdl.sampler.pages`'.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from collections import Counter
 
 import torch.distributed
 
-from super_wire.errors import ConfigError, UsageError
-from super_wire.ids import digest128
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.ids import digest128
 
 __all__ = ["check_schedules", "check_still_there", "job_id", "place_in_run", "run_id"]
 

@@ -3,7 +3,7 @@
 It fetches pages while there is room, asks again for the statuses of the next few batches where their order
 may change, and shows a sign of life when nothing else is to be said, so that the job keeps its lease and a
 coordinator that was restarted learns of the job while workers still read. Which batch goes next is
-:mod:`sampler.window`'s, the calls are :mod:`sampler.session`'s.
+:mod:`superdl.sampler.window`'s, the calls are :mod:`superdl.sampler.session`'s.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sampler.client import CallStoppedError, Patience
-from sampler.farewell import stop_at_exit
-from sampler.feed import Feed, is_ready, planned_batch
-from sampler.stats import StatusChecks
-from super_wire.errors import CoordinatorError, SuperError, UsageError
+from superdl.sampler.client import CallStoppedError, Patience
+from superdl.sampler.farewell import stop_at_exit
+from superdl.sampler.feed import Feed, is_ready, planned_batch
+from superdl.sampler.stats import StatusChecks
+from superdl.super_wire.errors import CoordinatorError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampler.client import Client
-    from sampler.given import GivenOut, Place
-    from sampler.session import Session
-    from super_wire.batch_ref import BatchRef
+    from superdl.sampler.client import Client
+    from superdl.sampler.given import GivenOut, Place
+    from superdl.sampler.session import Session
+    from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["Pager"]
 

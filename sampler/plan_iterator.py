@@ -1,7 +1,7 @@
 """``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is asked for.
 
 DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect: epoch
-and position are taken when the first batch is. Where batches come from is :mod:`sampler.pages`'.
+and position are taken when the first batch is. Where batches come from is :mod:`superdl.sampler.pages`'.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sampler.given import Place
-from super_wire.batch_ref import BatchRef
-from super_wire.errors import UsageError
+from superdl.sampler.given import Place
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sampler.checkpoint import Checkpoint
-    from sampler.feed import Feed
-    from sampler.pages import Pager
+    from superdl.sampler.checkpoint import Checkpoint
+    from superdl.sampler.feed import Feed
+    from superdl.sampler.pages import Pager
 
 __all__ = ["Cursor", "PlanIterator"]
 
@@ -80,7 +80,8 @@ class Cursor:
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Yields :class:`super_wire.BatchRef`, in plan order unless the sampler was made with ``in_order=False``.
+    """Yields :class:`superdl.super_wire.BatchRef`, in plan order unless the sampler was made with
+    ``in_order=False``.
 
     Args:
         cursor: taken when the first batch is asked for.

@@ -12,12 +12,12 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from sampler.address import host_of, port_of
-from super_wire.errors import ConfigError, CoordinatorTrustError
+from superdl.sampler.address import host_of, port_of
+from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 
 if TYPE_CHECKING:
-    from super_wire.coordinator_credentials import CoordinatorCredentials
-    from super_wire.errors import SuperError
+    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+    from superdl.super_wire.errors import SuperError
 
 __all__ = ["why_distrusted"]
 

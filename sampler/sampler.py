@@ -2,7 +2,7 @@
 
 It finds the coordinator (or starts the embedded one), registers the dataset it was given, opens its job,
 tells the dataset what it learned, and hands out iterators. The plan is the coordinator's, reading a batch is
-:mod:`super_dataset`'s.
+:mod:`superdl.super_dataset`'s.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
-from sampler.address import checked_address
-from sampler.checkpoint import Checkpoint
-from sampler.client import Client
-from sampler.embedded import embedded_for
-from sampler.farewell import GOODBYES
-from sampler.identity import check_schedules, check_still_there, place_in_run, run_id
-from sampler.pages import Pager
-from sampler.plan_iterator import Cursor, PlanIterator
-from sampler.session import JobSpec, Session
-from super_wire.batch_ref import BatchRef
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import ConfigError, SuperError, UsageError
+from superdl.sampler.address import checked_address
+from superdl.sampler.checkpoint import Checkpoint
+from superdl.sampler.client import Client
+from superdl.sampler.embedded.embedded import embedded_for
+from superdl.sampler.farewell import GOODBYES
+from superdl.sampler.identity import check_schedules, check_still_there, place_in_run, run_id
+from superdl.sampler.pages import Pager
+from superdl.sampler.plan_iterator import Cursor, PlanIterator
+from superdl.sampler.session import JobSpec, Session
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from sampler.stats import SamplerStats
-    from super_wire.binding import Bindable
+    from superdl.sampler.stats import SamplerStats
+    from superdl.super_wire.binding import Bindable
 
 __all__ = ["SuperSampler"]
 

@@ -1,7 +1,7 @@
 """A sampler's standing with the coordinator: its dataset registered, its job open, again if that forgot them.
 
 The listing of a source may take minutes, so it is awaited by long polls whose silence is bounded, not their
-number. Pages of the plan are :mod:`sampler.pages`'.
+number. Pages of the plan are :mod:`superdl.sampler.pages`'.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sampler.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
-from sampler.identity import job_id
-from sampler.stats import SamplerStats, StatusChecks
-from super_wire.binding import Bindable, DatasetBinding
-from super_wire.errors import (
+from superdl.sampler.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
+from superdl.sampler.identity import job_id
+from superdl.sampler.stats import SamplerStats, StatusChecks
+from superdl.super_wire.binding import Bindable, DatasetBinding
+from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
     PlanError,
@@ -25,7 +25,7 @@ from super_wire.errors import (
     SourceError,
     UnknownJobError,
 )
-from super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.protocol import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ the time in which a listing gets on."""
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a sampler wants of the plan; see :class:`sampler.SuperSampler`."""
+    """What a sampler wants of the plan; see :class:`superdl.sampler.SuperSampler`."""
 
     batch_size: int
     seed: int
@@ -59,7 +59,8 @@ class JobSpec:
 
 
 class Session:
-    """Registers a dataset and opens a job on it when made; raises what :class:`sampler.SuperSampler` says.
+    """Registers a dataset and opens a job on it when made; raises what :class:`superdl.sampler.SuperSampler`
+    says.
 
     Attributes:
         binding: what is known of the dataset.
@@ -119,7 +120,7 @@ class Session:
         bound: Undertaking,
         stopped: threading.Event | None = None,
     ) -> Any:
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         dataset = self._dataset
         request = pb.RegisterDatasetRequest(
@@ -165,7 +166,7 @@ class Session:
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> None:
         """Open the job for a rank whose next batch is at ``head``, an epoch and a position."""
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
         request = pb.OpenJobRequest(
@@ -231,7 +232,7 @@ class Session:
             UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: nobody answered.
                 Both name the bound that was reached.
         """
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.NextBatchesRequest(
             job=self.job,
@@ -271,7 +272,7 @@ class Session:
 
     def stats(self, checks: StatusChecks) -> SamplerStats:
         """The job's counters as the coordinator has them now, with what status checks have cost here."""
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
         reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
@@ -281,7 +282,7 @@ class Session:
 
     def close(self) -> None:
         """Tell the coordinator that this rank is done with the job."""
-        from super_wire import coordinator_pb2 as pb
+        from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
         self._client.call("CloseJob", request, Patience(attempts=2, total_s=2.0, deadline_s=1.0))

@@ -3,7 +3,7 @@
 In order, the next is the head: the lowest position. With ``reorder`` above 1, a batch whose samples are all
 in the cache (or failed) may go before a head that still waits, if it lies among the first ``reorder``
 positions from the head on; so at most ``reorder - 1`` others ever overtake one batch. No I/O, no threads:
-:mod:`sampler.pages` brings both.
+:mod:`superdl.sampler.pages` brings both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from super_wire.batch_ref import BatchRef
+    from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["Planned", "Window"]
 

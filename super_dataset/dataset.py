@@ -1,7 +1,7 @@
 """``SuperDataset``: a torch dataset whose index is a planned batch and whose items are that batch's tensors.
 
 It reads the cache and nothing else. Which batches there are is the sampler's; how one is read is
-:mod:`super_dataset.reader`'s.
+:mod:`superdl.super_dataset.reading.reader`'s.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import Dataset
 
-from super_dataset.bad_samples import check_policy, delivered_order
-from super_dataset.device import map_tensors
-from super_dataset.explanations import how_to_use, per_sample
-from super_dataset.handover import send_by_value
-from super_dataset.info import batch_info
-from super_dataset.memory import memory_here
-from super_dataset.reader import BatchReader, ReadSettings
-from super_dataset.source import normalise_url
-from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
-from super_wire.batch_ref import BatchRef
-from super_wire.errors import ConfigError, UsageError
-from super_wire.recipe import Recipe
-from super_wire.record import HEADER_BYTES
+from superdl.super_dataset.info import batch_info
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.memory.handover import send_by_value
+from superdl.super_dataset.memory.memory import memory_here
+from superdl.super_dataset.reading.bad_samples import check_policy, delivered_order
+from superdl.super_dataset.reading.explanations import how_to_use, per_sample
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_dataset.source import normalise_url
+from superdl.super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from super_dataset.bad_samples import OnBadSample
-    from super_dataset.checks import Verify
-    from super_dataset.info import BatchInfo
-    from super_wire.binding import DatasetBinding
+    from superdl.super_dataset.info import BatchInfo
+    from superdl.super_dataset.reading.bad_samples import OnBadSample
+    from superdl.super_dataset.reading.checks import Verify
+    from superdl.super_wire.binding import DatasetBinding
 
 __all__ = ["SuperDataset"]
 

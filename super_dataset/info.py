@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from super_wire.ids import ID_BYTES
+from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from super_dataset.progress import BatchProgress
+    from superdl.super_dataset.reading.progress import BatchProgress
 
 __all__ = ["BatchInfo", "batch_info"]
 

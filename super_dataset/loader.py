@@ -1,8 +1,8 @@
 """``SuperLoader``: batches by threads of the training process, in place of a DataLoader's worker processes.
 
 Receiving a batch holds no lock of Python's and needs hardly any CPU, so that threads do what processes would,
-without a hand-over. What a thread does is :mod:`super_dataset.reading_threads`', how a batch comes to an
-accelerator :mod:`super_dataset.device`'s.
+without a hand-over. What a thread does is :mod:`superdl.super_dataset.reading_threads`', how a batch comes to
+an accelerator :mod:`superdl.super_dataset.memory.device`'s.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from super_dataset.device import mover_to
-from super_dataset.reading_threads import ReadingThreads
-from super_wire.errors import ConfigError, UsageError
+from superdl.super_dataset.memory.device import mover_to
+from superdl.super_dataset.reading_threads import ReadingThreads
+from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
 
-    from super_dataset.device import Mover
+    from superdl.super_dataset.memory.device import Mover
 
 __all__ = ["SuperLoader"]
 

@@ -10,8 +10,8 @@ import os
 import re
 from pathlib import Path
 
-from super_wire.discretion import without_credentials
-from super_wire.errors import ConfigError
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["normalise_url"]
 

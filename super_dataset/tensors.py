@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from super_dataset.checks import layout_columns
-from super_wire.errors import ConfigError
-from super_wire.label_dtype import label_dtype_of
-from super_wire.record import parse_header
+from superdl.super_dataset.reading.checks import layout_columns
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.record import parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from super_dataset.buffer import BatchBuffer
+    from superdl.super_dataset.reading.buffer import BatchBuffer
 
 __all__ = ["IMAGE_CHANNELS", "check_label_dtype", "label_tensor", "sample_tensors"]
 
@@ -35,7 +35,7 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 def check_label_dtype(name: str) -> None:
-    """Refuse, by :class:`~super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
+    """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
     try:
         label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
     except TypeError as error:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from super_wire.errors import UsageError
+from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from super_dataset.loader import SuperLoader
+    from superdl.super_dataset.loader import SuperLoader
 
 __all__ = ["SuperTrainerMixin"]
 

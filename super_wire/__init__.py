@@ -8,11 +8,11 @@ Everything here is pure and light: no torch, no network, no sibling package. The
 
 from __future__ import annotations
 
-from super_wire.batch_ref import BatchRef
-from super_wire.ids import batch_id, sample_id
-from super_wire.recipe import Recipe
-from super_wire.report import ReadReport
-from super_wire.request import Limits, Outcome, PrefetchRequest, PrefetchResult
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.ids import batch_id, sample_id
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.report import ReadReport
+from superdl.super_wire.request import Limits, Outcome, PrefetchRequest, PrefetchResult
 
 __all__ = [
     "BatchRef",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from super_wire.client_tls import client_tls_context
-from super_wire.errors import ConfigError
-from super_wire.loopback import insecure_in, is_loopback
+from superdl.super_wire.client_tls import client_tls_context
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     import ssl

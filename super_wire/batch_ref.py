@@ -1,7 +1,7 @@
 """``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
 
 The sampler yields it, a DataLoader worker of any start method receives it. It carries no credentials, no
-connection and no pixels. How it is read is :mod:`super_dataset`'s.
+connection and no pixels. How it is read is :mod:`superdl.super_dataset`'s.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from super_wire.errors import ConfigError
-from super_wire.ids import ID_BYTES
-from super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,9 +26,10 @@ class BatchRef:
     """One batch of one rank's plan.
 
     ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``,
-    which is written as :mod:`super_wire.label_dtype` says; ``padding`` one byte for each sample, 1 where the
-    sample only fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and
-    may be empty where they did not fit into the page. ``cache`` is an address without credentials.
+    which is written as :mod:`superdl.super_wire.label_dtype` says; ``padding`` one byte for each sample, 1
+    where the sample only fills up the tail of the epoch (empty: none does). ``keys`` names the samples for
+    messages and may be empty where they did not fit into the page. ``cache`` is an address without
+    credentials.
     """
 
     dataset_id: bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Bindable", "DatasetBinding"]
 
@@ -20,7 +20,7 @@ class DatasetBinding:
     """What is known of a dataset once its source has been listed.
 
     ``classes`` is empty where a key list gives labels as numbers; ``label_dtype`` is written as
-    :mod:`super_wire.label_dtype` says; ``cache`` is an address without credentials.
+    :mod:`superdl.super_wire.label_dtype` says; ``cache`` is an address without credentials.
     """
 
     dataset_id: bytes

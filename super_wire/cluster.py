@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from super_wire.resp import Reply
+    from superdl.super_wire.resp import Reply
 
 __all__ = ["SLOTS", "Node", "Redirection", "SlotMap", "key_slot", "parse_redirection", "parse_slots"]
 

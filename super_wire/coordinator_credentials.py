@@ -1,7 +1,7 @@
 """How a client is let in by a coordinator, and how it knows that it speaks to the right one.
 
 All of it comes from the client's own environment, never from an argument, an address or a message. Opening a
-channel with it is :mod:`sampler.connection`'s.
+channel with it is :mod:`superdl.sampler.connection`'s.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from super_wire.client_tls import client_tls_context
-from super_wire.errors import ConfigError
-from super_wire.loopback import insecure_in, is_loopback
+from superdl.super_wire.client_tls import client_tls_context
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     import ssl

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from super_wire import coordinator_pb2 as super__wire_dot_coordinator__pb2
+from superdl.super_wire import coordinator_pb2 as superdl_dot_super__wire_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in super_wire/coordinator_pb2_grpc.py depends on'
+        + f' but the generated code in superdl/super_wire/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,38 +36,38 @@ class CoordinatorStub(object):
         """
         self.RegisterDataset = channel.unary_unary(
                 '/super.v1.Coordinator/RegisterDataset',
-                request_serializer=super__wire_dot_coordinator__pb2.RegisterDatasetRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.Dataset.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.RegisterDatasetRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
                 _registered_method=True)
         self.GetDataset = channel.unary_unary(
                 '/super.v1.Coordinator/GetDataset',
-                request_serializer=super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.Dataset.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
                 _registered_method=True)
         self.OpenJob = channel.unary_unary(
                 '/super.v1.Coordinator/OpenJob',
-                request_serializer=super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.Job.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Job.FromString,
                 _registered_method=True)
         self.NextBatches = channel.unary_unary(
                 '/super.v1.Coordinator/NextBatches',
-                request_serializer=super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.Page.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Page.FromString,
                 _registered_method=True)
         self.GetBatchStatus = channel.unary_unary(
                 '/super.v1.Coordinator/GetBatchStatus',
-                request_serializer=super__wire_dot_coordinator__pb2.GetBatchStatusRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.BatchStatuses.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetBatchStatusRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.BatchStatuses.FromString,
                 _registered_method=True)
         self.CloseJob = channel.unary_unary(
                 '/super.v1.Coordinator/CloseJob',
-                request_serializer=super__wire_dot_coordinator__pb2.CloseJobRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.CloseJobReply.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.CloseJobRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.CloseJobReply.FromString,
                 _registered_method=True)
         self.GetJobStats = channel.unary_unary(
                 '/super.v1.Coordinator/GetJobStats',
-                request_serializer=super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
-                response_deserializer=super__wire_dot_coordinator__pb2.JobStatsList.FromString,
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.FromString,
                 _registered_method=True)
 
 
@@ -125,38 +125,38 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'RegisterDataset': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterDataset,
-                    request_deserializer=super__wire_dot_coordinator__pb2.RegisterDatasetRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.Dataset.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.RegisterDatasetRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.SerializeToString,
             ),
             'GetDataset': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDataset,
-                    request_deserializer=super__wire_dot_coordinator__pb2.GetDatasetRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.Dataset.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.SerializeToString,
             ),
             'OpenJob': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenJob,
-                    request_deserializer=super__wire_dot_coordinator__pb2.OpenJobRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.Job.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Job.SerializeToString,
             ),
             'NextBatches': grpc.unary_unary_rpc_method_handler(
                     servicer.NextBatches,
-                    request_deserializer=super__wire_dot_coordinator__pb2.NextBatchesRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.Page.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Page.SerializeToString,
             ),
             'GetBatchStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBatchStatus,
-                    request_deserializer=super__wire_dot_coordinator__pb2.GetBatchStatusRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.BatchStatuses.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetBatchStatusRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.BatchStatuses.SerializeToString,
             ),
             'CloseJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseJob,
-                    request_deserializer=super__wire_dot_coordinator__pb2.CloseJobRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.CloseJobReply.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.CloseJobRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.CloseJobReply.SerializeToString,
             ),
             'GetJobStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJobStats,
-                    request_deserializer=super__wire_dot_coordinator__pb2.GetJobStatsRequest.FromString,
-                    response_serializer=super__wire_dot_coordinator__pb2.JobStatsList.SerializeToString,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -184,8 +184,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/RegisterDataset',
-            super__wire_dot_coordinator__pb2.RegisterDatasetRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.Dataset.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.RegisterDatasetRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,8 +211,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/GetDataset',
-            super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.Dataset.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
             options,
             channel_credentials,
             insecure,
@@ -238,8 +238,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/OpenJob',
-            super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.Job.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Job.FromString,
             options,
             channel_credentials,
             insecure,
@@ -265,8 +265,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/NextBatches',
-            super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.Page.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Page.FromString,
             options,
             channel_credentials,
             insecure,
@@ -292,8 +292,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/GetBatchStatus',
-            super__wire_dot_coordinator__pb2.GetBatchStatusRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.BatchStatuses.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.GetBatchStatusRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.BatchStatuses.FromString,
             options,
             channel_credentials,
             insecure,
@@ -319,8 +319,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/CloseJob',
-            super__wire_dot_coordinator__pb2.CloseJobRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.CloseJobReply.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.CloseJobRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.CloseJobReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -346,8 +346,8 @@ class Coordinator(object):
             request,
             target,
             '/super.v1.Coordinator/GetJobStats',
-            super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
-            super__wire_dot_coordinator__pb2.JobStatsList.FromString,
+            superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.FromString,
             options,
             channel_credentials,
             insecure,

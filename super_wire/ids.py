@@ -2,7 +2,7 @@
 
 An id is BLAKE2b-128 over its fields, each field preceded by its length as 8 little-endian bytes, so that no
 two different lists of fields give the same input. Which fields make a recipe's digest is left to
-:mod:`super_wire.recipe`, which text a cache stores an id under to :mod:`super_wire.keys`.
+:mod:`superdl.super_wire.recipe`, which text a cache stores an id under to :mod:`superdl.super_wire.keys`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sample_ids(
         bucket: ``s3://name`` or ``file://`` and the directory's absolute real path.
         keys: full object keys, UTF-8.
         versions: ETag, or ``size-mtime_ns`` for files; as many as there are keys.
-        recipe_digest: :attr:`super_wire.Recipe.digest`.
+        recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
     """
     head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)

@@ -3,15 +3,15 @@
 All names begin with ``super:`` and hold ASCII only, so that an ACL can name a prefix and no id looks like a
 cluster's hash tag. The one hash tag there is keeps the report streams of all jobs in one slot, and so at one
 node, where the coordinator waits on all of them by one command; records spread over all nodes. What lies
-under the names is :mod:`super_wire.record` and :mod:`super_wire.report`.
+under the names is :mod:`superdl.super_wire.record` and :mod:`superdl.super_wire.report`.
 """
 
 from __future__ import annotations
 
 import re
 
-from super_wire.errors import ConfigError
-from super_wire.ids import ID_BYTES
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import ID_BYTES
 
 __all__ = [
     "GOLDEN_KEY",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["LABEL_KINDS", "MAX_LABEL_BYTES", "MAX_LABEL_FIELDS", "label_dtype_of", "label_dtype_text"]
 

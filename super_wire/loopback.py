@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 One entry tells of one invocation: its result, or why it failed as a whole. An entry has one field, JSON, the
 same that a call would answer. Entries may come twice or not at all, as functions and caches go: whoever
-follows the stream knows what it waits for, and for how long. The streams' names are :mod:`super_wire.keys`'.
+follows the stream knows what it waits for, and for how long. The streams' names are
+:mod:`superdl.super_wire.keys`'.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import reprlib
 from typing import TYPE_CHECKING, TypeAlias
 
-from super_wire.errors import ConfigError
-from super_wire.request import PrefetchFailure, PrefetchResult
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import PrefetchFailure, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

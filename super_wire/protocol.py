@@ -11,8 +11,8 @@ __all__ = ["ERROR_METADATA_KEY", "MAX_REPLY_BYTES", "PROTOCOL_VERSION", "TOKEN_M
 PROTOCOL_VERSION = 1
 
 ERROR_METADATA_KEY = "super-error"
-"""Trailing metadata that names the class of :mod:`super_wire.errors` to raise; the status details are its
-message.
+"""Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
+its message.
 """
 
 TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not a token

@@ -1,8 +1,8 @@
 """Recipes: the declarative work that a function does on a sample.
 
 A recipe is a list of steps, kept in a canonical form so that equal meaning gives an equal digest, and carried
-as JSON: it holds no code. What the steps do to pixels is :mod:`lambda_prefetch`'s; which steps there are, and
-what their parameters may be, is :mod:`super_wire.steps`'.
+as JSON: it holds no code. What the steps do to pixels is :mod:`superdl.lambda_prefetch`'s; which steps there
+are, and what their parameters may be, is :mod:`superdl.super_wire.steps`'.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import RecipeError
-from super_wire.ids import digest128
-from super_wire.steps import RANDOM_OPS, SHAPE_KEEPING_OPS, canonical_step
+from superdl.super_wire.errors import RecipeError
+from superdl.super_wire.ids import digest128
+from superdl.super_wire.steps import RANDOM_OPS, SHAPE_KEEPING_OPS, canonical_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,8 @@ class Recipe:
     one.
 
     Args:
-        steps: mappings such as ``{"op": "resize", "size": 256}``; see :mod:`super_wire.steps` for all of
+        steps: mappings such as ``{"op": "resize", "size": 256}``; see :mod:`superdl.super_wire.steps` for all
+        of
             them.
         augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
             effect. It is not the shuffle seed, so that trials with different shuffles share samples.

@@ -2,11 +2,12 @@
 
 Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
 view of the bytes it was given. A record that fails a check raises a typed
-:class:`~super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
+:class:`~superdl.super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
 :data:`HEADER_DTYPE`. When the payload hash is verified is the reader's choice: :func:`verify_payload`.
 
 A header carries the first eight bytes of its sample's id, so that a record which arrives under another
-sample's key is noticed. Pointers and records of several named arrays are :mod:`super_wire.record_kinds`'.
+sample's key is noticed. Pointers and records of several named arrays are
+:mod:`superdl.super_wire.record_kinds`'.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from super_wire.errors import (
+from superdl.super_wire.errors import (
     RecordHashError,
     RecordIdError,
     RecordLengthError,
     RecordMagicError,
     RecordVersionError,
 )
-from super_wire.ids import ID_BYTES
+from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,8 @@
 """Records beside one array and tombstones: pointers into a store, and several named arrays of one sample.
 
-Both are records like all others: the header of :mod:`super_wire.record`, with a payload of plain bytes whose
-hash it names. Their form is fixed here, so that whoever reads records of this version knows every kind.
+Both are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
+bytes whose hash it names. Their form is fixed here, so that whoever reads records of this version knows every
+kind.
 
 A pointer's payload is ``<QQ`` and the pack's name: where in the pack the record begins, how long it is, and
 which pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from super_wire.errors import RecordLengthError, RecordVersionError
-from super_wire.record import (
+from superdl.super_wire.errors import RecordLengthError, RecordVersionError
+from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
     MAX_NDIM,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from super_wire.record import Bytes
+    from superdl.super_wire.record import Bytes
 
 __all__ = ["MAX_ARRAYS", "Pointer", "pack_arrays", "pack_pointer", "read_arrays", "read_pointer"]
 

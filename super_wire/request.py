@@ -15,9 +15,9 @@ import reprlib
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from super_wire.errors import ConfigError
-from super_wire.ids import ID_BYTES
-from super_wire.keys import checked_outcome_stream
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import checked_outcome_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,9 +80,9 @@ class PrefetchRequest:
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
     anew to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
     been begun by then is not begun. ``answer_to`` is the stream in the cache where the function puts its
-    result (see :data:`super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited for.
-    ``golden`` is the digest that the function must decode golden images to, ``function_version`` the version
-    of SUPER that it must be, or refuse; both are empty where whoever asks has seen to that.
+    result (see :data:`superdl.super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited
+    for. ``golden`` is the digest that the function must decode golden images to, ``function_version`` the
+    version of SUPER that it must be, or refuse; both are empty where whoever asks has seen to that.
     """
 
     request_id: str

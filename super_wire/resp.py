@@ -1,7 +1,7 @@
 """The Redis protocol, RESP2 and RESP3: commands to bytes, and bytes to replies of any shape.
 
 It is general and not in a hurry: for greetings, slot maps and what is odd. Replies to a batch's GETs, which
-are large and many, have a way of their own (:mod:`super_dataset.scatter`). It does no I/O.
+are large and many, have a way of their own (:mod:`superdl.super_dataset.reading.scatter`). It does no I/O.
 
 A reply becomes a Python value: simple, bulk and verbatim strings ``bytes``; integers and big numbers ``int``;
 doubles ``float``; booleans ``bool``; nulls ``None``; arrays and sets ``list``; maps ``dict``; errors

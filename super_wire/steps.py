@@ -1,7 +1,7 @@
 """The steps that a recipe may name, their parameters, and the canonical form of each.
 
 Canonical means: all parameters present (but ``input`` at its default), numbers of one type, nothing else. So
-a step's meaning alone decides the digest. How steps change pixels is :mod:`lambda_prefetch`'s.
+a step's meaning alone decides the digest. How steps change pixels is :mod:`superdl.lambda_prefetch`'s.
 
 =======================  =================================================================================
 ``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from super_wire.errors import RecipeError
+from superdl.super_wire.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from super_wire.recipe import PIPELINE_VERSION
+from superdl.super_wire.recipe import PIPELINE_VERSION
 
 __all__ = ["installed_version"]
 

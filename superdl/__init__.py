@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sampler import SuperSampler
-    from super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader, SuperTrainerMixin
-    from super_wire import Recipe
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader, SuperTrainerMixin
+    from superdl.super_wire import Recipe
 
 __all__ = [
     "Augment",
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Augment": "super_dataset",
-    "BatchInfo": "super_dataset",
-    "Recipe": "super_wire",
-    "SuperDataset": "super_dataset",
-    "SuperLoader": "super_dataset",
-    "SuperSampler": "sampler",
-    "SuperTrainerMixin": "super_dataset",
+    "Augment": "superdl.super_dataset",
+    "BatchInfo": "superdl.super_dataset",
+    "Recipe": "superdl.super_wire",
+    "SuperDataset": "superdl.super_dataset",
+    "SuperLoader": "superdl.super_dataset",
+    "SuperSampler": "superdl.sampler",
+    "SuperTrainerMixin": "superdl.super_dataset",
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 

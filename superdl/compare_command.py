@@ -1,5 +1,5 @@
 """``superdl compare SPEC``: run a spec's arms interleaved and say how they differ. The work is
-:mod:`experiments.comparing`'s.
+:mod:`superdl.experiments.comparing`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from experiments.comparing.report import Comparison
+    from superdl.experiments.comparing.report import Comparison
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, or read the runs."""
     from rich.console import Console  # --help needs none of this
 
-    from experiments.strict_json import strict_json
+    from superdl.experiments.strict_json import strict_json
 
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from experiments.comparing.comparison import compare
-    from experiments.spec import load_spec
+    from superdl.experiments.comparing.comparison import compare
+    from superdl.experiments.spec import load_spec
 
     overrides = list(arguments.overrides)
     for key, value in (("repeats", arguments.repeats), ("warmup_epochs", arguments.warmup_epochs)):
@@ -83,10 +83,10 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 
 
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from experiments.comparing.comparison import publish
-    from experiments.comparing.found_runs import compare_runs
-    from experiments.new_directory import new_directory
-    from super_wire.errors import ConfigError
+    from superdl.experiments.comparing.comparison import publish
+    from superdl.experiments.comparing.found_runs import compare_runs
+    from superdl.experiments.new_directory import new_directory
+    from superdl.super_wire.errors import ConfigError
 
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
     if any(given):

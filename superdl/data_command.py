@@ -1,5 +1,5 @@
 """``superdl data make NAME`` and ``superdl data list``: the image sets of the experiments. The work is
-:mod:`experiments.data`'s.
+:mod:`superdl.experiments.data`'s.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> None:
-    from experiments.data import MADE_SETS, PUBLISHED_SETS, default_directory, make_digits, make_set
-    from super_wire.errors import ConfigError
+    from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS, default_directory, make_digits, make_set
+    from superdl.super_wire.errors import ConfigError
 
     name: str = arguments.name
     if arguments.seed < 0:
@@ -87,7 +87,7 @@ def _list(*, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from experiments.data import PUBLISHED_SETS
+    from superdl.experiments.data import PUBLISHED_SETS
 
     rows = _rows()
     if as_json:
@@ -126,7 +126,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from experiments.data import MADE_SETS
+    from superdl.experiments.data import MADE_SETS
 
     rows: list[dict[str, Any]] = [
         {

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
 
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["add_recipe_options", "recipe_of"]
 
@@ -33,7 +33,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
     Raises:
         ConfigError: they name two, or a file that holds none; RecipeError: its steps are wrong.
     """
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
     sizes = arguments.resize is not None or arguments.crop is not None
     if sizes and arguments.recipe:
@@ -44,7 +44,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
 
 
 def _read(file: str) -> Recipe:
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
     try:
         text = Path(file).read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""``superdl report DIRECTORY``: make a page anew, a run's by :mod:`experiments.reporting.run_page`, a
-comparison's by :mod:`experiments.comparing.page`.
+"""``superdl report DIRECTORY``: make a page anew, a run's by :mod:`superdl.experiments.reporting.run_page`, a
+comparison's by :mod:`superdl.experiments.comparing.page`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from experiments.comparing.report import Comparison
-    from experiments.reporting.run_files import RunFiles
+    from superdl.experiments.comparing.report import Comparison
+    from superdl.experiments.reporting.run_files import RunFiles
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the page."""
-    from experiments.comparing.page import comparison_page
-    from experiments.comparing.report import is_comparison, read_comparison
-    from experiments.reporting.plots import plots_missing  # --help needs none of this
-    from experiments.reporting.run_files import read_run
-    from experiments.reporting.run_page import PAGE_NAME, run_page
-    from super_wire.errors import ConfigError
+    from superdl.experiments.comparing.page import comparison_page
+    from superdl.experiments.comparing.report import is_comparison, read_comparison
+    from superdl.experiments.reporting.plots import plots_missing  # --help needs none of this
+    from superdl.experiments.reporting.run_files import read_run
+    from superdl.experiments.reporting.run_page import PAGE_NAME, run_page
+    from superdl.super_wire.errors import ConfigError
 
     directory = Path(arguments.directory)
     known: Comparison | RunFiles

@@ -1,4 +1,4 @@
-"""``superdl run SPEC``: train from a spec and report. The work is :mod:`experiments.run`'s."""
+"""``superdl run SPEC``: train from a spec and report. The work is :mod:`superdl.experiments.run`'s."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the spec."""
     from rich.console import Console  # --help needs none of this
 
-    from experiments import load_spec
-    from experiments.ranks import place_of
-    from experiments.run import run as run_spec
+    from superdl.experiments import load_spec
+    from superdl.experiments.ranks import place_of
+    from superdl.experiments.run import run as run_spec
 
     spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
     if arguments.find_batch_size:
-        from experiments.largest_batch import largest_batch
+        from superdl.experiments.largest_batch import largest_batch
 
         told = largest_batch(spec, console=console).to_mapping()
     else:

@@ -1,4 +1,6 @@
-"""``superdl simulate SPEC``: predict a deployment without it. The work is :mod:`experiments.simulator`'s."""
+"""``superdl simulate SPEC``: predict a deployment without it. The work is
+:mod:`superdl.experiments.simulator`'s.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
-    from experiments.simulator.beside import compare, print_comparison, with_measured
-    from experiments.simulator.predict import predict
-    from experiments.simulator.show import print_predictions, to_mapping
-    from experiments.simulator.spec import load_points
-    from experiments.strict_json import strict_json
-    from super_wire.errors import ConfigError
+    from superdl.experiments.simulator.beside import compare, print_comparison, with_measured
+    from superdl.experiments.simulator.predict import predict
+    from superdl.experiments.simulator.show import print_predictions, to_mapping
+    from superdl.experiments.simulator.spec import load_points
+    from superdl.experiments.strict_json import strict_json
+    from superdl.super_wire.errors import ConfigError
 
     points = load_points(arguments.spec, arguments.overrides)
     console = Console(stderr=arguments.json)

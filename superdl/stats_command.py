@@ -1,5 +1,5 @@
 """``superdl stats``: the jobs of a coordinator, or what is known of one batch. The figures are
-:mod:`coordinator`'s.
+:mod:`superdl.coordinator`'s.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from super_wire.discretion import shown
-from super_wire.errors import ConfigError
-from super_wire.ids import ID_BYTES
+from superdl.super_wire.discretion import shown
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     import argparse
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print."""
-    from sampler.address import checked_address
-    from sampler.client import FIRST_CONTACT, Client
-    from super_wire import coordinator_pb2 as pb
+    from superdl.sampler.address import checked_address
+    from superdl.sampler.client import FIRST_CONTACT, Client
+    from superdl.super_wire import coordinator_pb2 as pb
 
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
@@ -135,7 +135,7 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
     if cache["thrashing"]:
-        from coordinator.core.needing import maxmemory_for
+        from superdl.coordinator.core.needing import maxmemory_for
 
         console.print(
             f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "

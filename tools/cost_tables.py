@@ -3,7 +3,7 @@
 A table stands between ``<!-- superdl cost ... --markdown -->``, the command that prints it, and
 ``<!-- end -->``.
 ``python -m tools.cost_tables`` writes all of them, ``--check`` compares. What is in them is
-:mod:`experiments.cost`'s.
+:mod:`superdl.cost`'s.
 
 Exit codes: 0 fine, 1 the check found a difference, 2 the page names no such command.
 """

@@ -22,11 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tools" / "proto-requirements.txt"
 DIGESTS = "tools/proto.sha256"
-PROTO = "super_wire/coordinator.proto"
+PROTO = "superdl/super_wire/coordinator.proto"
 STUBS = (
-    "super_wire/coordinator_pb2.py",
-    "super_wire/coordinator_pb2.pyi",
-    "super_wire/coordinator_pb2_grpc.py",
+    "superdl/super_wire/coordinator_pb2.py",
+    "superdl/super_wire/coordinator_pb2.pyi",
+    "superdl/super_wire/coordinator_pb2_grpc.py",
 )
 LAST_PYTHON_WITH_WHEELS = (3, 13)
 
@@ -94,7 +94,7 @@ def digest_lines(root: Path) -> str:
 
 
 def compile_proto(root: Path, target: Path) -> None:
-    """Write the stubs below ``target``; protoc runs in ``root``, so that imports start at super_wire."""
+    """Write the stubs below ``target``; protoc runs in ``root``, so that imports start at superdl."""
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs, PROTO]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)

@@ -1,8 +1,8 @@
 """``Catalog``: the immutable list of a source's samples, sorted by key bytes, and its classes.
 
-A million samples cost some thirty megabytes (:mod:`coordinator.catalog.compact`) and no object each. How a
-source is listed is :mod:`coordinator.catalog.lister`'s; which samples form a batch is
-:mod:`coordinator.core.plan`'s.
+A million samples cost some thirty megabytes (:mod:`superdl.coordinator.catalog.compact`) and no object each.
+How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which samples form a batch is
+:mod:`superdl.coordinator.core.plan`'s.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.catalog.compact import Strings, compact
-from coordinator.catalog.labels import Labels
-from super_wire import ids
-from super_wire.errors import SourceError
+from superdl.coordinator.catalog.compact import Strings, compact
+from superdl.coordinator.catalog.labels import Labels
+from superdl.super_wire import ids
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from coordinator.catalog.packed import PackedStrings
+    from superdl.coordinator.catalog.packed import PackedStrings
 
 __all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog", "check_class_names"]
 
@@ -97,7 +97,7 @@ class Catalog:
 
     @property
     def label_dtype(self) -> str:
-        """What a label is, as :mod:`super_wire.label_dtype` writes it."""
+        """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it."""
         return self.labels.dtype_text
 
     @property
@@ -114,7 +114,7 @@ class Catalog:
         """Sample ids, concatenated, 16 bytes each.
 
         Args:
-            recipe_digest: :attr:`super_wire.Recipe.digest`.
+            recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
             indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
         """

@@ -3,7 +3,7 @@
 Keys in sorted order share long beginnings, so the beginning that neighbours share is held once for a block of
 them (as sorted string tables do). ETags are mostly hexadecimal digits, which take half a byte each. A catalog
 of ImageNet's size takes 37 MB in this way, where packed strings take 108. Collecting and sorting are done
-before, by :mod:`coordinator.catalog.packed`.
+before, by :mod:`superdl.coordinator.catalog.packed`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from coordinator.catalog.packed import PackedStrings
+from superdl.coordinator.catalog.packed import PackedStrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Key lists: a file that names the samples of a source and their labels, read by the coordinator.
 
 Keys are relative to the source: of ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
-How rows are written in each format is :mod:`coordinator.catalog.key_list_rows`'s; finding the versions of a
-list that has none is :mod:`coordinator.catalog.lister`'s.
+How rows are written in each format is :mod:`superdl.coordinator.catalog.key_list_rows`'s; finding the
+versions of a list that has none is :mod:`superdl.coordinator.catalog.lister`'s.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from coordinator.catalog.key_list_labels import LabelColumn
-from coordinator.catalog.key_list_rows import FORMATS, BadRowError
-from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
-from coordinator.catalog.s3_client import make_s3_client, s3_failures
-from coordinator.catalog.source import local_path, scheme_of, split_s3_url
-from super_wire.discretion import without_credentials
-from super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.catalog.key_list_labels import LabelColumn
+from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
+from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+from superdl.coordinator.catalog.source import local_path, scheme_of, split_s3_url
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from coordinator.catalog.key_list_rows import Row
-    from coordinator.catalog.listing import Tally
+    from superdl.coordinator.catalog.key_list_rows import Row
+    from superdl.coordinator.catalog.listing import Tally
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
 
@@ -54,7 +54,7 @@ class KeyList:
     """What a key list says, in its order.
 
     ``keys`` are relative to the source; ``versions`` is ``None`` if the list has no such column; ``labels``
-    and ``classes`` are as in :class:`~coordinator.catalog.catalog.Catalog`.
+    and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
     """
 
     url: str

@@ -3,7 +3,7 @@
 A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
 named fields that are each one of these. The first row decides which; every other row agrees with it, so that
 a typing error among numbers is found instead of turning them all into class names. How labels travel is
-:mod:`super_wire.label_dtype`'s.
+:mod:`superdl.super_wire.label_dtype`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
-from super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
+from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
+from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

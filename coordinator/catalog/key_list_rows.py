@@ -1,7 +1,7 @@
 """Reads the rows of a key list from CSV, JSONL or Parquet, each with the number by which an error names it.
 
-Rows come as they are written; what a key or a label may be is :mod:`coordinator.catalog.key_list`'s and
-:mod:`coordinator.catalog.key_list_labels`'s.
+Rows come as they are written; what a key or a label may be is :mod:`superdl.coordinator.catalog.key_list`'s
+and :mod:`superdl.coordinator.catalog.key_list_labels`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import json
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from coordinator.catalog.key_list_labels import number_or_text
+from superdl.coordinator.catalog.key_list_labels import number_or_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from super_wire.label_dtype import label_dtype_text
+from superdl.super_wire.label_dtype import label_dtype_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ class Labels:
 
     @property
     def dtype_text(self) -> str:
-        """What a label is, as :mod:`super_wire.label_dtype` writes it."""
+        """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it."""
         return label_dtype_text(self.dtype, self.shape[1:])
 
     @property

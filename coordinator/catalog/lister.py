@@ -1,8 +1,8 @@
 """Makes the catalog of a source: lists it, finds classes by folders or by a key list, sorts and packs.
 
 Blocking, with threads of its own: the coordinator runs it beside its event loop. The pieces are
-:mod:`coordinator.catalog.listing_file`, :mod:`coordinator.catalog.listing_s3` and
-:mod:`coordinator.catalog.key_list`.
+:mod:`superdl.coordinator.catalog.listing_file`, :mod:`superdl.coordinator.catalog.listing_s3` and
+:mod:`superdl.coordinator.catalog.key_list`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.allowed import Allowed
-from coordinator.catalog.catalog import Catalog
-from coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
-from coordinator.catalog.listing import EXTENSIONS, Folder, Tally
-from coordinator.catalog.listing_file import list_directory, probe_directory
-from coordinator.catalog.listing_s3 import list_bucket, probe_bucket
-from coordinator.catalog.packed import PackedStrings
-from coordinator.catalog.source import Source, parse_source
-from super_wire.errors import SourceEmptyError, SourceError
+from superdl.coordinator.catalog.allowed import Allowed
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
+from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
+from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
+from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket
+from superdl.coordinator.catalog.packed import PackedStrings
+from superdl.coordinator.catalog.source import Source, parse_source
+from superdl.super_wire.errors import SourceEmptyError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

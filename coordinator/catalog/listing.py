@@ -1,7 +1,7 @@
 """Listing, whatever is listed: what is found, how it is counted, how it runs on threads.
 
-Looking into directories is :mod:`coordinator.catalog.listing_file`'s, asking an object store
-:mod:`coordinator.catalog.listing_s3`'s.
+Looking into directories is :mod:`superdl.coordinator.catalog.listing_file`'s, asking an object store
+:mod:`superdl.coordinator.catalog.listing_s3`'s.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.allowed import Allowed
-from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from superdl.coordinator.catalog.allowed import Allowed
+from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

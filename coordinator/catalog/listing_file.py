@@ -1,9 +1,9 @@
 """Lists a directory: every image below it, folder by folder, on threads.
 
-Symbolic links are followed as far as they stay below the directory, or lead where functions may read too:
-see :attr:`coordinator.allowed.Allowed.link_roots`. A source in which links lead elsewhere is refused, since
-what ImageFolder would find is never left out in silence. What is left out or found elsewhere is told in the
-listing's warnings. Which folders are classes is :mod:`coordinator.catalog.lister`'s.
+Symbolic links are followed as far as they stay below the directory, or lead where functions may read too: see
+:attr:`superdl.coordinator.catalog.allowed.Allowed.link_roots`. A source in which links lead elsewhere is
+refused, since what ImageFolder would find is never left out in silence. What is left out or found elsewhere
+is told in the listing's warnings. Which folders are classes is :mod:`superdl.coordinator.catalog.lister`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
-from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

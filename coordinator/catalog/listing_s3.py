@@ -1,21 +1,21 @@
 """Lists a prefix of an S3 bucket: its folders first, then every folder on a thread of its own, page by page.
 
-Which folders are classes is :mod:`coordinator.catalog.lister`'s; what the client's failures mean
-:mod:`coordinator.catalog.s3_client`'s.
+Which folders are classes is :mod:`superdl.coordinator.catalog.lister`'s; what the client's failures mean
+:mod:`superdl.coordinator.catalog.s3_client`'s.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
-from coordinator.catalog.s3_client import MAX_CONNECTIONS, make_s3_client, s3_failures
-from super_wire.errors import SourceError
+from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from superdl.coordinator.catalog.s3_client import MAX_CONNECTIONS, make_s3_client, s3_failures
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from coordinator.catalog.source import Source
+    from superdl.coordinator.catalog.source import Source
 
 __all__ = ["list_bucket", "probe_bucket"]
 

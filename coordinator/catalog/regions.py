@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore import exceptions
 
-from coordinator.catalog.s3_client import make_s3_client, s3_failures
+from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
 __all__ = ["bucket_region"]
 

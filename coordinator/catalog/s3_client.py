@@ -13,8 +13,8 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from coordinator.aws_credentials import NO_CREDENTIALS
-from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.aws_credentials import NO_CREDENTIALS
+from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

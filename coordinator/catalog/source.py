@@ -10,8 +10,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from super_wire.discretion import without_credentials
-from super_wire.errors import SourceError
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import SourceError
 
 __all__ = ["Source", "local_path", "parse_source", "scheme_of", "split_s3_url"]
 

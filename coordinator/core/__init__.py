@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.core.core import Core
-from coordinator.core.plan import Plan
-from coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
-from coordinator.core.settings import CoreSettings
+from superdl.coordinator.core.core import Core
+from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
+from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["EVERY_EPOCH", "Core", "CoreSettings", "Plan", "SampleState", "SetKey"]

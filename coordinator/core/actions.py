@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import SetKey
 
 __all__ = ["Action", "Audit", "Drop", "Prefetch", "ReadBack", "Warn", "WriteTombstones"]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.core.actions import Audit, Drop
-from coordinator.core.demands import BatchPlace
-from coordinator.core.eviction import next_use
-from coordinator.core.jobs import Ahead, LaneSpan
-from coordinator.core.samples import SampleState
-from coordinator.core.stalls import record_lost
-from coordinator.core.state import AuditInFlight
+from superdl.coordinator.core.actions import Audit, Drop
+from superdl.coordinator.core.demands import BatchPlace
+from superdl.coordinator.core.eviction import next_use
+from superdl.coordinator.core.jobs import Ahead, LaneSpan
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.stalls import record_lost
+from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, CacheResized
-    from coordinator.core.samples import SetKey
-    from coordinator.core.state import State
+    from superdl.coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, CacheResized
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.state import State
 
 __all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
 

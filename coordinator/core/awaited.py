@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.demands import BatchPlace
-    from coordinator.core.samples import SetKey
+    from superdl.coordinator.core.demands import BatchPlace
+    from superdl.coordinator.core.samples import SetKey
 
 __all__ = ["AwaitedSamples"]
 

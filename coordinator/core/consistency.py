@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.ledger import Spending
-from coordinator.core.samples import SampleState
-from coordinator.core.waking import wake_times_s
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.state import RequestInFlight, State
 
 __all__ = ["idlers", "problems"]
 

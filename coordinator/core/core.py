@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import auditing, equipping, events, forgetting, reading, reading_back, results
-from coordinator.core.consistency import idlers, problems
-from coordinator.core.dispatching import dispatch, expire_tombstones
-from coordinator.core.journal import history
-from coordinator.core.leases import lapse
-from coordinator.core.needing import needed_bytes
-from coordinator.core.state import State
-from coordinator.core.waking import wake_times_s
+from superdl.coordinator.core import auditing, equipping, events, forgetting, reading, reading_back, results
+from superdl.coordinator.core.consistency import idlers, problems
+from superdl.coordinator.core.dispatching import dispatch, expire_tombstones
+from superdl.coordinator.core.journal import history
+from superdl.coordinator.core.leases import lapse
+from superdl.coordinator.core.needing import needed_bytes
+from superdl.coordinator.core.state import State
+from superdl.coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.actions import Action
-    from coordinator.core.fleet import Fleet
-    from coordinator.core.jobs import Job
-    from coordinator.core.ledger import Ledger, Spending
-    from coordinator.core.samples import SampleState, SetKey
-    from coordinator.core.settings import CoreSettings
+    from superdl.coordinator.core.actions import Action
+    from superdl.coordinator.core.fleet import Fleet
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.ledger import Ledger, Spending
+    from superdl.coordinator.core.samples import SampleState, SetKey
+    from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["Core"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.core.deadlines import LaneKey
+    from superdl.coordinator.core.deadlines import LaneKey
 
 __all__ = ["Crowding"]
 

@@ -1,7 +1,7 @@
 """Demands: samples to be asked for at a time of their own, outside any lane's look-ahead.
 
 Misses come here (*urgent*: a reader waits) and retries (due after their backoff). What becomes of a demand is
-:mod:`coordinator.core.dispatching`'s.
+:mod:`superdl.coordinator.core.dispatching`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import SetKey
 
 __all__ = ["BatchPlace", "Demand", "DemandQueue"]
 

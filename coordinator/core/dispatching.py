@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.eviction import next_use, next_use_s
-from coordinator.core.ledger import Spending
-from coordinator.core.lookahead import find_absent
-from coordinator.core.requesting import race_stragglers, request
-from coordinator.core.room import fits, relieve, room_for, urgent_room_for
-from coordinator.core.samples import SampleState
-from coordinator.core.sizing import request_size
-from coordinator.core.thrift import refuse_demands, watch_spending
+from superdl.coordinator.core.eviction import next_use, next_use_s
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.lookahead import find_absent
+from superdl.coordinator.core.requesting import race_stragglers, request
+from superdl.coordinator.core.room import fits, relieve, room_for, urgent_room_for
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.sizing import request_size
+from superdl.coordinator.core.thrift import refuse_demands, watch_spending
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.demands import Demand
-    from coordinator.core.fleet import Member
-    from coordinator.core.jobs import Ahead, Job, Lane
-    from coordinator.core.state import State
+    from superdl.coordinator.core.demands import Demand
+    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.jobs import Ahead, Job, Lane
+    from superdl.coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones"]
 

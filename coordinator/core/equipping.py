@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.core.events import ExecutorResized, ExecutorsUnfit
-    from coordinator.core.state import State
+    from superdl.coordinator.core.events import ExecutorResized, ExecutorsUnfit
+    from superdl.coordinator.core.state import State
 
 __all__ = ["executor_resized", "executors_unfit"]
 

@@ -1,7 +1,7 @@
 """What can happen to the core: frozen events, array-valued where they speak of samples.
 
-Each is handed to :meth:`coordinator.core.Core.handle` together with the time. ``indices`` are int64 arrays of
-places in the catalog.
+Each is handed to :meth:`superdl.coordinator.core.Core.handle` together with the time. ``indices`` are int64
+arrays of places in the catalog.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core.plan import Plan
-    from coordinator.core.samples import SetKey
+    from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core.samples import SetKey
 
 __all__ = [
     "Audited",
@@ -226,7 +226,7 @@ class ExecutorsUnfit:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; see :attr:`coordinator.core.Core.wake_at_s`."""
+    """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
 
 Event: TypeAlias = (

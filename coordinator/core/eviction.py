@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from coordinator.core.plan import NEVER_SOON
-from coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.plan import NEVER_SOON
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from coordinator.core.jobs import Job
-    from coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import SampleSet, SetKey
 
 __all__ = ["CANDIDATES_LEAST", "Victims", "choose_victims", "next_use", "next_use_s"]
 

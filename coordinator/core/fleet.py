@@ -3,9 +3,9 @@
 The cheapest that has a place gets it. Where it has none, a request goes to the next one, unless it can wait:
 what is wanted later than the slow requests of both take is kept for the cheaper, so that the dearer gets what
 the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a while, and the
-next one takes their place; that is :mod:`coordinator.core.health`'s. Not every executor can produce every
-dataset: all this is asked of a *roster*, those that can. Where that is one alone, there is no choice, and
-nothing is set aside.
+next one takes their place; that is :mod:`superdl.coordinator.core.health`'s. Not every executor can produce
+every dataset: all this is asked of a *roster*, those that can. Where that is one alone, there is no choice,
+and nothing is set aside.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from coordinator.core.concurrency import Concurrency
-from coordinator.core.deadlines import DeadlineQueue
-from coordinator.core.health import LONGEST_S, Health
-from coordinator.core.latency import LatencyModel
+from superdl.coordinator.core.concurrency import Concurrency
+from superdl.coordinator.core.deadlines import DeadlineQueue
+from superdl.coordinator.core.health import LONGEST_S, Health
+from superdl.coordinator.core.latency import LatencyModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from coordinator.core.deadlines import LaneKey
+    from superdl.coordinator.core.deadlines import LaneKey
 
 __all__ = ["Fleet", "Member", "Roster"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.core.events import JobClosed
-from coordinator.core.reading import job_closed
+from superdl.coordinator.core.events import JobClosed
+from superdl.coordinator.core.reading import job_closed
 
 if TYPE_CHECKING:
-    from coordinator.core.state import State
+    from superdl.coordinator.core.state import State
 
 __all__ = ["forget_empty_sets", "forget_silent_lanes"]
 

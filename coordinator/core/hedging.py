@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.samples import SampleState
+from superdl.coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from numpy.typing import NDArray
 
-    from coordinator.core.samples import SetKey
-    from coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.state import RequestInFlight, State
 
 __all__ = ["Stragglers", "stragglers_to_race"]
 

@@ -1,7 +1,8 @@
 """Jobs and their lanes: where every rank stands in its plan, and how fast it goes.
 
 Batches are counted by *absolute position*: epoch times batches per epoch plus position in the epoch, so that
-looking ahead crosses epochs without a seam. What is done about a lane is :mod:`coordinator.core.core`'s.
+looking ahead crosses epochs without a seam. What is done about a lane is
+:mod:`superdl.coordinator.core.core`'s.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from coordinator.core.journal import NOTES_PER_LANE
-from coordinator.core.samples import EVERY_EPOCH, SetKey
-from coordinator.core.stalls import JobStalls
+from superdl.coordinator.core.journal import NOTES_PER_LANE
+from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
+from superdl.coordinator.core.stalls import JobStalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.journal import LaneNote
-    from coordinator.core.pace import Pace
-    from coordinator.core.plan import Plan
+    from superdl.coordinator.core.journal import LaneNote
+    from superdl.coordinator.core.pace import Pace
+    from superdl.coordinator.core.plan import Plan
 
 __all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
 

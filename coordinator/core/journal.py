@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import SetKey
 
 __all__ = ["Kind", "LaneNote", "RequestNote", "RequestNotes", "history"]
 

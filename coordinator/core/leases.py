@@ -1,8 +1,8 @@
 """Leases: a rank that shows no sign of life for a while is no longer looked ahead for, until it comes back.
 
 Asking for batches and read reports renew a lease. One that has lapsed forgets nothing: where the rank stands
-is kept for ``forget_s`` (see :mod:`coordinator.core.forgetting`), what only it will read is dropped before
-what others will.
+is kept for ``forget_s`` (see :mod:`superdl.coordinator.core.forgetting`), what only it will read is dropped
+before what others will.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.core.deadlines import LaneKey
-    from coordinator.core.jobs import Job, Lane
-    from coordinator.core.state import State
+    from superdl.coordinator.core.deadlines import LaneKey
+    from superdl.coordinator.core.jobs import Job, Lane
+    from superdl.coordinator.core.state import State
 
 __all__ = ["LeaseQueue", "lapse", "renew"]
 

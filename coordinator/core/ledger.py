@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.core.prices import Prices
+    from superdl.coordinator.core.prices import Prices
 
 __all__ = ["NOBODY", "UNPRICED_REQUESTS", "Ledger", "Spending"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from coordinator.core.auditing import audit
-from coordinator.core.jobs import Ahead, LaneSpan
-from coordinator.core.journal import Kind, LaneNote
-from coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.auditing import audit
+from superdl.coordinator.core.jobs import Ahead, LaneSpan
+from superdl.coordinator.core.journal import Kind, LaneNote
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
-    from coordinator.core.jobs import Job, Lane
-    from coordinator.core.state import State
+    from superdl.coordinator.core.jobs import Job, Lane
+    from superdl.coordinator.core.state import State
 
 __all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
 

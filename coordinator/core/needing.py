@@ -1,7 +1,7 @@
 """How much memory for records the jobs that are there need, so that nothing that recurs is ever dropped.
 
-It is told where they have less (see :mod:`coordinator.core.thrash`), so it has to be true: with that much the
-thrash ends, and with a tenth less it does not. Seeded mixes of jobs show it, in the simulated world.
+It is told where they have less (see :mod:`superdl.coordinator.core.thrash`), so it has to be true: with that
+much the thrash ends, and with a tenth less it does not. Seeded mixes of jobs show it, in the simulated world.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
-from coordinator.core.samples import EVERY_EPOCH
+from superdl.coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
+from superdl.coordinator.core.samples import EVERY_EPOCH
 
 if TYPE_CHECKING:
-    from coordinator.core.jobs import Job
-    from coordinator.core.state import State
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.state import State
 
 __all__ = ["headroom_bytes", "maxmemory_for", "needed_bytes", "thrash_text"]
 

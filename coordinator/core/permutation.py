@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from super_wire.errors import PlanError
+from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

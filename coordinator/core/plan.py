@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from coordinator.core.permutation import SIZE_MAX, Permutation, checked_elements
-from super_wire.errors import PlanError
+from superdl.coordinator.core.permutation import SIZE_MAX, Permutation, checked_elements
+from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["Prices"]
 

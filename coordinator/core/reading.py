@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import stalls
-from coordinator.core.actions import Drop
-from coordinator.core.auditing import audit
-from coordinator.core.demands import BatchPlace
-from coordinator.core.jobs import Job, Lane
-from coordinator.core.journal import Kind, LaneNote
-from coordinator.core.leases import renew
-from coordinator.core.pace import Pace
-from coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core import stalls
+from superdl.coordinator.core.actions import Drop
+from superdl.coordinator.core.auditing import audit
+from superdl.coordinator.core.demands import BatchPlace
+from superdl.coordinator.core.jobs import Job, Lane
+from superdl.coordinator.core.journal import Kind, LaneNote
+from superdl.coordinator.core.leases import renew
+from superdl.coordinator.core.pace import Pace
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
-    from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
-    from coordinator.core.state import State
+    from superdl.coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
+    from superdl.coordinator.core.state import State
 
 __all__ = ["batch_read", "batches_asked", "dataset_added", "job_closed", "job_opened"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Drop, ReadBack, Warn
-from coordinator.core.samples import SampleState
+from superdl.coordinator.core.actions import Drop, ReadBack, Warn
+from superdl.coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.events import RecordReadBack
-    from coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.events import RecordReadBack
+    from superdl.coordinator.core.state import RequestInFlight, State
 
 __all__ = ["choose_to_read_back", "record_read_back"]
 

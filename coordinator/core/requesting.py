@@ -1,6 +1,6 @@
 """Makes requests, and the rivals of those that take too long; every request in flight comes from here.
 
-Which samples, how many of them and when is decided in :mod:`coordinator.core.dispatching`.
+Which samples, how many of them and when is decided in :mod:`superdl.coordinator.core.dispatching`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Prefetch, Warn
-from coordinator.core.hedging import stragglers_to_race
-from coordinator.core.jobs import JobCounters
-from coordinator.core.journal import RequestNote
-from coordinator.core.needing import needed_bytes, thrash_text
-from coordinator.core.samples import EVERY_EPOCH, SampleState
-from coordinator.core.state import RequestInFlight
+from superdl.coordinator.core.actions import Prefetch, Warn
+from superdl.coordinator.core.hedging import stragglers_to_race
+from superdl.coordinator.core.jobs import JobCounters
+from superdl.coordinator.core.journal import RequestNote
+from superdl.coordinator.core.needing import needed_bytes, thrash_text
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.state import RequestInFlight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.fleet import Member
-    from coordinator.core.samples import SetKey
-    from coordinator.core.state import State
+    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.state import State
 
 __all__ = ["race_stragglers", "request"]
 

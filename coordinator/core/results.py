@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Drop, Warn, WriteTombstones
-from coordinator.core.events import FailureKind
-from coordinator.core.reading_back import choose_to_read_back
-from coordinator.core.samples import SampleState
-from super_wire.request import Outcome
+from superdl.coordinator.core.actions import Drop, Warn, WriteTombstones
+from superdl.coordinator.core.events import FailureKind
+from superdl.coordinator.core.reading_back import choose_to_read_back
+from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.events import RequestDone, RequestFailed
-    from coordinator.core.fleet import Member
-    from coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.events import RequestDone, RequestFailed
+    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.state import RequestInFlight, State
 
 __all__ = ["OUTCOME_ORDER", "request_done", "request_failed"]
 
@@ -119,7 +119,7 @@ def _make_room_for_refused(state: State, request: RequestInFlight, refused: int)
     """The cache had no memory for samples for which there was room by our account: the account is wrong.
 
     So what seems free is not, and as much as was refused is to be dropped, until the next looks at the
-    servers say what there is (see :func:`coordinator.core.auditing.cache_resized`).
+    servers say what there is (see :func:`superdl.coordinator.core.auditing.cache_resized`).
     """
     if refused:
         refused_bytes = math.ceil(state.set_of(request.samples).sample_bytes * refused)

@@ -1,6 +1,6 @@
 """Makes room in the cache: whether samples fit into the budget, after dropping what is needed later.
 
-Which samples are dropped is :mod:`coordinator.core.eviction`'s.
+Which samples are dropped is :mod:`superdl.coordinator.core.eviction`'s.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from coordinator.core.actions import Drop
-from coordinator.core.eviction import choose_victims
-from coordinator.core.samples import SampleState
+from superdl.coordinator.core.actions import Drop
+from superdl.coordinator.core.eviction import choose_victims
+from superdl.coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
-    from coordinator.core.samples import SetKey
-    from coordinator.core.state import State
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.state import State
 
 __all__ = ["fits", "relieve", "room_for", "urgent_room_for"]
 

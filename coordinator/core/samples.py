@@ -2,7 +2,7 @@
 
 A *sample set* is the samples of one dataset under one recipe; a random recipe has a set of its own for every
 epoch. State, footprint and attempts are arrays, so that a million samples cost a few megabytes and are looked
-at together. Why a state changes is :mod:`coordinator.core.core`'s.
+at together. Why a state changes is :mod:`superdl.coordinator.core.core`'s.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from coordinator.core.prices import Prices
-from super_wire.errors import ConfigError
+from superdl.coordinator.core.prices import Prices
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["CoreSettings", "ExecutorFacts"]
 

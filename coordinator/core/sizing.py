@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.core.latency import LatencyModel
+    from superdl.coordinator.core.latency import LatencyModel
 
 __all__ = ["request_size"]
 

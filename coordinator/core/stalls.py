@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from coordinator.core.ledger import Spending
-from coordinator.core.samples import SampleState
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.samples import SampleState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.demands import BatchPlace
-    from coordinator.core.events import RequestDone
-    from coordinator.core.jobs import Job, Lane
-    from coordinator.core.samples import SampleSet
-    from coordinator.core.state import State
+    from superdl.coordinator.core.demands import BatchPlace
+    from superdl.coordinator.core.events import RequestDone
+    from superdl.coordinator.core.jobs import Job, Lane
+    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.state import State
 
 __all__ = ["Cause", "JobStalls", "Stall", "Stalls", "Work", "missed", "read", "record_lost"]
 

@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.actions import Drop
-from coordinator.core.awaited import AwaitedSamples
-from coordinator.core.crowding import Crowding
-from coordinator.core.demands import BatchPlace, DemandQueue
-from coordinator.core.fleet import Fleet
-from coordinator.core.hedging import Stragglers
-from coordinator.core.journal import RequestNotes
-from coordinator.core.leases import LeaseQueue
-from coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
-from coordinator.core.samples import EVERY_EPOCH, Account, SampleSet, SampleState, SetKey
-from coordinator.core.stalls import Stalls
-from coordinator.core.thrash import Thrash
+from superdl.coordinator.core.actions import Drop
+from superdl.coordinator.core.awaited import AwaitedSamples
+from superdl.coordinator.core.crowding import Crowding
+from superdl.coordinator.core.demands import BatchPlace, DemandQueue
+from superdl.coordinator.core.fleet import Fleet
+from superdl.coordinator.core.hedging import Stragglers
+from superdl.coordinator.core.journal import RequestNotes
+from superdl.coordinator.core.leases import LeaseQueue
+from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
+from superdl.coordinator.core.samples import EVERY_EPOCH, Account, SampleSet, SampleState, SetKey
+from superdl.coordinator.core.stalls import Stalls
+from superdl.coordinator.core.thrash import Thrash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from coordinator.core.actions import Action
-    from coordinator.core.deadlines import LaneKey
-    from coordinator.core.events import DatasetAdded
-    from coordinator.core.fleet import Roster
-    from coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
-    from coordinator.core.settings import CoreSettings
+    from superdl.coordinator.core.actions import Action
+    from superdl.coordinator.core.deadlines import LaneKey
+    from superdl.coordinator.core.events import DatasetAdded
+    from superdl.coordinator.core.fleet import Roster
+    from superdl.coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
+    from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["EPOCH_SETS_MAX", "FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
 

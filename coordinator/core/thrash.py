@@ -1,7 +1,8 @@
 """Notices thrash: samples that are dropped for want of room and then produced again.
 
-What would end it is :mod:`coordinator.core.needing`'s. Only what recurs is counted: a random recipe has fresh
-samples in each epoch, and jobs that share those drift apart, which no memory short of all would end.
+What would end it is :mod:`superdl.coordinator.core.needing`'s. Only what recurs is counted: a random recipe
+has fresh samples in each epoch, and jobs that share those drift apart, which no memory short of all would
+end.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from coordinator.core.actions import Warn, WriteTombstones
-from coordinator.core.ledger import Spending
-from coordinator.core.samples import SampleState
-from super_wire.record import SPENDING_CAP
+from superdl.coordinator.core.actions import Warn, WriteTombstones
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
-    from coordinator.core.state import State
+    from superdl.coordinator.core.state import State
 
 __all__ = ["refuse_demands", "watch_spending"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.core.ledger import Spending
+from superdl.coordinator.core.ledger import Spending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.core.state import State
+    from superdl.coordinator.core.state import State
 
 __all__ = ["wake_times_s"]
 

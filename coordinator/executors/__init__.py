@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.base import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
     ExecutorError,
@@ -22,7 +22,7 @@ from coordinator.executors.base import (
 )
 
 if TYPE_CHECKING:
-    from coordinator.executors.local import LocalExecutor
+    from superdl.coordinator.executors.local import LocalExecutor
 
 __all__ = [
     "ConnectionLostError",
@@ -42,7 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Worker processes import this package too, and shall not pay for asyncio.
     if name == "LocalExecutor":
-        from coordinator.executors.local import LocalExecutor
+        from superdl.coordinator.executors.local import LocalExecutor
 
         return LocalExecutor
     msg = f"module {__name__!r} has no attribute {name!r}"

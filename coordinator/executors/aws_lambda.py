@@ -1,9 +1,9 @@
 """The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
 
 An invocation waits for its answer (``RequestResponse``); where none does, and outcomes come through the
-cache, is :mod:`coordinator.executors.lambda_events`. Nothing is retried here: the core sees throttling
-and adapts to it. Functions that decode otherwise than those that were warmed refuse before they write
-anything; another version of SUPER is refused with the remedy.
+cache, is :mod:`superdl.coordinator.executors.lambda_events`. Nothing is retried here: the core sees
+throttling and adapts to it. Functions that decode otherwise than those that were warmed refuse before they
+write anything; another version of SUPER is refused with the remedy.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from coordinator.executors.base import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
     FunctionTimedOutError,
     Scaling,
     ThrottledError,
 )
-from coordinator.executors.calling_threads import CallingThreads
-from coordinator.executors.function_clock import FunctionClock
-from coordinator.executors.lambda_answers import read_result, read_warmed
-from coordinator.executors.lambda_client import LambdaClient, Target
-from super_wire.errors import ConfigError
-from super_wire.version import installed_version
+from superdl.coordinator.executors.calling_threads import CallingThreads
+from superdl.coordinator.executors.function_clock import FunctionClock
+from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
+from superdl.coordinator.executors.lambda_client import LambdaClient, Target
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coordinator.executors.lambda_answers import Warmed
-    from coordinator.executors.lambda_client import Reply
-    from super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.coordinator.executors.lambda_answers import Warmed
+    from superdl.coordinator.executors.lambda_client import Reply
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["LambdaExecutor"]
 
@@ -137,7 +137,7 @@ class LambdaExecutor:
         _log.info("%s: %d environments are warm", self._target, len(warmed))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request; see :class:`coordinator.executors.base.Executor`.
+        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`.
 
         Raises:
             ThrottledError: Lambda refused it for now.

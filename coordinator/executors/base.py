@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from super_wire.errors import SuperError
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
-    from super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
     "ConnectionLostError",

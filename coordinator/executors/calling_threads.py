@@ -13,7 +13,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coordinator.executors.base import ThrottledError
+from superdl.coordinator.executors.base import ThrottledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

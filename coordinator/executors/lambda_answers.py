@@ -12,16 +12,16 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.base import ExecutorError, FunctionRaisedError
-from coordinator.executors.lambda_errors import from_function
-from coordinator.executors.lambda_report import read_report
-from super_wire.errors import ConfigError
-from super_wire.request import PrefetchResult
-from super_wire.version import installed_version
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
+from superdl.coordinator.executors.lambda_errors import from_function
+from superdl.coordinator.executors.lambda_report import read_report
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import PrefetchResult
+from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
-    from coordinator.executors.lambda_client import Reply, Target
-    from coordinator.executors.lambda_report import Report
+    from superdl.coordinator.executors.lambda_client import Reply, Target
+    from superdl.coordinator.executors.lambda_report import Report
 
 __all__ = ["Warmed", "another_version", "read_result", "read_warmed"]
 

@@ -1,7 +1,7 @@
 """One function on AWS Lambda, invoked by boto3: a blocking call, an answer or an executor's error.
 
 It retries nothing: the core does, and it must see throttling to adapt to it. Which thread calls, and what
-the answers mean, is :mod:`coordinator.executors.aws_lambda`'s.
+the answers mean, is :mod:`superdl.coordinator.executors.aws_lambda`'s.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from coordinator.executors.base import PayloadTooLargeError
-from coordinator.executors.lambda_errors import from_botocore
-from super_wire.discretion import text_without_credentials
-from super_wire.errors import ConfigError
+from superdl.coordinator.executors.base import PayloadTooLargeError
+from superdl.coordinator.executors.lambda_errors import from_botocore
+from superdl.super_wire.discretion import text_without_credentials
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

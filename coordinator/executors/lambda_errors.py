@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from botocore import exceptions
 
-from coordinator.aws_credentials import NO_CREDENTIALS
-from coordinator.executors.base import (
+from superdl.coordinator.aws_credentials import NO_CREDENTIALS
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
@@ -22,11 +22,11 @@ from coordinator.executors.base import (
     PayloadTooLargeError,
     ThrottledError,
 )
-from super_wire.discretion import text_without_credentials
-from super_wire.request import clean_text
+from superdl.super_wire.discretion import text_without_credentials
+from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
-    from coordinator.executors.lambda_client import Target
+    from superdl.coordinator.executors.lambda_client import Target
 
 __all__ = ["from_botocore", "from_function"]
 

@@ -1,7 +1,7 @@
 """The ``lambda`` executor by asynchronous invocations: the outcome comes through the cache.
 
 For thousands of functions at once: a thread is busy for as long as Lambda takes to say 202, not for as long
-as a function runs. What differs from waiting for answers (:mod:`coordinator.executors.aws_lambda`):
+as a function runs. What differs from waiting for answers (:mod:`superdl.coordinator.executors.aws_lambda`):
 
 - Lambda queues what it has accepted, and would retry what fails. The function is to have no retries and a
   maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
@@ -24,22 +24,22 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.aws_lambda import LambdaExecutor
-from coordinator.executors.base import (
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     FunctionLostError,
     FunctionRaisedError,
     FunctionTimedOutError,
 )
-from coordinator.executors.lambda_answers import another_version, read_result
-from coordinator.executors.lambda_errors import from_function
-from super_wire.request import PrefetchFailure
-from super_wire.version import installed_version
+from superdl.coordinator.executors.lambda_answers import another_version, read_result
+from superdl.coordinator.executors.lambda_errors import from_function
+from superdl.super_wire.request import PrefetchFailure
+from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
-    from coordinator.outcomes import OutcomeReader
-    from super_wire.outcomes import Answer
-    from super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.super_wire.outcomes import Answer
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["LambdaEventExecutor"]
 
@@ -78,7 +78,7 @@ class LambdaEventExecutor(LambdaExecutor):
         self._way_back = _WayBack.UNKNOWN
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request; see :class:`coordinator.executors.base.Executor`.
+        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`.
 
         Raises:
             ThrottledError: Lambda does not even queue it for now.

@@ -2,7 +2,7 @@
 
 A worker that crashes or hangs costs its request alone and is replaced, after a bounded, growing pause if it
 fails again and again. All workers must decode golden images to the same digest. They end with this process,
-however it ends (see :mod:`coordinator.executors.worker`).
+however it ends (see :mod:`superdl.coordinator.executors.worker`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from coordinator.executors.base import ExecutorError, FunctionRaisedError, Scaling, ThrottledError
-from coordinator.executors.local_worker import WARM_TIMEOUT_S, LocalWorker
-from super_wire.errors import ConfigError
-from super_wire.request import PrefetchResult
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, Scaling, ThrottledError
+from superdl.coordinator.executors.local_worker import WARM_TIMEOUT_S, LocalWorker
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from super_wire.request import PrefetchRequest
+    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["LocalExecutor"]
 
@@ -57,7 +57,7 @@ class LocalExecutor:
         self,
         workers: int,
         *,
-        function: str = "lambda_prefetch.handler:handler",
+        function: str = "superdl.lambda_prefetch.handler:handler",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         if workers < 1:
@@ -114,7 +114,7 @@ class LocalExecutor:
             raise ExecutorError(msg)
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request on the next free worker; see :class:`coordinator.executors.base.Executor`.
+        """Run one request on the next free worker; see :class:`superdl.coordinator.executors.base.Executor`.
 
         Raises:
             ThrottledError: no worker became free within ``timeout_s``.

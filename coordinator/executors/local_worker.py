@@ -1,7 +1,7 @@
 """One worker process of the local executor, seen from the coordinator's side: start, call, end.
 
-When a worker is replaced, and which request it gets, is :mod:`coordinator.executors.local`'s; what runs
-inside it, :mod:`coordinator.executors.worker`'s.
+When a worker is replaced, and which request it gets, is :mod:`superdl.coordinator.executors.local`'s; what
+runs inside it, :mod:`superdl.coordinator.executors.worker`'s.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import sys
 from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.base import (
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
 )
-from coordinator.executors.framing import (
+from superdl.coordinator.executors.framing import (
     FIRST_CALL,
     LENGTH_BYTES,
     FramingError,
@@ -60,7 +60,7 @@ class LocalWorker:
         Raises:
             ExecutorError: the system has no room for another process.
         """
-        command = (sys.executable, "-P", "-m", "coordinator.executors.worker", function)
+        command = (sys.executable, "-P", "-m", "superdl.coordinator.executors.worker", function)
         try:
             # A process group of its own: Ctrl-C at the terminal is for the trainer, not for its workers.
             process = await asyncio.create_subprocess_exec(

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.executors.base import Executor
-    from coordinator.outcomes import OutcomeReader
-    from coordinator.settings import Settings
+    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.executors.base import Executor
+    from superdl.coordinator.server.settings import Settings
 
 __all__ = ["make_executor"]
 
@@ -30,8 +30,8 @@ def make_executor(name: str, settings: Settings, outcomes: OutcomeReader | None 
         return _lambda_executor(settings, outcomes)
     if name == "ray":
         return _ray_executor(settings)
-    from coordinator.executors.local import LocalExecutor
-    from coordinator.trust import allowed_to_listings
+    from superdl.coordinator.executors.local import LocalExecutor
+    from superdl.coordinator.server.trust import allowed_to_listings
 
     # Its processes are of this side, so what is allowed here is allowed there.
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
@@ -41,8 +41,8 @@ def make_executor(name: str, settings: Settings, outcomes: OutcomeReader | None 
 
 
 def _lambda_executor(settings: Settings, outcomes: OutcomeReader | None) -> Executor:
-    from coordinator.executors.aws_lambda import LambdaExecutor
-    from coordinator.executors.lambda_events import LambdaEventExecutor
+    from superdl.coordinator.executors.aws_lambda import LambdaExecutor
+    from superdl.coordinator.executors.lambda_events import LambdaEventExecutor
 
     options: dict[str, Any] = {
         "cache": settings.cache,
@@ -58,7 +58,7 @@ def _lambda_executor(settings: Settings, outcomes: OutcomeReader | None) -> Exec
 
 
 def _ray_executor(settings: Settings) -> Executor:
-    from coordinator.executors.ray_executor import RayExecutor
+    from superdl.coordinator.executors.ray_executor import RayExecutor
 
     return RayExecutor(
         cache=settings.cache,

@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.executors.base import ExecutorError, FunctionRaisedError
-from coordinator.executors.strange_words import one_line
-from super_wire.errors import ConfigError
-from super_wire.request import PrefetchResult
-from super_wire.version import installed_version
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
+from superdl.coordinator.executors.strange_words import one_line
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import PrefetchResult
+from superdl.super_wire.version import installed_version
 
 __all__ = ["Warmed", "read_result", "read_warmed"]
 
@@ -72,7 +72,7 @@ def read_result(text: str, request_id: str) -> PrefetchResult:
 
 
 def _answer(text: str) -> dict[str, Any]:
-    """The result in an answer of :func:`coordinator.executors.ray_task.run`."""
+    """The result in an answer of :func:`superdl.coordinator.executors.ray_task.run`."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:

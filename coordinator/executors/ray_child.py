@@ -1,7 +1,7 @@
 """The driver's process, seen from the coordinator: start, call, cancel, end. Many calls are under way.
 
-What runs inside it is :mod:`coordinator.executors.ray_driver`'s; when it is started again, and what is called
-on which node, :mod:`coordinator.executors.ray_executor`'s.
+What runs inside it is :mod:`superdl.coordinator.executors.ray_driver`'s; when it is started again, and what
+is called on which node, :mod:`superdl.coordinator.executors.ray_executor`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.base import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
@@ -25,7 +25,7 @@ from coordinator.executors.base import (
     PayloadTooLargeError,
     ThrottledError,
 )
-from coordinator.executors.framing import (
+from superdl.coordinator.executors.framing import (
     FIRST_CALL,
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -34,7 +34,7 @@ from coordinator.executors.framing import (
     frame,
     parse,
 )
-from coordinator.executors.strange_words import one_line
+from superdl.coordinator.executors.strange_words import one_line
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -119,7 +119,7 @@ class RayChild:
         Raises:
             ExecutorError: the system has no room for another process.
         """
-        command = (sys.executable, "-P", "-m", "coordinator.executors.ray_driver")
+        command = (sys.executable, "-P", "-m", "superdl.coordinator.executors.ray_driver")
         try:
             # A process group of its own: Ctrl-C at the terminal is the coordinator's to answer. Ray makes its
             # working directory a place where workers look for modules, so it is one that has none.

@@ -1,8 +1,10 @@
-"""The process that speaks to Ray: ``python -m coordinator.executors.ray_driver``, a child of the coordinator.
+"""The process that speaks to Ray: ``python -m superdl.coordinator.executors.ray_driver``, a child of the
+coordinator.
 
 Ray ends its driver's process when it loses the cluster, unpickles what nodes answer and needs memory of its
 own; none of that shall happen to a coordinator. This process reads calls from its standard input and writes
-what became of them to its standard output, as frames (:mod:`coordinator.executors.framing`), many at a time:
+what became of them to its standard output, as frames (:mod:`superdl.coordinator.executors.framing`), many at
+a time:
 
     in   {"call": 7, "node": id, "event": text, "timeout_s": 60.0}      {"cancel": 7}    {"ping": 3}
     out  {"ready": version of Ray}    {"nodes": [...]}    {"begun": 7}    {"call": 7, "answer": text}
@@ -11,7 +13,7 @@ what became of them to its standard output, as frames (:mod:`coordinator.executo
          {"pong": 3}    it reads, works and writes: who hears nothing for long may end it
 
 It ends when its input ends. On which node a call runs, how long it may wait, and what follows from a failure
-is :mod:`coordinator.executors.ray_executor`'s.
+is :mod:`superdl.coordinator.executors.ray_executor`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from coordinator.executors.framing import (
+from superdl.coordinator.executors.framing import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
     FramingError,
@@ -33,8 +35,8 @@ from coordinator.executors.framing import (
     frame,
     parse,
 )
-from coordinator.executors.ray_task import BEGUN, run
-from super_wire.loopback import is_loopback
+from superdl.coordinator.executors.ray_task import BEGUN, run
+from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

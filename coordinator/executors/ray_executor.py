@@ -17,24 +17,24 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cancelling import cancel_and_wait
-from coordinator.executors.base import (
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionCrashedError,
     Scaling,
     ThrottledError,
 )
-from coordinator.executors.ray_answers import read_result, read_warmed
-from coordinator.executors.ray_child import NodeFailedError, RayChild
-from coordinator.executors.ray_fitness import RayFitness
-from coordinator.executors.ray_nodes import RayNodes
-from super_wire.address import CacheAddress
-from super_wire.errors import ConfigError
-from super_wire.version import installed_version
+from superdl.coordinator.executors.ray_answers import read_result, read_warmed
+from superdl.coordinator.executors.ray_child import NodeFailedError, RayChild
+from superdl.coordinator.executors.ray_nodes import RayNodes
+from superdl.coordinator.executors.ray_preflight import RayFitness
+from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
-    from coordinator.executors.ray_nodes import RayNode
-    from super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.coordinator.executors.ray_nodes import RayNode
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["RayExecutor"]
 
@@ -78,7 +78,7 @@ class RayExecutor:
         address: str = "auto",
         nodes: str = "cpu",
         cpus: float = 1.0,
-        function: str = "lambda_prefetch.handler:handler",
+        function: str = "superdl.lambda_prefetch.handler:handler",
         shared_files: bool = False,
     ) -> None:
         _check_address(address)
@@ -131,7 +131,7 @@ class RayExecutor:
         _log.info("Ray: %d functions at once on %d nodes", self._nodes.capacity, len(self._nodes))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request on a node; see :class:`coordinator.executors.base.Executor`.
+        """Run one request on a node; see :class:`superdl.coordinator.executors.base.Executor`.
 
         Raises:
             ThrottledError: no place became free within ``timeout_s``, or its node did not begin it, since

@@ -3,7 +3,7 @@
 A node has a place for each function that fits into its CPUs. Ray keeps a task waiting while others have them,
 without saying so: a node where a call was not begun in time is crowded, has only as many places as functions
 do run there, and gets one back with each call that begins at once. Crowded nodes are taken last. Which nodes
-are fit to run the function at all is found out by :mod:`coordinator.executors.ray_executor`.
+are fit to run the function at all is found out by :mod:`superdl.coordinator.executors.ray_executor`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.executors.base import ExecutorError
-from coordinator.executors.function_clock import FunctionClock
+from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.function_clock import FunctionClock
 
 __all__ = ["RayNode", "RayNodes"]
 

@@ -3,7 +3,7 @@
 A task first says that it has begun, so that the time it waited for CPUs is not taken for the function's; then
 it says what the function answered. Both are bytes, the answer is JSON: no object of ours is ever pickled, nor
 is an exception. It imports neither ray nor grpc nor torch. When tasks are made, and on which node, is
-:mod:`coordinator.executors.ray_executor`'s.
+:mod:`superdl.coordinator.executors.ray_executor`'s.
 """
 
 from __future__ import annotations

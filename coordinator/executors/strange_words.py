@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from super_wire.request import clean_text
+from superdl.super_wire.request import clean_text
 
 __all__ = ["one_line"]
 

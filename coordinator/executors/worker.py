@@ -1,9 +1,9 @@
 """A worker process of the local executor: runs the function that it is told by name, one request at a time.
 
-``python -m coordinator.executors.worker module:attribute`` reads requests from its standard input and writes
-answers to its standard output; what the function prints goes to standard error. It ends when its input ends,
-even in the middle of a request: so no worker outlives the coordinator, however that dies. It imports neither
-grpc nor torch.
+``python -m superdl.coordinator.executors.worker module:attribute`` reads requests from its standard input and
+writes answers to its standard output; what the function prints goes to standard error. It ends when its input
+ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. It imports
+neither grpc nor torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from coordinator.executors.framing import (
+from superdl.coordinator.executors.framing import (
     FIRST_CALL,
     LENGTH_BYTES,
     FramingError,

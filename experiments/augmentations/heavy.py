@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageFilter
 
-from lambda_prefetch import custom_step
+from superdl.lambda_prefetch import custom_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

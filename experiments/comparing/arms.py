@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from experiments.spec import Spec, apply_values, parse_spec
-from experiments.spec_sections import LOADER_KINDS, SUPER_KINDS
-from super_wire.errors import ConfigError
+from superdl.experiments.spec import Spec, apply_values, parse_spec
+from superdl.experiments.spec_sections import LOADER_KINDS, SUPER_KINDS
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

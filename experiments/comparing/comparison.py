@@ -15,33 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from experiments.comparing.arms import Arm, arms_of
-from experiments.comparing.figures import round_figures
-from experiments.comparing.page import write_page
-from experiments.comparing.report import (
+from superdl.experiments.comparing.arms import Arm, arms_of
+from superdl.experiments.comparing.figures import round_figures
+from superdl.experiments.comparing.page import write_page
+from superdl.experiments.comparing.report import (
     ArmReport,
     Comparison,
     RoundReport,
     settings_of,
     write_comparison,
 )
-from experiments.comparing.rounds import RoundDone, run_round, write_pages
-from experiments.comparing.schedule import Round, rounds_of
-from experiments.comparing.show import print_comparison
-from experiments.data import prepare_data
-from experiments.device import pick_device
-from experiments.environment import describe_environment
-from experiments.hardware import describe_hardware
-from experiments.manifest import Manifest
-from experiments.new_directory import new_directory
-from super_wire.errors import SuperError
+from superdl.experiments.comparing.rounds import RoundDone, run_round, write_pages
+from superdl.experiments.comparing.schedule import Round, rounds_of
+from superdl.experiments.comparing.show import print_comparison
+from superdl.experiments.data import prepare_data
+from superdl.experiments.device import pick_device
+from superdl.experiments.environment import describe_environment
+from superdl.experiments.hardware import describe_hardware
+from superdl.experiments.manifest import Manifest
+from superdl.experiments.new_directory import new_directory
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from experiments.spec import Spec
+    from superdl.experiments.spec import Spec
 
 __all__ = ["ComparisonFailedError", "compare", "publish"]
 

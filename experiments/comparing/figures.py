@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from experiments.comparing.measured import PassMeasured, RoundMeasured, RunMeasured
+    from superdl.experiments.comparing.measured import PassMeasured, RoundMeasured, RunMeasured
 
 __all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "mean_by_name", "round_figures", "spread_of"]
 

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.comparing.figures import round_figures
-from experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
-from experiments.comparing.report import ArmReport, Comparison, RoundReport, settings_of
-from experiments.comparing.schedule import Round
-from experiments.comparing.simulated import read_prediction
-from super_wire.errors import ConfigError
+from superdl.experiments.comparing.figures import round_figures
+from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
+from superdl.experiments.comparing.report import ArmReport, Comparison, RoundReport, settings_of
+from superdl.experiments.comparing.schedule import Round
+from superdl.experiments.comparing.simulated import read_prediction
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.comparing.figures import mean_by_name
-from experiments.comparing.show import cell
-from experiments.reporting import Bars, Chart, Column, Line, Lines, Page, Series, Table
-from experiments.reporting.quantities import number, seconds
+from superdl.experiments.comparing.figures import mean_by_name
+from superdl.experiments.comparing.show import cell
+from superdl.experiments.reporting import Bars, Chart, Column, Line, Lines, Page, Series, Table
+from superdl.experiments.reporting.quantities import number, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.comparing.figures import Figure
-    from experiments.comparing.report import Comparison, RoundReport
+    from superdl.experiments.comparing.figures import Figure
+    from superdl.experiments.comparing.report import Comparison, RoundReport
 
 __all__ = ["comparison_page", "write_page"]
 

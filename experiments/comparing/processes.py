@@ -114,7 +114,7 @@ class _Process:
         self._done_s: float | None = None
         self._start_s = time.monotonic()
         ours, theirs = os.pipe()
-        command = [sys.executable, "-P", "-m", "experiments.comparing.tied_run", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "superdl.experiments.comparing.tied_run", str(os.getpid())]
         try:
             with request.output.open("wb") as output:
                 self.process = subprocess.Popen(

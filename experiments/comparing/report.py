@@ -11,18 +11,25 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from experiments.comparing.figures import FIGURES, Figure, RoundFigures, Spread, mean_by_name, spread_of
-from experiments.comparing.schedule import Round
-from experiments.comparing.words import conclusions
-from experiments.reporting.quantities import number
-from experiments.strict_json import write_json
-from super_wire.errors import ConfigError
+from superdl.experiments.comparing.figures import (
+    FIGURES,
+    Figure,
+    RoundFigures,
+    Spread,
+    mean_by_name,
+    spread_of,
+)
+from superdl.experiments.comparing.schedule import Round
+from superdl.experiments.comparing.words import conclusions
+from superdl.experiments.reporting.quantities import number
+from superdl.experiments.strict_json import write_json
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from experiments.comparing.measured import RunMeasured
+    from superdl.experiments.comparing.measured import RunMeasured
 
 __all__ = [
     "COMPARE_FORMAT",

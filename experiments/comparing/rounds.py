@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
-from experiments.comparing.processes import EndedRun, RunRequest, run_together
-from experiments.comparing.services import SharedServices, shared_services
+from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
+from superdl.experiments.comparing.processes import EndedRun, RunRequest, run_together
+from superdl.experiments.comparing.services import SharedServices, shared_services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from experiments.comparing.arms import Arm, Trial
-    from experiments.comparing.schedule import Round
+    from superdl.experiments.comparing.arms import Arm, Trial
+    from superdl.experiments.comparing.schedule import Round
 
 __all__ = ["RoundDone", "run_round", "write_pages"]
 
@@ -79,7 +79,7 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
 
 def write_pages(folder: Path, tell: Callable[[str], None]) -> None:
     """Make the pages of a round's runs, once nothing is timed any more; ``tell`` hears of one that fails."""
-    from experiments.reporting.run_page import write_page
+    from superdl.experiments.reporting.run_page import write_page
 
     for report in sorted(folder.rglob("report.json")):
         try:

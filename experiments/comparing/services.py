@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from experiments.executor import embedded_executor
-from experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.executor import embedded_executor
+from superdl.experiments.monitoring.process_groups import ProcessGroups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.comparing.measured import CpuSample
-    from experiments.spec import Spec
+    from superdl.experiments.comparing.measured import CpuSample
+    from superdl.experiments.spec import Spec
 
 __all__ = ["SharedServices", "shared_services"]
 
@@ -57,8 +57,10 @@ def shared_services(spec: Spec) -> Iterator[SharedServices]:
         ConfigError: a variable is wrong, or one is missing that the executor needs.
 
     """
-    from sampler.embedded import Embedded  # torch comes with it: not for a comparison that needs none
-    from sampler.supervisor_settings import SupervisorSettings
+    from superdl.sampler.embedded.embedded import (
+        Embedded,  # torch comes with it: not for a comparison that needs none
+    )
+    from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
     with embedded_executor(spec):
         settings = replace(SupervisorSettings.of_this_host(), grace_s=_GRACE_S)
@@ -76,6 +78,6 @@ def _supervisor() -> psutil.Process | None:
     """The supervisor that this process has started."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if "sampler.supervisor" in child.cmdline():
+            if "superdl.sampler.embedded.supervisor" in child.cmdline():
                 return child
     return None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.reporting.quantities import ABSENT, number
+from superdl.experiments.reporting.quantities import ABSENT, number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from experiments.comparing.figures import Spread
-    from experiments.comparing.report import Comparison
+    from superdl.experiments.comparing.figures import Spread
+    from superdl.experiments.comparing.report import Comparison
 
 __all__ = ["cell", "print_comparison"]
 

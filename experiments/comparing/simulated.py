@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from experiments.comparing.measured import PassMeasured, RunMeasured
-from super_wire.errors import ConfigError
+from superdl.experiments.comparing.measured import PassMeasured, RunMeasured
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,9 +2,9 @@
 
 The run's page is left to that one, since drawing it takes as much CPU as a small run.
 
-``python -P -m experiments.comparing.tied_run PARENT DESCRIPTOR SPEC`` writes the exit code as one byte to the
-descriptor as soon as the run has ended, and then waits for what the run started, so that whoever reaps this
-process has the CPU time of all. Starting it is `experiments.comparing.processes`'s.
+``python -P -m superdl.experiments.comparing.tied_run PARENT DESCRIPTOR SPEC`` writes the exit code as one
+byte to the descriptor as soon as the run has ended, and then waits for what the run started, so that whoever
+reaps this process has the CPU time of all. Starting it is `experiments.comparing.processes`'s.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     finally:
         os.write(descriptor, bytes([code]))
         os.close(descriptor)
-        embedded = sys.modules.get("sampler.embedded")  # absent where the loader needs none
+        embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
         if embedded is not None:
             embedded.release_all()
     return code

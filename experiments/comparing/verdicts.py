@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experiments.comparing.figures import Spread
+    from superdl.experiments.comparing.figures import Spread
 
 __all__ = ["Verdict", "chance_of_apart", "verdict_of"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from experiments.comparing.figures import FIGURES
-from experiments.comparing.verdicts import chance_of_apart, verdict_of
-from experiments.reporting.quantities import number
+from superdl.experiments.comparing.figures import FIGURES
+from superdl.experiments.comparing.verdicts import chance_of_apart, verdict_of
+from superdl.experiments.reporting.quantities import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from experiments.comparing.figures import Figure, Spread
+    from superdl.experiments.comparing.figures import Figure, Spread
 
 __all__ = ["conclusions"]
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from experiments.data.made_sets import MadeSet
-from experiments.data.pictures import label_of, picture_file
-from sampler.host import usable_cores
-from super_wire.errors import ConfigError
+from superdl.experiments.data.made_sets import MadeSet
+from superdl.experiments.data.pictures import label_of, picture_file
+from superdl.sampler.embedded.host import usable_cores
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,7 +122,7 @@ def _start(
     """Start a process that is ended with ``stack``; also what its errors are written to."""
     words = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
     child = subprocess.Popen(
-        (sys.executable, "-P", "-m", "experiments.data.drawing_process", str(share), str(shares)),
+        (sys.executable, "-P", "-m", "superdl.experiments.data.drawing_process", str(share), str(shares)),
         stdin=subprocess.PIPE,
         stdout=writing,
         stderr=words,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from experiments.data.drawing import Drawing, draw_share
+from superdl.experiments.data.drawing import Drawing, draw_share
 
 __all__ = ["main"]
 

@@ -13,9 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.made_sets import SPLITS, MadeSet
-from experiments.data.whole_directory import MANIFEST, check_room, is_vacant, manifest_of, written_whole
-from super_wire.errors import SourceError
+from superdl.experiments.data.made_sets import SPLITS, MadeSet
+from superdl.experiments.data.whole_directory import (
+    MANIFEST,
+    check_room,
+    is_vacant,
+    manifest_of,
+    written_whole,
+)
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +61,11 @@ def make_set(
         SourceError: something else is there, or a set that is damaged.
 
     """
-    from experiments.data.drawing import Drawing, draw, processes_for  # numpy and Pillow: not for a look
+    from superdl.experiments.data.drawing import (  # numpy and Pillow: not for a look
+        Drawing,
+        draw,
+        processes_for,
+    )
 
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
@@ -96,7 +106,7 @@ def made_in(directory: Path) -> dict[str, Any] | None:
 
 def _manifest(made: MadeSet, counts: dict[str, int], seed: int) -> dict[str, Any]:
     """What decides the content, as JSON has it; compared when a set is used again."""
-    from experiments.data.pictures import PICTURE_FORMAT, colour_mode
+    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode
 
     modes = Counter(colour_mode(made, index) for count in counts.values() for index in range(count))
     manifest = {

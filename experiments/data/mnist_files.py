@@ -12,8 +12,8 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
-from super_wire.errors import SourceError
+from superdl.experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from experiments.data.made_sets import SPLITS
+from superdl.experiments.data.made_sets import SPLITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from experiments.data.made_sets import MadeSet
+    from superdl.experiments.data.made_sets import MadeSet
 
     Plane = NDArray[np.float32]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.data.made_sets import PUBLISHED_SETS
-from experiments.data.mnist_files import convert_mnist, find_mnist
-from super_wire.errors import ConfigError, SourceError
+from superdl.experiments.data.made_sets import PUBLISHED_SETS
+from superdl.experiments.data.mnist_files import convert_mnist, find_mnist
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.data.digits import make_digits
-from experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
-from experiments.data.making import made_in, make_set
-from experiments.data.published import find_published
-from super_wire.errors import ConfigError, SourceNotFoundError
+from superdl.experiments.data.digits import make_digits
+from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
+from superdl.experiments.data.making import made_in, make_set
+from superdl.experiments.data.published import find_published
+from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from experiments.spec_sections import DataSpec
+    from superdl.experiments.spec_sections import DataSpec
 
 __all__ = ["PreparedData", "Source", "prepare_data"]
 

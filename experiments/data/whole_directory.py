@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
-from experiments.loaders.litdata_loader import open_litdata
-from experiments.loaders.mds_loader import open_mds
-from experiments.loaders.super_loader import open_super, open_super_threads
-from experiments.loaders.torch_loader import open_torch
-from experiments.loaders.webdataset_loader import open_webdataset
-from super_wire.errors import ConfigError
+from superdl.experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
+from superdl.experiments.loaders.litdata_loader import open_litdata
+from superdl.experiments.loaders.mds_loader import open_mds
+from superdl.experiments.loaders.super_loader import open_super, open_super_threads
+from superdl.experiments.loaders.torch_loader import open_torch
+from superdl.experiments.loaders.webdataset_loader import open_webdataset
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

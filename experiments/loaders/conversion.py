@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
-from super_wire.errors import ConfigError, SourceError
+from superdl.experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from experiments.loaders.interface import LoaderRequest
-    from experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.interface import LoaderRequest
+    from superdl.experiments.loaders.samples import Samples
 
 __all__ = ["Converted", "Format", "convert_once"]
 

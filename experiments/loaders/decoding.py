@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from experiments.job_counters import JobCounters
-from experiments.loaders.places import CountedPlace
-from experiments.loaders.workers import end_workers
-from super_wire.errors import ConfigError
+from superdl.experiments.job_counters import JobCounters
+from superdl.experiments.loaders.places import CountedPlace
+from superdl.experiments.loaders.workers import end_workers
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import DataLoader
 
-    from experiments.loaders.interface import Batch
-    from experiments.loaders.pixels import ImageMaker
+    from superdl.experiments.loaders.interface import Batch
+    from superdl.experiments.loaders.pixels import ImageMaker
 
 __all__ = ["DecodedSample", "DecodingLoader", "WorkerFigures", "collate", "decoded", "shared_bytes", "stack"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from experiments.job_counters import JobStatsSource
+from superdl.experiments.job_counters import JobStatsSource
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from experiments.data import Source
-    from experiments.spec_sections import LoaderSpec, RecipeSpec
+    from superdl.experiments.data import Source
+    from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
 
 __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"]
 

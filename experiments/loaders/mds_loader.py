@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from experiments.loaders.conversion import Format, convert_once
-from experiments.loaders.decoding import DecodingLoader, collate, decoded
-from experiments.loaders.packages import need_package
-from experiments.loaders.pixels import ImageMaker
-from experiments.loaders.samples import list_samples
-from experiments.loaders.torch_loader import pads
-from experiments.loaders.workers import leave_sigterm_to_the_run
-from experiments.torchvision_operators import declare_operators
-from super_wire.errors import ConfigError
+from superdl.experiments.loaders.conversion import Format, convert_once
+from superdl.experiments.loaders.decoding import DecodingLoader, collate, decoded
+from superdl.experiments.loaders.packages import need_package
+from superdl.experiments.loaders.pixels import ImageMaker
+from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.loaders.torch_loader import pads
+from superdl.experiments.loaders.workers import leave_sigterm_to_the_run
+from superdl.experiments.torchvision_operators import declare_operators
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from experiments.loaders.decoding import DecodedSample
-    from experiments.loaders.interface import Loader, LoaderRequest
-    from experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.decoding import DecodedSample
+    from superdl.experiments.loaders.interface import Loader, LoaderRequest
+    from superdl.experiments.loaders.samples import Samples
 
 __all__ = ["MDS", "open_mds"]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from super_wire.errors import BadSampleError, ConfigError
+from superdl.super_wire.errors import BadSampleError, ConfigError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from experiments.spec_sections import RecipeSpec
+    from superdl.experiments.spec_sections import RecipeSpec
 
 __all__ = ["ImageMaker", "decode_image", "recipe_pixels"]
 
@@ -39,7 +39,7 @@ class ImageMaker:
     """
 
     def __init__(self, recipe: RecipeSpec, bucket: str) -> None:
-        from lambda_prefetch.settings import Settings
+        from superdl.lambda_prefetch.settings import Settings
 
         modules = Settings.from_environment().step_modules if recipe.steps is not None else frozenset()
         self._set_up(recipe, bucket, modules)
@@ -81,7 +81,7 @@ class ImageMaker:
         return self._by_steps(content, key, epoch)
 
     def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        from lambda_prefetch.failures import SampleFailedError
+        from superdl.lambda_prefetch.failures import SampleFailedError
 
         try:
             pixels = self._program_of(epoch).make(bytes(content), key)
@@ -97,9 +97,9 @@ class ImageMaker:
 
     def _program_of(self, epoch: int) -> Any:
         if self._epoch != epoch:
-            from lambda_prefetch.transforms import Program
-            from super_wire.recipe import Recipe
-            from super_wire.request import Limits
+            from superdl.lambda_prefetch.transforms import Program
+            from superdl.super_wire.recipe import Recipe
+            from superdl.super_wire.request import Limits
 
             self._program = Program(
                 Recipe(self._recipe.steps or (), augment_seed=self._recipe.augment_seed),

@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import ConfigError, SourceNotFoundError
+from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 
 if TYPE_CHECKING:
-    from experiments.data import Source
+    from superdl.experiments.data import Source
 
 __all__ = ["Samples", "list_samples"]
 
@@ -66,7 +66,7 @@ class Samples:
             raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
 
     def _read_object(self, key: str) -> bytes:
-        from coordinator.catalog.s3_client import s3_failures
+        from superdl.coordinator.catalog.s3_client import s3_failures
 
         with s3_failures(f"{self.bucket}/{key}"):
             answer = self._client().get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
@@ -87,7 +87,7 @@ class Samples:
     def _client(self) -> Any:
         """This process's client, made when it is first needed."""
         if self._made is None or self._made[0] != os.getpid():
-            from coordinator.catalog.s3_client import make_s3_client
+            from superdl.coordinator.catalog.s3_client import make_s3_client
 
             self._made = os.getpid(), make_s3_client()
         return self._made[1]
@@ -105,7 +105,7 @@ def list_samples(source: Source, kind: str) -> Samples:
         ConfigError: the labels of its key list are no class names.
 
     """
-    from coordinator.catalog.lister import list_source
+    from superdl.coordinator.catalog.lister import list_source
 
     catalog = list_source(source.url, _expanded(source.key_list))
     if not catalog.classes:

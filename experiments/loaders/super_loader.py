@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from experiments.job_counters import JobStats
-    from experiments.loaders.interface import Batch, Loader, LoaderRequest
-    from experiments.spec_sections import RecipeSpec
-    from sampler import SuperSampler
-    from super_dataset import Recipe, SuperDataset
+    from superdl.experiments.job_counters import JobStats
+    from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
+    from superdl.experiments.spec_sections import RecipeSpec
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import Recipe, SuperDataset
 
 __all__ = ["open_super", "open_super_threads"]
 
@@ -37,7 +37,7 @@ def open_super(request: LoaderRequest) -> Loader:
 
 def open_super_threads(request: LoaderRequest) -> Loader:
     """The same by threads of this process; ``num_workers`` of the spec has no part in it."""
-    from super_dataset import SuperLoader
+    from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
     device = "cuda" if request.pin_memory else None
@@ -45,8 +45,8 @@ def open_super_threads(request: LoaderRequest) -> Loader:
 
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
-    from sampler import SuperSampler  # a run with another loader needs neither
-    from super_dataset import SuperDataset
+    from superdl.sampler import SuperSampler  # a run with another loader needs neither
+    from superdl.super_dataset import SuperDataset
 
     dataset = SuperDataset(
         request.source.url,
@@ -68,7 +68,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
 
 
 def _recipe(spec: RecipeSpec) -> Recipe:
-    from super_dataset import Recipe
+    from superdl.super_dataset import Recipe
 
     if spec.steps is None:
         return Recipe.image(resize=spec.resize, crop=spec.crop)

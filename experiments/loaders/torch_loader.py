@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from experiments.loaders.decoding import DecodedSample, DecodingLoader, collate, decoded
-from experiments.loaders.pixels import ImageMaker
-from experiments.loaders.samples import list_samples
-from experiments.loaders.workers import leave_sigterm_to_the_run
+from superdl.experiments.loaders.decoding import DecodedSample, DecodingLoader, collate, decoded
+from superdl.experiments.loaders.pixels import ImageMaker
+from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.loaders.workers import leave_sigterm_to_the_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.loaders.interface import Loader, LoaderRequest
-    from experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.interface import Loader, LoaderRequest
+    from superdl.experiments.loaders.samples import Samples
 
 __all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch", "pads"]
 

@@ -5,9 +5,9 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 
 from __future__ import annotations
 
-from experiments.monitoring.gpu import GpuMeter, GpuReading, meter_of
-from experiments.monitoring.monitor import UtilizationMonitor
-from experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.monitoring.gpu import GpuMeter, GpuReading, meter_of
+from superdl.experiments.monitoring.monitor import UtilizationMonitor
+from superdl.experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
 
 __all__ = [
     "GpuMeter",

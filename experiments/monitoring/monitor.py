@@ -10,17 +10,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from experiments.monitoring.process_groups import ProcessGroups
-from experiments.monitoring.usage import Sample, Utilization, phase_usage
-from experiments.row_log import RowLog
+from superdl.experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.monitoring.usage import Sample, Utilization, phase_usage
+from superdl.experiments.row_log import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from experiments.monitoring.gpu import GpuMeter, GpuReading
-    from experiments.monitoring.usage import PhaseUsage
-    from experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.monitoring.gpu import GpuMeter, GpuReading
+    from superdl.experiments.monitoring.usage import PhaseUsage
+    from superdl.experiments.records import EpochSummary, StepRecord
 
 __all__ = ["UTILIZATION_COLUMNS", "UtilizationMonitor"]
 

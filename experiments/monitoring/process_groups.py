@@ -118,9 +118,9 @@ class ProcessGroups:
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
     """The group of a process that descends from a trainer, by its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
-    if module == "sampler.supervisor":
+    if module == "superdl.sampler.embedded.supervisor":
         return "supervisor"
-    if module == "coordinator.executors.worker":
+    if module == "superdl.coordinator.executors.worker":
         return "functions"
     if module.partition(".")[0] == "coordinator":
         return "coordinator"

@@ -10,7 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from experiments.monitoring.usage import PhaseUsage, Utilization
+    from superdl.experiments.monitoring.usage import PhaseUsage, Utilization
 
 __all__ = ["utilization_table"]
 

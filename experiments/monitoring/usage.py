@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from experiments.monitoring.gpu import GpuReading
-    from experiments.monitoring.process_groups import GroupReading
+    from superdl.experiments.monitoring.gpu import GpuReading
+    from superdl.experiments.monitoring.process_groups import GroupReading
 
 __all__ = ["GroupUsage", "PhaseUsage", "Sample", "Utilization", "phase_usage"]
 

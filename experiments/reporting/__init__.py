@@ -6,7 +6,7 @@ written; they know nothing of runs. The page of a run is `experiments.reporting.
 
 from __future__ import annotations
 
-from experiments.reporting.charts import Bars, Chart, Line, Lines, Series, Stack
-from experiments.reporting.page import Column, Page, Table, table_of
+from superdl.experiments.reporting.charts import Bars, Chart, Line, Lines, Series, Stack
+from superdl.experiments.reporting.page import Column, Page, Table, table_of
 
 __all__ = ["Bars", "Chart", "Column", "Line", "Lines", "Page", "Series", "Stack", "Table", "table_of"]

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from experiments.reporting.plots import draw, plots_missing
-from experiments.reporting.quantities import ABSENT
-from experiments.reporting.style import STYLE
+from superdl.experiments.reporting.plots import draw, plots_missing
+from superdl.experiments.reporting.quantities import ABSENT
+from superdl.experiments.reporting.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from experiments.reporting.charts import Chart
+    from superdl.experiments.reporting.charts import Chart
 
 __all__ = ["Column", "Page", "Table", "table_of"]
 

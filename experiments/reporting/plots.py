@@ -15,9 +15,9 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.reporting.charts import Bars, Lines
-from experiments.reporting.quantities import number
-from super_wire.errors import ConfigError
+from superdl.experiments.reporting.charts import Bars, Lines
+from superdl.experiments.reporting.quantities import number
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from experiments.reporting.charts import Chart, Series, Stack
+    from superdl.experiments.reporting.charts import Chart, Series, Stack
 
 __all__ = ["PLOTS_NEED", "draw", "plots_missing"]
 

@@ -11,9 +11,9 @@ from array import array
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.records import PassTotals, StepRecord
-from experiments.stalls import stall_summary
-from super_wire.errors import ConfigError
+from superdl.experiments.records import PassTotals, StepRecord
+from superdl.experiments.stalls import stall_summary
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

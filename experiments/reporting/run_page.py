@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting.page import Page
-from experiments.reporting.quantities import count, size
-from experiments.reporting.run_files import RunFiles, read_run
-from experiments.reporting.run_plots import (
+from superdl.experiments.reporting.page import Page
+from superdl.experiments.reporting.quantities import count, size
+from superdl.experiments.reporting.run_files import RunFiles, read_run
+from superdl.experiments.reporting.run_plots import (
     cost_chart,
     learning_charts,
     speed_charts,
@@ -20,7 +20,7 @@ from experiments.reporting.run_plots import (
     step_times_chart,
     usage_charts,
 )
-from experiments.reporting.run_tables import (
+from superdl.experiments.reporting.run_tables import (
     bill_table,
     causes_table,
     data_time_table,
@@ -32,7 +32,7 @@ from experiments.reporting.run_tables import (
     status_table,
     step_times_table,
 )
-from experiments.reporting.run_words import verdict
+from superdl.experiments.reporting.run_words import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

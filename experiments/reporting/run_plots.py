@@ -7,13 +7,13 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
-from experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
+from superdl.experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
+from superdl.experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from experiments.reporting.run_files import Pass, RunFiles, StepColumns
+    from superdl.experiments.reporting.run_files import Pass, RunFiles, StepColumns
 
 __all__ = [
     "cost_chart",

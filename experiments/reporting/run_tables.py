@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting.page import Column, Table, table_of
-from experiments.reporting.quantities import ABSENT, aligned, count, number, share, size
-from experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
+from superdl.experiments.reporting.page import Column, Table, table_of
+from superdl.experiments.reporting.quantities import ABSENT, aligned, count, number, share, size
+from superdl.experiments.reporting.run_words import STALL_CAUSES, stalls_of, step_times_by_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from experiments.reporting.run_files import Pass, RunFiles
+    from superdl.experiments.reporting.run_files import Pass, RunFiles
 
 __all__ = [
     "bill_table",

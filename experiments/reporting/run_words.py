@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.reporting.quantities import count, percent, points_of, rate, seconds, share, usd
+from superdl.experiments.reporting.quantities import count, percent, points_of, rate, seconds, share, usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from experiments.reporting.run_files import Pass, RunFiles
+    from superdl.experiments.reporting.run_files import Pass, RunFiles
 
 __all__ = ["STALL_CAUSES", "Cause", "stalls_of", "step_times_by_epoch", "verdict"]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.report import REPORT_FORMAT
-from experiments.simulator.spec import DatasetSpec, JobSpec
-from super_wire.errors import ConfigError
+from superdl.experiments.report import REPORT_FORMAT
+from superdl.experiments.simulator.spec import DatasetSpec, JobSpec
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from experiments.simulator.predict import JobPrediction, Prediction
-    from experiments.simulator.spec import SimulationSpec
+    from superdl.experiments.simulator.predict import JobPrediction, Prediction
+    from superdl.experiments.simulator.spec import SimulationSpec
 
 __all__ = ["Comparison", "Figure", "compare", "print_comparison", "with_measured"]
 

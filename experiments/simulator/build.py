@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import CoreSettings, Plan
-from coordinator.core.prices import Prices
-from coordinator.core.settings import ExecutorFacts
-from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
-from super_wire.record import HEADER_BYTES
+from superdl.coordinator.core import CoreSettings, Plan
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
+from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.simulator.spec import DatasetSpec, FunctionsSpec, JobSpec, SimulationSpec
+    from superdl.experiments.simulator.spec import DatasetSpec, FunctionsSpec, JobSpec, SimulationSpec
 
 __all__ = ["build_scenario"]
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core.samples import footprint
+from superdl.coordinator.core.samples import footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from coordinator.core import SetKey
+    from superdl.coordinator.core import SetKey
 
 __all__ = ["CacheModel"]
 

@@ -1,6 +1,6 @@
 """What must hold in the simulated world after every event and at the end of a run.
 
-Whether money is accounted for is :mod:`experiments.simulator.money_check`'s.
+Whether money is accounted for is :mod:`superdl.experiments.simulator.money_check`'s.
 """
 
 from __future__ import annotations
@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import SampleState, SetKey
-from coordinator.core.events import Audited, BatchRead, CacheReset, FailureKind, RequestDone, RequestFailed
-from coordinator.core.ledger import Spending
-from coordinator.core.results import OUTCOME_ORDER
-from coordinator.core.samples import footprint
-from experiments.simulator.money_check import MoneyCheck
-from super_wire.record import SPENDING_CAP
-from super_wire.request import Outcome
+from superdl.coordinator.core import SampleState, SetKey
+from superdl.coordinator.core.events import (
+    Audited,
+    BatchRead,
+    CacheReset,
+    FailureKind,
+    RequestDone,
+    RequestFailed,
+)
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.coordinator.core.samples import footprint
+from superdl.experiments.simulator.money_check import MoneyCheck
+from superdl.super_wire.record import SPENDING_CAP
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core import Core
-    from coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
-    from coordinator.core.events import Event
-    from coordinator.core.samples import SampleSet
-    from experiments.simulator.scenario import JobScript
-    from experiments.simulator.trainer_model import Trainer
-    from experiments.simulator.world import World
+    from superdl.coordinator.core import Core
+    from superdl.coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
+    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.core.samples import SampleSet
+    from superdl.experiments.simulator.scenario import JobScript
+    from superdl.experiments.simulator.trainer_model import Trainer
+    from superdl.experiments.simulator.world import World
 
 __all__ = ["Checks", "InvariantError", "NoChecks"]
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from coordinator.core.results import OUTCOME_ORDER
-from experiments.simulator.billing import Usage
-from super_wire.request import Outcome
+from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.experiments.simulator.billing import Usage
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from coordinator.core.actions import Prefetch
-    from experiments.simulator.scenario import FunctionsModel
-    from experiments.simulator.world import World
+    from superdl.coordinator.core.actions import Prefetch
+    from superdl.experiments.simulator.scenario import FunctionsModel
+    from superdl.experiments.simulator.world import World
 
 __all__ = ["ExecutorModel"]
 

@@ -7,18 +7,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from coordinator.core.results import OUTCOME_ORDER
-from super_wire.request import Outcome
+from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.core.actions import Prefetch
-    from coordinator.core.events import BatchRead
-    from coordinator.core.jobs import Job
-    from coordinator.core.prices import Prices
-    from experiments.simulator.world import World
+    from superdl.coordinator.core.actions import Prefetch
+    from superdl.coordinator.core.events import BatchRead
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.prices import Prices
+    from superdl.experiments.simulator.world import World
 
 __all__ = ["MoneyCheck"]
 

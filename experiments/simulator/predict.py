@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.simulator.build import build_scenario
-from experiments.simulator.world import World
+from superdl.experiments.simulator.build import build_scenario
+from superdl.experiments.simulator.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from experiments.simulator.spec import SimulationSpec
-    from experiments.simulator.trainer_model import PassFigures, Trainer
+    from superdl.experiments.simulator.spec import SimulationSpec
+    from superdl.experiments.simulator.trainer_model import PassFigures, Trainer
 
 __all__ = ["JobPrediction", "PassPrediction", "Prediction", "predict", "predict_from"]
 

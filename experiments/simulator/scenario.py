@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator.core import CoreSettings, Plan
+    from superdl.coordinator.core import CoreSettings, Plan
 
 __all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "Scenario"]
 

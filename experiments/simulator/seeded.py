@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.core import CoreSettings, Plan
-from coordinator.core.prices import Prices
-from coordinator.core.samples import footprint
-from coordinator.core.settings import ExecutorFacts
-from experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
+from superdl.coordinator.core import CoreSettings, Plan
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 
 __all__ = ["draw_scenario"]
 

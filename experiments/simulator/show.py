@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from experiments.simulator.predict import JobPrediction, Prediction
-    from experiments.simulator.spec import SimulationSpec
+    from superdl.experiments.simulator.predict import JobPrediction, Prediction
+    from superdl.experiments.simulator.spec import SimulationSpec
 
 __all__ = ["FORMAT", "print_predictions", "to_mapping"]
 

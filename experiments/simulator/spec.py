@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from experiments.schema import (
+from superdl.experiments.schema import (
     build,
     choice,
     number,
@@ -25,8 +25,8 @@ from experiments.schema import (
     truth,
     whole,
 )
-from experiments.spec import apply_overrides
-from super_wire.errors import ConfigError
+from superdl.experiments.spec import apply_overrides
+from superdl.super_wire.errors import ConfigError
 
 __all__ = [
     "CacheSpec",
@@ -93,7 +93,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsSpec:
-    """How functions run; see :class:`experiments.simulator.scenario.FunctionsModel`.
+    """How functions run; see :class:`superdl.experiments.simulator.scenario.FunctionsModel`.
 
     A ``pool`` is there from the start and queues; ``lambda`` starts cold, ramps and refuses. ``failures`` is
     the share of requests whose function crashes, ``throttles`` of those refused for no reason of ours.

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import EVERY_EPOCH, SetKey
-from coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
+from superdl.coordinator.core import EVERY_EPOCH, SetKey
+from superdl.coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from experiments.simulator.scenario import JobScript
-    from experiments.simulator.world import World
+    from superdl.experiments.simulator.scenario import JobScript
+    from superdl.experiments.simulator.world import World
 
 __all__ = ["Delivery", "PassFigures", "Trainer"]
 
@@ -56,7 +56,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class PassFigures:
-    """What one pass has come to, as :class:`experiments.records.PassSummary` measures it."""
+    """What one pass has come to, as :class:`superdl.experiments.records.PassSummary` measures it."""
 
     epoch: int
     began_s: float

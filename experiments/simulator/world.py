@@ -1,7 +1,7 @@
 """A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
 
 All of it comes from one seed. The core is the production code, driven through its one door. What must hold
-is in :mod:`experiments.simulator.checks`.
+is in :mod:`superdl.experiments.simulator.checks`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.core import EVERY_EPOCH, Core, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
-from coordinator.core.events import (
+from superdl.coordinator.core import EVERY_EPOCH, Core, SetKey
+from superdl.coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
+from superdl.coordinator.core.events import (
     Audited,
     CacheEvicted,
     CacheGrew,
@@ -30,20 +30,20 @@ from coordinator.core.events import (
     RequestFailed,
     Tick,
 )
-from coordinator.core.samples import footprint
-from experiments.simulator.cache_model import CacheModel
-from experiments.simulator.checks import Checks, NoChecks
-from experiments.simulator.executor_model import ExecutorModel
-from experiments.simulator.trainer_model import Trainer
+from superdl.coordinator.core.samples import footprint
+from superdl.experiments.simulator.cache_model import CacheModel
+from superdl.experiments.simulator.checks import Checks, NoChecks
+from superdl.experiments.simulator.executor_model import ExecutorModel
+from superdl.experiments.simulator.trainer_model import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from coordinator.core.actions import Action
-    from coordinator.core.events import Event
-    from experiments.simulator.scenario import JobScript, Scenario
+    from superdl.coordinator.core.actions import Action
+    from superdl.coordinator.core.events import Event
+    from superdl.experiments.simulator.scenario import JobScript, Scenario
 
 __all__ = ["World"]
 

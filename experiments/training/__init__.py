@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from experiments.training.loop import Listener, Trainer
-from experiments.training.steps import GpuGauge
+from superdl.experiments.training.loop import Listener, Trainer
+from superdl.experiments.training.steps import GpuGauge
 
 __all__ = ["GpuGauge", "Listener", "Trainer"]

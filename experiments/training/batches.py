@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from experiments.loaders.interface import Batch, Loader
-    from experiments.ranks import Ranks
+    from superdl.experiments.loaders.interface import Batch, Loader
+    from superdl.experiments.ranks import Ranks
 
 __all__ = ["Batches"]
 

@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from experiments.spec_sections import TrainingSpec
+    from superdl.experiments.spec_sections import TrainingSpec
 
 __all__ = ["bring_best", "check_best_to"]
 
@@ -59,7 +59,7 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
     from boto3.exceptions import Boto3Error  # heavy, and few runs need it
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from coordinator.catalog.s3_client import make_s3_client
+    from superdl.coordinator.catalog.s3_client import make_s3_client
 
     bucket, prefix = _bucket_and_prefix(place)
     key = "/".join(part for part in (prefix, run_name, best.name) if part)

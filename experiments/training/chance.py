@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.ranks import Ranks
+    from superdl.experiments.ranks import Ranks
 
 __all__ = ["chance_of", "restore_chance"]
 

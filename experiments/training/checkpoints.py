@@ -16,12 +16,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from experiments.ranks import Ranks
+    from superdl.experiments.ranks import Ranks
 
 __all__ = ["BEST", "CHECKPOINT_FORMAT", "FOLDER", "LAST", "Checkpoint", "Checkpoints", "read_checkpoint"]
 

@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from experiments.device import synchronise
-from experiments.job_counters import JobCounters, JobMeter, added
-from experiments.ranks import Place, Ranks
-from experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
-from experiments.spec_sections import TrainingSpec
-from experiments.stalls import StallMeter
-from experiments.training.batches import Batches
-from experiments.training.chance import chance_of, restore_chance
-from experiments.training.checkpoints import BEST, LAST, Checkpoint
-from experiments.training.precision import compute_type
-from experiments.training.steps import GpuGauge, HeldStep, record_of, take_step
-from experiments.training.stopping import StopRequest, Terminated
-from experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
-from super_wire.errors import ConfigError
+from superdl.experiments.device import synchronise
+from superdl.experiments.job_counters import JobCounters, JobMeter, added
+from superdl.experiments.ranks import Place, Ranks
+from superdl.experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
+from superdl.experiments.spec_sections import TrainingSpec
+from superdl.experiments.stalls import StallMeter
+from superdl.experiments.training.batches import Batches
+from superdl.experiments.training.chance import chance_of, restore_chance
+from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
+from superdl.experiments.training.precision import compute_type
+from superdl.experiments.training.steps import GpuGauge, HeldStep, record_of, take_step
+from superdl.experiments.training.stopping import StopRequest, Terminated
+from superdl.experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from experiments.loaders.interface import Batch, Loader
-    from experiments.spec_sections import OptimizerSpec
-    from experiments.stalls import StalledStep
-    from experiments.training.checkpoints import Checkpoints
+    from superdl.experiments.loaders.interface import Batch, Loader
+    from superdl.experiments.spec_sections import OptimizerSpec
+    from superdl.experiments.stalls import StalledStep
+    from superdl.experiments.training.checkpoints import Checkpoints
 
 __all__ = ["Listener", "Trainer"]
 

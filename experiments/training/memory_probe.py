@@ -1,7 +1,7 @@
 """Takes training steps of made-up images, to see how much memory they take, on a GPU or in a child process.
 
-``python -m experiments.training.memory_probe JSON`` is the child: it reads sizes, a line each, and answers
-each with a line, the peak of its resident memory in bytes. The search is left to
+``python -m superdl.experiments.training.memory_probe JSON`` is the child: it reads sizes, a line each, and
+answers each with a line, the peak of its resident memory in bytes. The search is left to
 `experiments.training.batch_size`.
 """
 
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch.nn.functional import cross_entropy
 
-from experiments.models import build_model
-from experiments.training.batch_size import TriedBatch
-from experiments.training.precision import autocast, compute_type
-from sampler.host import available_memory_bytes
-from super_wire.errors import ConfigError
+from superdl.experiments.models import build_model
+from superdl.experiments.training.batch_size import TriedBatch
+from superdl.experiments.training.precision import autocast, compute_type
+from superdl.sampler.embedded.host import available_memory_bytes
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -187,7 +187,7 @@ def _peak_bytes() -> int:
 
 def _child(shape: StepShape) -> subprocess.Popen[str]:
     return subprocess.Popen(  # our own program
-        [sys.executable, "-P", "-m", "experiments.training.memory_probe", json.dumps(asdict(shape))],
+        [sys.executable, "-P", "-m", "superdl.experiments.training.memory_probe", json.dumps(asdict(shape))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

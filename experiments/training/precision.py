@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["autocast", "compute_type"]
 

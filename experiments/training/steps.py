@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from experiments.device import ComputeSpan
-from experiments.records import StepRecord
+from superdl.experiments.device import ComputeSpan
+from superdl.experiments.records import StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from experiments.loaders.interface import Batch, BatchFigures
-    from experiments.monitoring import GpuReading
-    from experiments.training.strategies import Strategy
+    from superdl.experiments.loaders.interface import Batch, BatchFigures
+    from superdl.experiments.monitoring import GpuReading
+    from superdl.experiments.training.strategies import Strategy
 
 __all__ = ["GpuGauge", "HeldStep", "correct_within", "record_of", "take_step"]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from types import FrameType
 
-    from experiments.ranks import Ranks
+    from superdl.experiments.ranks import Ranks
 
 __all__ = ["StopRequest", "Terminated"]
 

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.training.precision import autocast
-from experiments.vision_models import NormalisedNetwork
-from super_wire.errors import ConfigError
+from superdl.experiments.training.precision import autocast
+from superdl.experiments.vision_models import NormalisedNetwork
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.ranks import Place
+    from superdl.experiments.ranks import Place
 
 __all__ = ["Strategy", "load_state", "make_strategy", "strategy_name", "whole_state"]
 

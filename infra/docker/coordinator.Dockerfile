@@ -46,5 +46,5 @@ ENV SUPER_HEALTH_LISTEN=127.0.0.1:50052
 # SIGTERM drains, within ten seconds.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
-    CMD ["python", "-P", "-m", "coordinator.probe"]
-ENTRYPOINT ["python", "-P", "-m", "coordinator"]
+    CMD ["python", "-P", "-m", "superdl.coordinator.probe"]
+ENTRYPOINT ["python", "-P", "-m", "superdl.coordinator"]

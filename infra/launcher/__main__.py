@@ -22,8 +22,8 @@ from infra.launcher.host import run_host
 from infra.launcher.hyperparameters import words_of_hyperparameters
 from infra.launcher.options import FAILURE, parse, settings_of
 from infra.launcher.verdicts import EXIT_SERVICE_FAILED, EXIT_WRONG_SETTINGS, Verdict
-from super_wire.discretion import keep_secrets_out_of_logs
-from super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.discretion import keep_secrets_out_of_logs
+from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ import time
 import psutil
 
 from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_WRONG_SETTINGS, RunFailedError
-from super_wire.loopback import is_loopback
+from superdl.super_wire.loopback import is_loopback
 
 __all__ = ["address_of", "interface_of", "with_port"]
 

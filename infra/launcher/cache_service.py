@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from infra.launcher.addresses import with_port
 from infra.launcher.processes import Child, Service
 from infra.launcher.trust import written_certificate
-from sampler.cache_binary import server_binary
-from sampler.host import available_memory_bytes, parse_bytes
-from super_wire.address import CacheAddress, Credentials
-from super_wire.errors import ConfigError, EmbeddedError
+from superdl.sampler.embedded.cache_binary import server_binary
+from superdl.sampler.embedded.host import available_memory_bytes, parse_bytes
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import ConfigError, EmbeddedError
 
 if TYPE_CHECKING:
     import ssl

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import ConfigError
-from super_wire.loopback import is_loopback
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -61,7 +61,13 @@ def coordinator_service(
         "--workers": str(workers),
         "--owner": f"launcher-{run_id}",
     }
-    command = [sys.executable, "-P", "-m", "coordinator", *(w for option in options.items() for w in option)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "superdl.coordinator",
+        *(w for option in options.items() for w in option),
+    ]
     own = {name: text for name, text in environment.items() if not (own_cache and name in _NOT_ITS)}
     if ray:
         own |= {"SUPER_RAY_ADDRESS": ray, "SUPER_RAY_NODES": "all"}  # each node's CPUs were counted out
@@ -74,7 +80,7 @@ def coordinator_service(
             sys.executable,
             "-P",
             "-m",
-            "coordinator.probe",
+            "superdl.coordinator.probe",
             f"unix:{health}",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

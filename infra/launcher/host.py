@@ -22,8 +22,8 @@ from infra.launcher.ray_auth import run_token
 from infra.launcher.services import Services
 from infra.launcher.trust import check_trust, trust_of
 from infra.launcher.verdicts import EXIT_SIGNAL, EXIT_WRONG_SETTINGS, RunFailedError, Verdict
-from super_wire.errors import ConfigError
-from super_wire.loopback import insecure_in, is_loopback
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ from infra.launcher.processes import Child
 from infra.launcher.racing import race
 from infra.launcher.training import visible_gpus
 from infra.launcher.verdicts import EXIT_SIGNAL, EXIT_WRONG_SETTINGS
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

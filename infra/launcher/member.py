@@ -22,7 +22,7 @@ from infra.launcher.verdicts import (
     RunFailedError,
     Verdict,
 )
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from infra.launcher.cluster import DATA_GROUP, TRAINING_GROUP
 from infra.launcher.settings import SPARE, LaunchSettings
-from sampler.host import parse_bytes
-from super_wire.errors import ConfigError
+from superdl.sampler.embedded.host import parse_bytes
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,7 +20,7 @@ from infra.launcher.ray_service import ray_head
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
 from infra.launcher.verdicts import EXIT_NOT_READY, RunFailedError
-from sampler.host import usable_cores
+from superdl.sampler.embedded.host import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

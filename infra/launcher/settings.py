@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["SPARE", "LaunchSettings"]
 

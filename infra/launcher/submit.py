@@ -24,7 +24,7 @@ from infra.launcher.request_model import check_request
 from infra.launcher.submitting import Attempts, JobFailedError, NoCapacityError, NotWatchedError, submit
 from infra.launcher.training_job import Channel, Instances, TrainingJob
 from infra.session import NO_REGION, session_in
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from infra.launcher.training_job import NAME_MAX, TrainingJob
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from infra.launcher.addresses import interface_of
 from infra.launcher.processes import Child
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.launcher.cluster import DATA_GROUP, TRAINING_GROUP
 from infra.launcher.options import parse, settings_of
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

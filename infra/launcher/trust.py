@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from infra.launcher.ray_auth import lack_of_ray
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import ConfigError
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,17 +13,17 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from super_wire.errors import CacheError
 from superdl.doctor.finding import bad, doubtful, good, size_text, skipped
+from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coordinator.cache_info import CacheInfo
-    from super_dataset.connection import CacheConnection
-    from super_wire.resp import Reply
+    from superdl.coordinator.cache.info import CacheInfo
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
+    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_wire.resp import Reply
 
 __all__ = ["cache_clients", "check_cache", "check_memory", "check_rights"]
 
@@ -44,7 +44,7 @@ def check_cache(case: Case, seen: Seen) -> Found:
             why = "none is named: the embedded default starts its own"
             remedy = "name one: --cache or SUPER_CACHE, or a coordinator that knows it"
         return skipped(why, remedy)
-    from super_dataset.reader import BatchReader, ReadSettings
+    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
     seen.cache = address
@@ -70,8 +70,8 @@ def check_rights(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all checks
     """Whether this user may do what a reader does; nothing is written."""
     if not seen.cache:
         return skipped("no cache is known")
-    from super_wire.keys import cache_key, report_stream
-    from super_wire.resp import ErrorReply
+    from superdl.super_wire.keys import cache_key, report_stream
+    from superdl.super_wire.resp import ErrorReply
 
     # A stream that is not there is not made: the right is looked at first, and then nothing happens.
     report = (b"XADD", report_stream(_JOB), b"NOMKSTREAM", b"MAXLEN", b"1", b"*", b"x", b"")
@@ -143,7 +143,7 @@ def judge_memory(info: CacheInfo) -> Found:
 
 
 async def _ask_info(address: str) -> CacheInfo:
-    from coordinator.cache import Cache
+    from superdl.coordinator.cache.cache import Cache
 
     cache = Cache(address, owner=_JOB)
     try:
@@ -177,8 +177,8 @@ def _words(reply: Reply) -> list[bytes]:
 
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[CacheConnection]:
-    from super_dataset.connection import CacheConnection
-    from super_wire.address import CacheAddress, Credentials
+    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_wire.address import CacheAddress, Credentials
 
     credentials = Credentials.from_environment(os.environ)
     connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)
@@ -189,7 +189,7 @@ def _connection(address: str) -> Iterator[CacheConnection]:
 
 
 def _answer_s(connection: CacheConnection) -> float:
-    from super_wire.keys import cache_key
+    from superdl.super_wire.keys import cache_key
 
     began_s = time.monotonic()
     connection.converse((b"GET", cache_key(_NO_ID)))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.settings import Settings
-    from super_dataset import SuperDataset
-    from super_wire.batch_ref import BatchRef
-    from super_wire.coordinator_pb2 import CacheStats, Coordinating
-    from super_wire.recipe import Recipe
+    from superdl.coordinator.server.settings import Settings
+    from superdl.super_dataset import SuperDataset
+    from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.coordinator_pb2 import CacheStats, Coordinating
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Case", "Clock", "Seen"]
 

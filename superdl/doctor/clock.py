@@ -18,7 +18,7 @@ _REFUSED_S = 300.0
 """AWS takes nothing that was signed by a clock so far off."""
 
 _NOTICED_S = 5.0
-"""From here on :mod:`coordinator.executors.function_clock` steps in."""
+"""From here on :mod:`superdl.coordinator.executors.function_clock` steps in."""
 
 
 def check_clock(case: Case, seen: Seen) -> Found:

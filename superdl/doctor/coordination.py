@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from superdl.doctor.finding import bad, doubtful, good, size_text, skipped
 
 if TYPE_CHECKING:
-    from super_wire.coordinator_pb2 import CacheStats
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
+    from superdl.super_wire.coordinator_pb2 import CacheStats
 
 __all__ = ["check_coordinator", "check_room", "judge_room"]
 
@@ -24,10 +24,10 @@ def check_coordinator(case: Case, seen: Seen) -> Found:
     if not case.coordinator:
         why = "none is named, so that samplers start the embedded one"
         return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
-    from sampler.address import checked_address
-    from sampler.client import Client, Patience
-    from super_wire import coordinator_pb2 as pb
-    from super_wire.version import installed_version
+    from superdl.sampler.address import checked_address
+    from superdl.sampler.client import Client, Patience
+    from superdl.super_wire import coordinator_pb2 as pb
+    from superdl.super_wire.version import installed_version
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong

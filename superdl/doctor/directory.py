@@ -27,7 +27,7 @@ def first_folders(directory: str, count: int) -> list[str]:
 
 def find_object(directory: str, *, images_only: bool) -> str:
     """A file below a directory, as a key; empty if none is found soon."""
-    from coordinator.catalog.listing import is_image
+    from superdl.coordinator.catalog.listing import is_image
 
     for path in islice(_files(directory), _LOOKED_AT):
         if is_image(path) or not images_only:

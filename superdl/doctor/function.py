@@ -12,14 +12,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.doctor.aws import aws_client, is_denied
 from superdl.doctor.finding import bad, combined, doubtful, good, skipped
 
 if TYPE_CHECKING:
-    from coordinator.executors.lambda_answers import Warmed
-    from coordinator.executors.lambda_client import Target
-    from coordinator.settings import Settings
+    from superdl.coordinator.executors.lambda_answers import Warmed
+    from superdl.coordinator.executors.lambda_client import Target
+    from superdl.coordinator.server.settings import Settings
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
 
@@ -56,7 +56,7 @@ def lambda_target(settings: Settings) -> Target:
     Raises:
         ConfigError: it cannot be meant, or is in no region.
     """
-    from coordinator.executors.lambda_client import LambdaClient, Target
+    from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
     named = Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url)
     client = LambdaClient(named, connections=1, read_timeout_s=1.0)
@@ -69,7 +69,7 @@ def lambda_target(settings: Settings) -> Target:
 def _deployed(case: Case, seen: Seen, settings: Settings) -> Found:
     from botocore import exceptions
 
-    from coordinator.executors.lambda_errors import from_botocore
+    from superdl.coordinator.executors.lambda_errors import from_botocore
 
     target = lambda_target(settings)
     client = aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)
@@ -103,8 +103,8 @@ def _judge_configuration(target: Target, told: dict[str, Any]) -> Found:
 
 
 def _warmed(case: Case, seen: Seen, settings: Settings) -> Found:
-    from coordinator.executors.lambda_answers import read_warmed
-    from coordinator.executors.lambda_client import LambdaClient
+    from superdl.coordinator.executors.lambda_answers import read_warmed
+    from superdl.coordinator.executors.lambda_client import LambdaClient
 
     target = lambda_target(settings)
     client = LambdaClient(target, connections=1, read_timeout_s=_READ_TIMEOUT_S)
@@ -126,7 +126,7 @@ def _warmed(case: Case, seen: Seen, settings: Settings) -> Found:
 
 
 def _judge_warmed(seen: Seen, warmed: Warmed, settings: Settings, took_s: float) -> Found:
-    from lambda_prefetch.golden import golden_digest
+    from superdl.lambda_prefetch.golden import golden_digest
 
     seen.golden = warmed.golden
     reach = "reaches the cache" if seen.cache else "was not asked to reach a cache, since none is known"
@@ -182,7 +182,7 @@ def _start(name: str, settings: Settings) -> tuple[str, int, float]:
     Raises:
         ExecutorError: it does not start.
     """
-    from coordinator.executors.making import make_executor
+    from superdl.coordinator.executors.making import make_executor
 
     async def start() -> tuple[str, int, float]:
         executor = make_executor(name, settings)
@@ -201,8 +201,8 @@ def _version_on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
         return _elsewhere("ray", "tasks of the coordinator's Ray cluster", settings)
     if not seen.golden_on_ray:
         return skipped("no function was started on Ray's nodes")
-    from lambda_prefetch.golden import golden_digest
-    from super_wire.version import installed_version
+    from superdl.lambda_prefetch.golden import golden_digest
+    from superdl.super_wire.version import installed_version
 
     words = f"on Ray's nodes it is SUPER {installed_version()} as here, and reaches the cache"
     if seen.golden_on_ray == golden_digest():
@@ -218,8 +218,8 @@ def _own_version(case: Case, seen: Seen, settings: Settings) -> Found:
         return _elsewhere("local", "processes of the coordinator's machine", settings)
     if not seen.golden:
         return skipped("the local function was not started")
-    from lambda_prefetch.golden import golden_digest
-    from super_wire.version import installed_version
+    from superdl.lambda_prefetch.golden import golden_digest
+    from superdl.super_wire.version import installed_version
 
     if seen.golden != golden_digest():
         why = f"{settings.function} decodes golden images otherwise than SUPER's own function does here"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import CacheError
 from superdl.doctor.aws import aws_client, is_denied
 from superdl.doctor.cache import cache_clients
 from superdl.doctor.finding import bad, doubtful, good, skipped
 from superdl.doctor.function import lambda_target
+from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
     from superdl.doctor.case import Case, Seen

@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from super_wire.discretion import text_without_credentials
-from super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 from superdl.doctor.finding import Finding, Found, Verdict, bad, doubtful, skipped
+from superdl.super_wire.discretion import text_without_credentials
+from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

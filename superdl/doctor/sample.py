@@ -18,12 +18,12 @@ from superdl.doctor.finding import doubtful, good, size_text, skipped
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sampler import SuperSampler
-    from super_dataset import BatchInfo, SuperDataset
-    from super_wire.batch_ref import BatchRef
-    from super_wire.recipe import Recipe
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import BatchInfo, SuperDataset
+    from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["check_dataset_fits", "check_sample"]
 
@@ -99,8 +99,8 @@ def _through(case: Case, seen: Seen, recipe: Recipe) -> _Read:
     Raises:
         SuperError: what a training job would be told.
     """
-    from sampler import SuperSampler
-    from super_dataset import SuperDataset
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import SuperDataset
 
     dataset = SuperDataset(
         case.source,
@@ -134,7 +134,7 @@ def _fresh(recipe: Recipe) -> Recipe | None:
 
     What is random has other sample ids with another seed, and a flip that is never made is random too.
     """
-    from super_wire.recipe import Recipe
+    from superdl.super_wire.recipe import Recipe
 
     seed = int.from_bytes(os.urandom(7), "little")
     if recipe.random:
@@ -197,6 +197,6 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 def _let_go(*, embedded: bool) -> None:
     """End the embedded default that was started for this."""
     if embedded:
-        from sampler.embedded import release_all
+        from superdl.sampler.embedded.embedded import release_all
 
         release_all()

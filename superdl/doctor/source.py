@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from super_wire.errors import ConfigError, SourceError
 from superdl.doctor.aws import judge_refusal, note_clock
 from superdl.doctor.directory import find_object, first_folders
 from superdl.doctor.finding import bad, doubtful, good, skipped
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from coordinator.catalog.source import Source
+    from superdl.coordinator.catalog.source import Source
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
 
@@ -39,7 +39,7 @@ def check_listing(case: Case, seen: Seen) -> Found:
     if not case.source:
         where = f", below {case.readable}" if case.readable else ""
         return skipped("no source is named", f"name one: superdl doctor s3://bucket/prefix{where}")
-    from coordinator.catalog.source import parse_source
+    from superdl.coordinator.catalog.source import parse_source
 
     source = parse_source(case.source)
     began_s = time.monotonic()
@@ -85,7 +85,7 @@ def _directory_page(case: Case, source: Source) -> _Page | Found:
 
 
 def _bucket_page(case: Case, seen: Seen, source: Source) -> _Page | Found:
-    from coordinator.catalog.s3_client import make_s3_client, s3_failures
+    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
     asked_s = time.time()
     try:
@@ -113,14 +113,14 @@ def _list(client: Any, source: Source, seen: Seen, **words: str) -> dict[str, An
 
 
 def _sample_of(page: dict[str, Any], case: Case) -> str:
-    from coordinator.catalog.listing import is_image
+    from superdl.coordinator.catalog.listing import is_image
 
     keys = (str(entry["Key"]) for entry in page.get("Contents", ()))
     return next((key for key in keys if not key.endswith("/") and (case.key_list or is_image(key))), "")
 
 
 def _no_listing(case: Case, seen: Seen, source: Source, error: SourceError, asked_s: float) -> Found:
-    from coordinator.aws_credentials import NO_CREDENTIALS
+    from superdl.coordinator.aws_credentials import NO_CREDENTIALS
 
     cause = error.__cause__
     response = getattr(cause, "response", None)
@@ -146,7 +146,7 @@ def check_object(case: Case, seen: Seen) -> Found:
     """One object, got and decoded as the recipe says."""
     if not seen.object_key:
         return skipped("no object is known: no listing has named one")
-    from coordinator.catalog.source import parse_source
+    from superdl.coordinator.catalog.source import parse_source
 
     source = parse_source(case.source)
     began_s = time.monotonic()
@@ -170,8 +170,8 @@ def _read_file(source: Source, key: str) -> bytes | Found:
 def _get(case: Case, source: Source, key: str) -> bytes | Found:
     from botocore import exceptions
 
-    from coordinator.catalog.s3_client import make_s3_client
-    from super_wire.request import Limits
+    from superdl.coordinator.catalog.s3_client import make_s3_client
+    from superdl.super_wire.request import Limits
 
     client = make_s3_client()
     try:
@@ -206,11 +206,11 @@ def _no_object(case: Case, source: Source, key: str, error: Any) -> Found:
 
 
 def _decoded(case: Case, seen: Seen, source: Source, data: bytes, told: str) -> Found:
-    from lambda_prefetch.failures import SampleFailedError
-    from lambda_prefetch.settings import Settings
-    from lambda_prefetch.transforms import Program
-    from super_wire.record import HEADER_BYTES
-    from super_wire.request import Limits
+    from superdl.lambda_prefetch.failures import SampleFailedError
+    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.transforms import Program
+    from superdl.super_wire.record import HEADER_BYTES
+    from superdl.super_wire.request import Limits
 
     try:
         program = Program(
@@ -237,8 +237,8 @@ def check_region(case: Case, seen: Seen) -> Found:
     """Whether bucket and functions lie in one region."""
     if not case.source.startswith("s3://"):
         return skipped("the source is no bucket" if case.source else "no source is named")
-    from coordinator.catalog.regions import bucket_region
-    from coordinator.catalog.source import parse_source
+    from superdl.coordinator.catalog.regions import bucket_region
+    from superdl.coordinator.catalog.source import parse_source
 
     bucket = parse_source(case.source).bucket_name
     try:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from super_wire.discretion import without_credentials
-from super_wire.errors import ConfigError
 from superdl.doctor.aws import aws_client
 from superdl.doctor.running import within
+from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.errors import ConfigError
 
 __all__ = ["Stack", "read_stack"]
 

@@ -12,16 +12,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
 
 TRAINING = {"torch", "torchvision", "sklearn", "tensorboard"}
-GRPC = {"grpc", "google.protobuf", "super_wire.coordinator_pb2"}
+GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
 CLIENTS = {"boto3", "redis"}
 
 # module: what importing it must not load
 LIGHT = {
-    "super_wire": TRAINING | GRPC | CLIENTS | {"PIL"},
-    "coordinator.core": TRAINING | GRPC | CLIENTS | {"PIL", "asyncio"},
-    "lambda_prefetch.handler": TRAINING | GRPC,
-    "super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
-    "sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},
+    "superdl.super_wire": TRAINING | GRPC | CLIENTS | {"PIL"},
+    "superdl.coordinator.core": TRAINING | GRPC | CLIENTS | {"PIL", "asyncio"},
+    "superdl.lambda_prefetch.handler": TRAINING | GRPC,
+    "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
+    "superdl.sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},
     "superdl": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
     "superdl.main": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
 }
@@ -49,6 +49,6 @@ def test_importing_is_light(module):
 
 
 def test_the_probe_sees_what_is_loaded():
-    assert {"grpc", "google.protobuf", "super_wire.coordinator_pb2"} <= loaded_by(
-        "super_wire.coordinator_pb2_grpc"
+    assert {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"} <= loaded_by(
+        "superdl.super_wire.coordinator_pb2_grpc"
     )

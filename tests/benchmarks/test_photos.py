@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.photos import PHOTO_FORMAT, make_photos, photo_jpeg
-from super_wire.errors import SourceError
+from superdl.super_wire.errors import SourceError
 
 
 def test_an_image_has_the_size_and_weight_of_a_photograph():

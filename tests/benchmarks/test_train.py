@@ -14,7 +14,7 @@ from benchmarks.resnet import RESNETS, small_resnet
 from benchmarks.train import loss_difference
 from benchmarks.train_figures import Alone, TrainRun, rows_of
 from benchmarks.trainer import EpochResult, TrainResult
-from coordinator.core.plan import Plan
+from superdl.coordinator.core.plan import Plan
 from superdl.main import main
 
 EPOCH = EpochResult(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.containers import UID
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.valkey import Valkey, free_port
@@ -139,7 +139,7 @@ def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
 
 
 def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator: Container, cache: Valkey) -> None:
-    probe = [sys.executable, "-m", "coordinator.probe", _address(cache)]
+    probe = [sys.executable, "-m", "superdl.coordinator.probe", _address(cache)]
     assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
     assert coordinator.stop() == 0
     assert "draining" in coordinator.logs()

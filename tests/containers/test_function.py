@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lambda_prefetch.golden import golden_digest
-from super_wire.recipe import Recipe
-from super_wire.request import PrefetchResult
+from superdl.lambda_prefetch.golden import golden_digest
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import PrefetchResult
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.object_store import KEY, SECRET
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for

@@ -13,33 +13,33 @@ import grpc
 import numpy as np
 import redis
 
-from coordinator.cache import Cache
-from coordinator.cancelling import cancel_and_wait
-from coordinator.catalog import list_source
-from coordinator.core.settings import CoreSettings
-from coordinator.crew import Crew
-from coordinator.datasets import DatasetRegistry
-from coordinator.engine import Engine
-from coordinator.executors import Scaling
-from coordinator.fitness import Fitness
-from coordinator.listening import listen
-from coordinator.reports import ReportReader
-from coordinator.service import CoordinatorService
-from coordinator.trials import Trials
-from super_wire import coordinator_pb2 as pb
-from super_wire import coordinator_pb2_grpc as pb_grpc
-from super_wire.errors import SuperError, error_from_name
-from super_wire.keys import cache_key
-from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
-from super_wire.recipe import Recipe
-from super_wire.record import Tombstone, pack, pack_tombstone
-from super_wire.request import Outcome, PrefetchRequest, PrefetchResult
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.executors import Scaling
+from superdl.coordinator.executors.eligibility import Fitness
+from superdl.coordinator.executors.manager import Crew
+from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.server.datasets import DatasetRegistry
+from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.listening import listen
+from superdl.coordinator.server.service import CoordinatorService
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.errors import SuperError, error_from_name
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import Tombstone, pack, pack_tombstone
+from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from coordinator.catalog import Catalog
+    from superdl.coordinator.catalog import Catalog
     from tests.fixtures.valkey import Valkey
 
 SIDE = 4

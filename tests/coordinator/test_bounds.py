@@ -10,14 +10,14 @@ import threading
 import grpc
 import pytest
 
-from coordinator import listening, service
-from coordinator.catalog import list_source
-from coordinator.datasets import DatasetRegistry
-from coordinator.listening import listen
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_pb2_grpc import CoordinatorServicer
-from super_wire.errors import ConfigError, CoordinatorError, SourceError
-from super_wire.recipe import Recipe
+from superdl.coordinator import listening, service
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.server.datasets import DatasetRegistry
+from superdl.coordinator.server.listening import listen
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
+from superdl.super_wire.errors import ConfigError, CoordinatorError, SourceError
+from superdl.super_wire.recipe import Recipe
 from tests.coordinator.running import registration
 from tests.fixtures.valkey import free_port
 

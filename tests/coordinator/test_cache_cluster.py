@@ -10,13 +10,13 @@ import warnings
 import numpy as np
 import pytest
 
-from coordinator.cache import Cache, LockHeldError
-from coordinator.cache_nodes import CacheNodes
-from super_wire.address import Credentials
-from super_wire.cluster import SLOTS, key_slot
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
-from super_wire.record import HEADER_BYTES, Tombstone, pack
+from superdl.coordinator.cache.cache import Cache, LockHeldError
+from superdl.coordinator.cache.nodes import CacheNodes
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.cluster import SLOTS, key_slot
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
+from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port
 from tests.fixtures.valkey_cluster import ValkeyCluster

@@ -14,8 +14,8 @@ ENOUGH_S = 30.0
 # The real coordinator, of which a thread that the interpreter waits for never comes back.
 HANGING = """
 import asyncio, sys, time
-from coordinator import server
-from coordinator.__main__ import main
+from superdl.coordinator.server import server
+from superdl.coordinator.__main__ import main
 
 start = server._start
 

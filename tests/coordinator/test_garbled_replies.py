@@ -8,15 +8,15 @@ import random
 
 import pytest
 
-from coordinator.cache import Cache
-from coordinator.core.settings import CoreSettings
-from coordinator.engine import Engine
-from coordinator.outcomes import OutcomeReader
-from coordinator.reports import ReportReader
-from coordinator.sweeping import Sweep
-from coordinator.upkeep import Upkeep, agree_on_golden, take_over
-from super_wire.errors import CacheError
-from super_wire.record import Tombstone
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.sweeping import Sweep
+from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.server.engine import Engine
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.record import Tombstone
 from tests.coordinator.running import ScriptedExecutor
 
 IDS = bytes(range(48))
@@ -125,9 +125,9 @@ async def garbled_cache(valkey):
 
 @pytest.mark.parametrize("name", GARBLED)
 def test_a_garbled_reply_is_a_lost_connection_at_most(valkey, name, monkeypatch):
-    monkeypatch.setattr("coordinator.reports._BLOCK_MS", 1)
-    monkeypatch.setattr("coordinator.outcomes._BLOCK_MS", 1)
-    monkeypatch.setattr("coordinator.cache_nodes._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("superdl.coordinator.cache.read_reports._BLOCK_MS", 1)
+    monkeypatch.setattr("superdl.coordinator.cache.outcomes._BLOCK_MS", 1)
+    monkeypatch.setattr("superdl.coordinator.cache.nodes._TIMEOUT_S", 0.1)
 
     async def work():
         async with garbled_cache(valkey) as (garbler, uses, engine), asyncio.timeout(ENOUGH_S):

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator import listening
-from coordinator.listening import listen, listen_for_health
-from coordinator.tokens import Tokens
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
+from superdl.coordinator.server import listening
+from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.tokens import Tokens
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
 from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.valkey import free_port
 

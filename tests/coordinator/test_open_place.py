@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.samples import SampleState
-from super_wire.errors import PlanError
-from super_wire.recipe import Recipe
+from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire.errors import PlanError
+from superdl.super_wire.recipe import Recipe
 
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 

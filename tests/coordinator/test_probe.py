@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator import probe
-from super_wire.errors import ConfigError
+from superdl.coordinator import probe
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_a_coordinator_that_serves_is_healthy_and_one_that_is_gone_is_not(stack: Stack) -> None:
-    command = [sys.executable, "-m", "coordinator.probe"]
+    command = [sys.executable, "-m", "superdl.coordinator.probe"]
     variables = {**os.environ, "SUPER_LISTEN": stack.address}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

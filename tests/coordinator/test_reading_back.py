@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from super_wire.record import HEADER_BYTES
+from superdl.super_wire.record import HEADER_BYTES
 from tests.coordinator import running as running_module
 from tests.coordinator.running import running
 

@@ -13,12 +13,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import listening
-from coordinator.catalog import list_source
-from super_wire import coordinator_pb2 as pb
-from super_wire.errors import SourceError
-from super_wire.keys import report_stream
-from super_wire.report import ReadReport
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.server import listening
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import SourceError
+from superdl.super_wire.keys import report_stream
+from superdl.super_wire.report import ReadReport
 from tests.coordinator.running import ENOUGH_S, RECIPE, registration
 from tests.fixtures.valkey import free_port
 from tests.super_wire.mutating import mutated
@@ -143,8 +143,8 @@ def test_every_method_answers_whatever_it_is_asked(run, source, valkey):
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_the_port_takes_any_bytes(serving_loop, certificates, encrypted, monkeypatch):
-    from coordinator.tls import ServerTls
-    from super_wire.coordinator_pb2_grpc import CoordinatorServicer
+    from superdl.coordinator.server.tls import ServerTls
+    from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 
     port = free_port()
     pair = certificates.server

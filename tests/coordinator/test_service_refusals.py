@@ -8,9 +8,9 @@ import math
 import grpc
 import pytest
 
-from coordinator.core.events import JobClosed
-from super_wire import coordinator_pb2 as pb
-from super_wire.errors import (
+from superdl.coordinator.core.events import JobClosed
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import (
     ConfigError,
     PlanError,
     ProtocolMismatchError,
@@ -20,10 +20,10 @@ from super_wire.errors import (
     SourceNotFoundError,
     UnknownJobError,
 )
-from super_wire.keys import report_stream
-from super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
-from super_wire.recipe import Recipe
-from super_wire.report import ReadReport
+from superdl.super_wire.keys import report_stream
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.report import ReadReport
 from tests.coordinator.running import ENOUGH_S, registration
 
 FREE_SHAPE = Recipe.image(resize=4)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from coordinator.cache import Cache, LockHeldError
-from coordinator.cancelling import cancel_and_wait
-from coordinator.server import _warm_and_take_over
+from superdl.coordinator.cache.cache import Cache, LockHeldError
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.server.server import _warm_and_take_over
 from tests.coordinator.executors.lambda_running import executor_for
 
 RENEWAL_S = 0.1
@@ -39,7 +39,7 @@ def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_
 
 
 def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, monkeypatch):
-    monkeypatch.setattr("coordinator.server.LOCK_TTL_S", 0.04)
+    monkeypatch.setattr("superdl.coordinator.server.server.LOCK_TTL_S", 0.04)
     held = []
 
     class Counting(Cache):

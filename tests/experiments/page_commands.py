@@ -10,10 +10,10 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from experiments.comparing.arms import arms_of
-from experiments.spec import load_spec
 from infra.launcher import local, submit
 from infra.launcher.options import parse, settings_of
+from superdl.experiments.comparing.arms import arms_of
+from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
 
 if TYPE_CHECKING:

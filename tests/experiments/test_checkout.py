@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from experiments.checkout import checkout_at
+from superdl.experiments.checkout import checkout_at
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from experiments.executor import embedded_executor, executor_of
-from experiments.spec import load_spec
-from super_wire.errors import ConfigError
+from superdl.experiments.executor import embedded_executor, executor_of
+from superdl.experiments.spec import load_spec
+from superdl.super_wire.errors import ConfigError
 
 ON_LAMBDA = load_spec("digits", ["executor=lambda", "data.train=s3://bucket/train"])
 

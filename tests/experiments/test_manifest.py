@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.price_table import load_prices
-from experiments.manifest import LOCAL_PATH, Manifest
-from experiments.spec import Spec, load_spec
-from super_wire.errors import ConfigError
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.experiments.manifest import LOCAL_PATH, Manifest
+from superdl.experiments.spec import Spec, load_spec
+from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")
 STARTED = "2026-01-01T00:00:00+00:00"

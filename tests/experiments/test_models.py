@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from experiments.models import build_model
-from experiments.spec_sections import MODEL_NAMES
-from super_wire.errors import ConfigError
+from superdl.experiments.models import build_model
+from superdl.experiments.spec_sections import MODEL_NAMES
+from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")
 MILLION = 1_000_000

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 RANK_0 = """
 import sys, threading
-from experiments import rank_failure
+from superdl.experiments import rank_failure
 rank_failure._LOOK_EVERY_S, rank_failure._GRACE_S = 0.05, 0.3
 watch = rank_failure.FailureWatch(0)
 watch.start()

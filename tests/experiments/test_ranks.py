@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from experiments.device import pick_device
-from experiments.ranks import Place, Ranks, place_of
-from experiments.run import run
-from experiments.spec import load_spec
-from experiments.training.strategies import strategy_name
-from super_wire.errors import ConfigError
+from superdl.experiments.device import pick_device
+from superdl.experiments.ranks import Place, Ranks, place_of
+from superdl.experiments.run import run
+from superdl.experiments.spec import load_spec
+from superdl.experiments.training.strategies import strategy_name
+from superdl.super_wire.errors import ConfigError
 from tests.experiments.ranks_of_a_run import Ended, launch
 
 TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad

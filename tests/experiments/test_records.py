@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from experiments.job_counters import JobCounters, JobMeter
-from experiments.records import PassTotals, StepRecord
-from experiments.strict_json import strict_json
-from super_wire.errors import CoordinatorUnreachableError
+from superdl.experiments.job_counters import JobCounters, JobMeter
+from superdl.experiments.records import PassTotals, StepRecord
+from superdl.experiments.strict_json import strict_json
+from superdl.super_wire.errors import CoordinatorUnreachableError
 
 
 class ScriptedSource:

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from experiments.bill import bill_of, prices_for
-from experiments.job_counters import JobCounters
-from experiments.monitoring import PhaseUsage, Utilization
-from experiments.records import EpochSummary, PassSummary
-from experiments.report import RunReport, print_report, write_report
-from experiments.spec_sections import CostSpec
-from experiments.stalls import CauseTotal, StallSummary
+from superdl.cost.bill import bill_of, prices_for
+from superdl.experiments.job_counters import JobCounters
+from superdl.experiments.monitoring import PhaseUsage, Utilization
+from superdl.experiments.records import EpochSummary, PassSummary
+from superdl.experiments.report import RunReport, print_report, write_report
+from superdl.experiments.spec_sections import CostSpec
+from superdl.experiments.stalls import CauseTotal, StallSummary
 
 PRICES = prices_for(CostSpec())
 

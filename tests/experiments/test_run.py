@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from experiments.monitoring.process_groups import ProcessGroups
-from experiments.run import run
-from experiments.spec import Spec, load_spec, parse_spec
-from experiments.training import Trainer
-from super_wire.errors import ConfigError, SourceNotFoundError
+from superdl.experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.run import run
+from superdl.experiments.spec import Spec, load_spec, parse_spec
+from superdl.experiments.training import Trainer
+from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from experiments.monitoring.monitor import UTILIZATION_COLUMNS
-from experiments.monitoring.process_groups import GROUPS
-from experiments.records import StepRecord
-from experiments.reporting.run_words import STALL_CAUSES
+from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
+from superdl.experiments.monitoring.process_groups import GROUPS
+from superdl.experiments.records import StepRecord
+from superdl.experiments.reporting.run_words import STALL_CAUSES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 

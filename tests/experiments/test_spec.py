@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import yaml
 
-from experiments.spec import (
+from superdl.experiments.spec import (
     Spec,
     apply_overrides,
     apply_values,
@@ -17,8 +17,8 @@ from experiments.spec import (
     parse_spec,
     spec_file,
 )
-from experiments.spec_sections import LOADER_KINDS, MODEL_NAMES
-from super_wire.errors import ConfigError
+from superdl.experiments.spec_sections import LOADER_KINDS, MODEL_NAMES
+from superdl.super_wire.errors import ConfigError
 
 
 def test_the_built_in_spec_is_the_default():
@@ -174,8 +174,8 @@ def test_keys_that_are_not_text_are_unknown():
 
 
 def test_the_names_in_the_spec_are_those_that_exist():
-    from experiments.loaders import LOADERS
-    from experiments.vision_models import VISION_MODELS
+    from superdl.experiments.loaders import LOADERS
+    from superdl.experiments.vision_models import VISION_MODELS
 
     assert tuple(LOADERS) == LOADER_KINDS
     assert ("small_cnn", *VISION_MODELS) == MODEL_NAMES

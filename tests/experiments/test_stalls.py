@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.job_counters import JobCounters
-from experiments.records import StepRecord
-from experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
-from super_wire.errors import CoordinatorError
+from superdl.experiments.job_counters import JobCounters
+from superdl.experiments.records import StepRecord
+from superdl.experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
+from superdl.super_wire.errors import CoordinatorError
 
 STEP = StepRecord(
     epoch=1,

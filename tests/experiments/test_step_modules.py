@@ -11,9 +11,9 @@ import sys
 import pytest
 import yaml
 
-from experiments.spec_sections import RecipeSpec
-from experiments.step_modules import shipped_steps_allowed
-from super_wire.errors import RecipeError
+from superdl.experiments.spec_sections import RecipeSpec
+from superdl.experiments.step_modules import shipped_steps_allowed
+from superdl.super_wire.errors import RecipeError
 from tests.fixtures.images import write_images
 
 HEAVY = {
@@ -34,7 +34,7 @@ def nothing_is_allowed(monkeypatch):
 @pytest.mark.parametrize(
     ("before", "steps", "within"),
     [
-        (None, [HEAVY], "experiments.augmentations.heavy"),
+        (None, [HEAVY], "superdl.experiments.augmentations.heavy"),
         ("mine,other", [HEAVY, HEAVY], "mine,other,experiments.augmentations.heavy"),
         (None, [{"op": "resize", "size": 8}], None),
         ("mine", [OTHERS], "mine"),

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from experiments.records import StepRecord
-from experiments.step_times import StepTimes
+from superdl.experiments.records import StepRecord
+from superdl.experiments.step_times import StepTimes
 
 
 def record(step: int, finished_at_s: float, split: str = "train") -> StepRecord:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.comparing.arms import arms_of
-from experiments.data import MADE_SETS, PUBLISHED_SETS
-from experiments.spec import load_spec
+from superdl.experiments.comparing.arms import arms_of
+from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.spec import load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted((ROOT / "experiments/specs").glob("*.yaml"))

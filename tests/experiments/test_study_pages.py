@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.spec import load_spec
-from super_wire.errors import ConfigError
+from superdl.experiments.spec import load_spec
+from superdl.super_wire.errors import ConfigError
 from tests.experiments.page_commands import check, commands_of
 from tests.experiments.test_studies import SPECS, STUDIES
 

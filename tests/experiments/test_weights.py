@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from experiments.models import build_model
-from experiments.weights import load_weights
-from super_wire.errors import ConfigError
+from superdl.experiments.models import build_model
+from superdl.experiments.weights import load_weights
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lambda_prefetch import cache_connection, cache_nodes, fetching
-from lambda_prefetch.handler import handler as real_handler
+from superdl.lambda_prefetch import cache_connection, cache_nodes, fetching
+from superdl.lambda_prefetch.handler import handler as real_handler
 
 __all__ = ["FUNCTION", "VARIABLE", "handler"]
 

@@ -21,14 +21,14 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from lambda_prefetch.decode import FORMATS
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.handler import handler
-from lambda_prefetch.transforms import Program
-from super_wire.errors import CacheError, ConfigError
-from super_wire.ids import sample_ids, split_ids
-from super_wire.recipe import Recipe
-from super_wire.request import Outcome, PrefetchResult
+from superdl.lambda_prefetch.decode import FORMATS
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Outcome, PrefetchResult
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 from tests.super_wire.mutating import INTERESTING
 

@@ -21,17 +21,17 @@ import torch
 from google.protobuf.message import DecodeError
 from pyarrow import parquet
 
-from coordinator.catalog.catalog import Catalog
-from coordinator.catalog.key_list import read_key_list
-from coordinator.catalog.listing import Tally
-from sampler.checkpoint import Checkpoint
-from sampler.feed import planned_batch
-from sampler.given import Place
-from sampler.session import JobSpec
-from super_wire import coordinator_pb2 as pb
-from super_wire.binding import DatasetBinding
-from super_wire.errors import ConfigError, SourceError
-from super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.listing import Tally
+from superdl.sampler.checkpoint import Checkpoint
+from superdl.sampler.feed import planned_batch
+from superdl.sampler.given import Place
+from superdl.sampler.session import JobSpec
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of
 
 if TYPE_CHECKING:
     import random

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from super_dataset.gather import Share, gather
-from super_dataset.reader import BatchReader, ReadSettings
-from super_dataset.tensors import sample_tensors
-from super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
-from super_wire.ids import ID_BYTES, digest128
-from super_wire.keys import cache_key
-from super_wire.record import HEADER_BYTES
-from super_wire.record_kinds import Pointer, pack_pointer
+from superdl.super_dataset.reading.gather import Share, gather
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_dataset.tensors import sample_tensors
+from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+from superdl.super_wire.ids import ID_BYTES, digest128
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.record_kinds import Pointer, pack_pointer
 from tests.super_dataset.stored_batches import id_at, record, ref_of, tombstone
 
 if TYPE_CHECKING:
@@ -140,7 +140,9 @@ def _bulk(value: bytes) -> bytes:
 
 
 class ScriptedConnection:
-    """What :class:`~super_dataset.connection.CacheConnection` is to a gather, without a socket."""
+    """What :class:`~superdl.super_dataset.reading.connection.CacheConnection` is to a gather, without a
+    socket.
+    """
 
     address = "the scripted cache"
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.catalog.key_list_labels import LabelColumn
-from coordinator.catalog.key_list_rows import FORMATS
-from super_dataset.resp import ProtocolDoubtError, parse_line
-from super_wire.batch_ref import BatchRef
-from super_wire.cluster import SLOTS, Node, parse_redirection, parse_slots
-from super_wire.coordinator_credentials import parse_tokens
-from super_wire.errors import ConfigError, RecordError
-from super_wire.label_dtype import label_dtype_of
-from super_wire.outcomes import OUTCOME_FIELD, pack_outcome, read_outcome
-from super_wire.recipe import Recipe
-from super_wire.record import (
+from superdl.coordinator.catalog.key_list_labels import LabelColumn
+from superdl.coordinator.catalog.key_list_rows import FORMATS
+from superdl.super_dataset.reading.resp import ProtocolDoubtError, parse_line
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.cluster import SLOTS, Node, parse_redirection, parse_slots
+from superdl.super_wire.coordinator_credentials import parse_tokens
+from superdl.super_wire.errors import ConfigError, RecordError
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.outcomes import OUTCOME_FIELD, pack_outcome, read_outcome
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import (
     HEADER_BYTES,
     Kind,
     Tombstone,
@@ -30,10 +30,10 @@ from super_wire.record import (
     read_tombstone,
     unpack,
 )
-from super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
-from super_wire.report import ReadReport
-from super_wire.request import PrefetchRequest, PrefetchResult
-from super_wire.resp import MalformedReplyError, parse_reply
+from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
+from superdl.super_wire.report import ReadReport
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.resp import MalformedReplyError, parse_reply
 
 if TYPE_CHECKING:
     import random

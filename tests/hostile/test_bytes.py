@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from super_dataset import checks
+from superdl.super_dataset.reading import checks
 from tests.hostile.trial import run_trial
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from coordinator.core.plan import Plan
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset, SuperLoader, connection
-from super_wire.errors import (
+from superdl.coordinator.core.plan import Plan
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader, connection
+from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
     CacheUnreachableError,
@@ -47,7 +47,7 @@ from tests.integration.delivery import pixels_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from super_wire.batch_ref import BatchRef
+    from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["Outcome", "run_trial"]
 

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from coordinator.price_table import load_prices
+from superdl.coordinator.executors.price_table import load_prices
 from tests.infra.stack_template import ROOT, written
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -175,7 +175,7 @@ def test_the_coordinators_container_is_confined_and_asked_for_its_health(stack):
     assert definition["user"] == "10001:10001"
     assert definition["linuxParameters"]["capabilities"]["drop"] == ["ALL"]
     assert definition["stopTimeout"] == 30
-    assert definition["healthCheck"]["command"][-2:] == ["-m", "coordinator.probe"]
+    assert definition["healthCheck"]["command"][-2:] == ["-m", "superdl.coordinator.probe"]
     assert (task["cpu"], task["memory"]) == ("1024", "2048")
     environment = {item["name"]: item["value"] for item in definition["environment"]}
     assert environment["SUPER_LAMBDA_FUNCTION"] == stack["FunctionArn"]  # a version, no alias

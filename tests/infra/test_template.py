@@ -13,12 +13,12 @@ from contextlib import redirect_stdout
 import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
-from coordinator import engine, server
-from coordinator.settings import Settings, load_settings
-from lambda_prefetch.settings import Settings as FunctionSettings
-from lambda_prefetch.telemetry import Telemetry
-from super_wire.address import Credentials
-from super_wire.request import PrefetchResult
+from superdl.coordinator import engine, server
+from superdl.coordinator.server.settings import Settings, load_settings
+from superdl.lambda_prefetch.settings import Settings as FunctionSettings
+from superdl.lambda_prefetch.telemetry import Telemetry
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.request import PrefetchResult
 from tests.infra.stack_template import FILE, ROOT, written
 from tests.lambda_prefetch.prefetching import Context
 
@@ -96,7 +96,7 @@ def test_the_largest_source_leaves_half_of_the_coordinators_memory():
 
 
 def _executors():
-    return importlib.import_module("coordinator.settings")._EXECUTORS
+    return importlib.import_module("superdl.coordinator.server.settings")._EXECUTORS
 
 
 def test_the_handler_is_there():

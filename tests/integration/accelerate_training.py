@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import (
     BATCHES,

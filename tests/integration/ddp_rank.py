@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 
 SIDE = 32
 COLLECTIVE_S = 60

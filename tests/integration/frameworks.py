@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
 from tests.integration.delivery import pixels_of
 

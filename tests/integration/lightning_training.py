@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from experiments.torchvision_operators import declare_operators
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.experiments.torchvision_operators import declare_operators
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import GLOBAL_BATCH, SEED, Batch, Stopped, code_of, named, write_down
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from accelerate import Accelerator
 
-from super_wire.errors import UsageError
+from superdl.super_wire.errors import UsageError
 from tests.fixtures.stack import Stack
 from tests.integration import accelerate_training
 from tests.integration.accelerate_training import Steps, data_loader, parts, planned_rates

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Augment, Recipe, SuperDataset, SuperLoader
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Augment, Recipe, SuperDataset, SuperLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

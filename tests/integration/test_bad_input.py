@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import (
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import (
     CacheError,
     CacheUnreachableError,
     ConfigError,

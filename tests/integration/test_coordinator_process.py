@@ -1,5 +1,5 @@
-"""``python -P -m coordinator`` as a process with real functions, read by a script: records, pressure, loss,
-the end.
+"""``python -P -m superdl.coordinator`` as a process with real functions, read by a script: records, pressure,
+loss, the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import grpc
 import psutil
 import pytest
 
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_pb2_grpc import CoordinatorStub
-from super_wire.ids import split_ids
-from super_wire.keys import cache_key, report_stream
-from super_wire.protocol import PROTOCOL_VERSION
-from super_wire.recipe import Recipe
-from super_wire.record import unpack
-from super_wire.report import ReadReport
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.ids import split_ids
+from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import unpack
+from superdl.super_wire.report import ReadReport
 from tests.fixtures.images import independent_decode, write_images
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.fixtures.valkey import Valkey, free_port
@@ -236,7 +236,7 @@ def test_sigterm_drains_while_functions_work(forty: Path) -> None:
 
 
 def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "coordinator", *arguments]
+    command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
     )

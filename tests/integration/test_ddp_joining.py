@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sampler import SuperSampler
-from sampler.client import FIRST_CONTACT, Client
-from super_dataset import SuperDataset
-from super_wire import coordinator_pb2 as pb
+from superdl.sampler import SuperSampler
+from superdl.sampler.client import FIRST_CONTACT, Client
+from superdl.super_dataset import SuperDataset
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import RECIPE, run_of
@@ -75,8 +75,8 @@ def test_a_rank_that_comes_late_may_begin_where_the_others_are(stack: Stack, ima
 
 LEAVING = """
 import sys
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 
 dataset = SuperDataset(sys.argv[1], Recipe.image(resize=32, crop=32))
 sampler = SuperSampler(dataset, batch_size=8, rank=int(sys.argv[2]), num_replicas=2, job="leaving")

@@ -108,7 +108,12 @@ def test_a_killed_trainer_takes_everything_along(
     assert_all_gone(family, temporary)
 
 
-PARTS = ["valkey-server", "coordinator.sock", "coordinator.executors", "sampler.supervisor"]
+PARTS = [
+    "valkey-server",
+    "coordinator.sock",
+    "superdl.coordinator.executors",
+    "superdl.sampler.embedded.supervisor",
+]
 
 
 @pytest.mark.parametrize("part", PARTS)

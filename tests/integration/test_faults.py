@@ -10,9 +10,9 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import ReadTimeoutError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import ReadTimeoutError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.fixtures.valkey import free_port
@@ -95,7 +95,7 @@ def test_the_end_of_stdin_ends_the_coordinator(stack: Stack) -> None:
 
 def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # our own coordinator
-        [sys.executable, "-P", "-m", "coordinator", *arguments],
+        [sys.executable, "-P", "-m", "superdl.coordinator", *arguments],
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,9 +8,9 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import BadSampleError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import BadSampleError
 from tests.fixtures.faulty_function import FUNCTION, Script
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
@@ -132,7 +132,7 @@ def test_a_sample_that_ends_every_function_is_named(
 
 STUCK = """
 import threading
-from lambda_prefetch import custom_step
+from superdl.lambda_prefetch import custom_step
 @custom_step("1")
 def read(array):
     if array.tobytes() == b"7":

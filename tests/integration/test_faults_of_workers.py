@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.super_dataset.stored_batches import bound_dataset, ref_of, stored
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from super_dataset import BatchInfo
+    from superdl.super_dataset import BatchInfo
     from tests.fixtures.stack import Stack
     from tests.fixtures.valkey import Valkey
 

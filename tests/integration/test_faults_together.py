@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.cut_network import Cut, CutNetwork
 from tests.fixtures.faulty_function import FUNCTION, Script
 from tests.fixtures.images import SIDE, expected_pixels

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.main import main
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect

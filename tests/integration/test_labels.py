@@ -11,9 +11,9 @@ import torch
 from pyarrow import parquet
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import SourceError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import SourceError
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:

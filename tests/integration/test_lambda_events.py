@@ -12,8 +12,8 @@ import boto3
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
@@ -161,7 +161,7 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
 SLOW = """
 import time
 
-from lambda_prefetch.handler import handler as real
+from superdl.lambda_prefetch.handler import handler as real
 
 
 def handler(event, context):

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire import coordinator_pb2 as pb
-from super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.integration.delivery import assert_exactly_once, collect

@@ -15,12 +15,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.cache import Cache
-from coordinator.reports import ReportReader
-from super_dataset.connection import CacheConnection
-from super_wire.address import CacheAddress, Credentials
-from super_wire.errors import CacheError
-from super_wire.keys import GOLDEN_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.super_dataset.reading.connection import CacheConnection
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
 from tests.fixtures.valkey import Valkey
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from super_wire.errors import UsageError
+from superdl.super_wire.errors import UsageError
 from tests.fixtures.stack import Stack
 from tests.integration import lightning_training
 from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, plain_loop, together

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import SourceForbiddenError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import SourceForbiddenError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.integration.delivery import assert_exactly_once, collect

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import SpendingCapError
-from super_wire.keys import SPENT_KEY
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import SpendingCapError
+from superdl.super_wire.keys import SPENT_KEY
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import collect

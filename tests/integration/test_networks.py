@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.cluster import key_slot
-from super_wire.keys import RECORD_PREFIX
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.keys import RECORD_PREFIX
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.fixtures.tls_front import TlsFront

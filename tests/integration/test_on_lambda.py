@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import BadSampleError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import BadSampleError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
@@ -25,7 +25,7 @@ from tests.integration.delivery import assert_exactly_once, collect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sampler.stats import SamplerStats
+    from superdl.sampler.stats import SamplerStats
     from tests.fixtures.lambda_service import LambdaService
     from tests.fixtures.object_store import ObjectStore
     from tests.fixtures.valkey import Valkey
@@ -39,7 +39,7 @@ CONCURRENCY = 2  # as many processes as this machine likes
 # The real function, but for one invocation that finds the file, which hangs.
 HANGING = """
 import os, time
-from lambda_prefetch.handler import handler as real
+from superdl.lambda_prefetch.handler import handler as real
 def handler(event, context):
     try:
         os.remove(os.environ["HANG"])
@@ -50,7 +50,7 @@ def handler(event, context):
 
 # The real function, as another version of SUPER.
 OTHER_VERSION = """
-import lambda_prefetch.handler as real
+import superdl.lambda_prefetch.handler as real
 real.installed_version = lambda: "9.9.9"
 handler = real.handler
 """
@@ -205,7 +205,7 @@ def coordinator(cache: str, **settings: str) -> subprocess.CompletedProcess[str]
     """A coordinator that ends by itself."""
     variables = {f"SUPER_{name.upper()}": value for name, value in settings.items()}
     return subprocess.run(
-        [sys.executable, "-P", "-m", "coordinator", "--executor", "lambda", "--cache", cache],
+        [sys.executable, "-P", "-m", "superdl.coordinator", "--executor", "lambda", "--cache", cache],
         env={**os.environ, **variables, "SUPER_LISTEN": f"127.0.0.1:{free_port()}"},
         capture_output=True,
         text=True,

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import ConfigError
-from super_wire.record import unpack
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.record import unpack
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.node_function import FUNCTION, HOLD
 from tests.fixtures.stack import Stack

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect

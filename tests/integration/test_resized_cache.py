@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from sampler.address import checked_address
-from sampler.client import FIRST_CONTACT, Client
-from super_dataset import Recipe, SuperDataset
-from super_wire import coordinator_pb2 as pb
+from superdl.sampler import SuperSampler
+from superdl.sampler.address import checked_address
+from superdl.sampler.client import FIRST_CONTACT, Client
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect

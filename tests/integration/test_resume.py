@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from super_dataset import Recipe
-from super_wire.ids import ID_BYTES
-from super_wire.keys import cache_key
+from superdl.super_dataset import Recipe
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key
 from tests.fixtures.images import SIDE
 from tests.integration.resuming import run_of, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from super_wire.batch_ref import BatchRef
+    from superdl.super_wire.batch_ref import BatchRef
     from tests.fixtures.stack import Stack
 
 # Each epoch has samples of its own, so that what is in the cache tells which epochs were asked for.

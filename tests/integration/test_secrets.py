@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator.settings import load_settings
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.address import Credentials
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import CacheError, CoordinatorTrustError, SourceError, SuperError
+from superdl.coordinator.server.settings import load_settings
 from superdl.main import main
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceError, SuperError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.stack import Stack
@@ -73,7 +73,7 @@ def everything(certificates: Certificates) -> Everything:
 
 def ended_coordinators(environments: list[dict[str, str]]) -> list[str]:
     """What coordinators say that cannot start."""
-    command = [sys.executable, "-P", "-m", "coordinator"]
+    command = [sys.executable, "-P", "-m", "superdl.coordinator"]
     started = [
         subprocess.Popen(
             command,

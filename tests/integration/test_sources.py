@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import BadSampleError, SourceForbiddenError, SourceNotFoundError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import BadSampleError, SourceForbiddenError, SourceNotFoundError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect, pixels_of

@@ -18,8 +18,8 @@ from moto.server import ThreadedMotoServer
 from torch.utils.data import DataLoader
 
 from infra.make_secrets import main as make_secrets
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.fixtures.tls_front import TlsFront

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect, pixels_of
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import BadSampleError
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import BadSampleError
 from tests.fixtures.stack import Stack
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODULE = '''
 import numpy as np
-from lambda_prefetch import custom_step
+from superdl.lambda_prefetch import custom_step
 
 @custom_step("1")
 def tokenize(array, *, vocabulary):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset, SuperLoader
-from super_wire.keys import cache_keys
 from superdl.main import main
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_wire.keys import cache_keys
 from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.warming import LARGE, SIDE, records, told, warm
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from super_wire.batch_ref import BatchRef
+    from superdl.super_wire.batch_ref import BatchRef
 
 
 @pytest.fixture(scope="module")

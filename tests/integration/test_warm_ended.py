@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from experiments.warming import filling
-from experiments.warming.show import WarmProgress
+from superdl.warm import filling
+from superdl.warm.show import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.integration.test_networks import COORDINATOR, FUNCTION, let_in

@@ -14,11 +14,17 @@ import pytest
 from moto.server import ThreadedMotoServer
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from sampler.embedded import release_all
-from super_dataset import Recipe, SuperDataset
-from super_wire.errors import BadSampleError, CacheError, ConfigError, EmbeddedError, SourceForbiddenError
-from super_wire.version import installed_version
+from superdl.sampler import SuperSampler
+from superdl.sampler.embedded.embedded import release_all
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.errors import (
+    BadSampleError,
+    CacheError,
+    ConfigError,
+    EmbeddedError,
+    SourceForbiddenError,
+)
+from superdl.super_wire.version import installed_version
 from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
 

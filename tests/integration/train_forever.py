@@ -10,8 +10,8 @@ import sys
 
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
 
 
 def main(directory: str, workers: int) -> None:

@@ -8,8 +8,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from lambda_prefetch.kept_caches import close_idle_connections
-from lambda_prefetch.s3_lean import close_lean_clients
+from superdl.lambda_prefetch.kept_caches import close_idle_connections
+from superdl.lambda_prefetch.s3_lean import close_lean_clients
 from tests.fixtures.valkey import valkey
 
 if TYPE_CHECKING:

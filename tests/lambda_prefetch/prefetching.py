@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from lambda_prefetch.handler import handler
-from super_wire.ids import sample_ids, split_ids
-from super_wire.recipe import Recipe
-from super_wire.record import read_tombstone, unpack
-from super_wire.request import Limits, PrefetchRequest, PrefetchResult
+from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import read_tombstone, unpack
+from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from super_wire.record import Tombstone
+    from superdl.super_wire.record import Tombstone
     from tests.fixtures.valkey import Valkey
 
 PLAIN = Recipe([])

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from lambda_prefetch.answering import ReplyTo
-from lambda_prefetch.handler import handler
-from lambda_prefetch.settings import Settings
-from super_wire.cluster import key_slot
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from super_wire.keys import outcome_stream
-from super_wire.outcomes import read_outcome
-from super_wire.request import Outcome, PrefetchFailure, PrefetchResult
+from superdl.lambda_prefetch.answering import ReplyTo
+from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.settings import Settings
+from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.keys import outcome_stream
+from superdl.super_wire.outcomes import read_outcome
+from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult
 from tests.fixtures.valkey_cluster import valkey_cluster
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 
@@ -128,7 +128,7 @@ def test_a_cache_that_is_gone_is_named(valkey):
 
 
 def test_a_stream_keeps_its_bound(valkey, monkeypatch):
-    monkeypatch.setattr("lambda_prefetch.answering.OUTCOME_STREAM_MAXLEN", 10)
+    monkeypatch.setattr("superdl.lambda_prefetch.answering.OUTCOME_STREAM_MAXLEN", 10)
     make_stream(valkey)
     reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
     for _ in range(500):

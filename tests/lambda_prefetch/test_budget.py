@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lambda_prefetch.budget import MIN_PIECE_BYTES, BudgetClosedError, ByteBudget
+from superdl.lambda_prefetch.budget import MIN_PIECE_BYTES, BudgetClosedError, ByteBudget
 from tests.lambda_prefetch.prefetching import wait_until
 
 PATIENCE_S = 10

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from lambda_prefetch import cache_connection
-from lambda_prefetch.cache_connection import CacheConnection
-from super_wire.address import CacheAddress, Credentials
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.lambda_prefetch import cache_connection
+from superdl.lambda_prefetch.cache_connection import CacheConnection
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port
 

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from lambda_prefetch import cache_connection, cache_nodes
-from lambda_prefetch.cache_nodes import CacheNodes
-from super_wire.address import Credentials
-from super_wire.cluster import key_slot
-from super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from super_wire.keys import cache_key
+from superdl.lambda_prefetch import cache_connection, cache_nodes
+from superdl.lambda_prefetch.cache_nodes import CacheNodes
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.keys import cache_key
 
 NOBODY = Credentials()
 HEADER = b"h" * 64

@@ -15,15 +15,15 @@ import boto3
 import pytest
 import requests
 
-from lambda_prefetch import cache_secret as module
-from lambda_prefetch.cache_nodes import CacheNodes
-from lambda_prefetch.cache_secret import CacheSecret
-from lambda_prefetch.handler import handler
-from lambda_prefetch.kept_caches import warm_connection
-from lambda_prefetch.push import Pusher
-from lambda_prefetch.settings import Settings
-from super_wire.address import Credentials
-from super_wire.errors import CacheError
+from superdl.lambda_prefetch import cache_secret as module
+from superdl.lambda_prefetch.cache_nodes import CacheNodes
+from superdl.lambda_prefetch.cache_secret import CacheSecret
+from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.kept_caches import warm_connection
+from superdl.lambda_prefetch.push import Pusher
+from superdl.lambda_prefetch.settings import Settings
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import CacheError
 from tests.fixtures.valkey import free_port
 from tests.lambda_prefetch.prefetching import Context
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_prefetch import custom_step
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.transforms import Program
-from super_wire.errors import ConfigError
-from super_wire.recipe import Recipe
-from super_wire.request import Outcome
+from superdl.lambda_prefetch import custom_step
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import pixels
 
 MODULE = """
 import numpy as np
 from pickle import loads
-from experiments.augmentations.heavy import heavy
-from lambda_prefetch import custom_step
+from superdl.experiments.augmentations.heavy import heavy
+from superdl.lambda_prefetch import custom_step
 
 __version__ = "1"
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from lambda_prefetch.decode import decode
-from lambda_prefetch.failures import SampleFailedError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.decode import decode
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import encode, pixels
 
 LIMIT = 1_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambda_prefetch.draws import Draws
+from superdl.lambda_prefetch.draws import Draws
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = bytes(range(16))
@@ -29,7 +29,7 @@ def test_a_stream_is_pinned_for_ever():
 @pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_equal_in_every_process(hash_seed):
     program = (
-        "from lambda_prefetch.draws import Draws\n"
+        "from superdl.lambda_prefetch.draws import Draws\n"
         f"d = Draws({DIGEST!r}, 1, 7, 3, 's3://data', 'a/b.jpg')\n"
         "print(d.uniform(), d.below(1000), d.seed())"
     )

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from lambda_prefetch import fetching
-from lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch import fetching
+from superdl.lambda_prefetch.s3_source import S3Source
 from tests.fixtures.object_store import ObjectStore, object_store
 from tests.fixtures.together_server import together_server
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for, run
@@ -34,7 +34,7 @@ def bucket(object_store: ObjectStore):
 @pytest.mark.parametrize("fetch_threads", ["0", "1", "7"])
 def test_every_object_arrives_once(bucket, valkey, monkeypatch, decoders, fetch_threads):
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr("lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
+    monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
     monkeypatch.setenv("SUPER_FETCH_THREADS", fetch_threads)
     request = request_for("s3://data", bucket, valkey.unix_url)
     result = run(request)
@@ -88,7 +88,7 @@ def test_what_goes_wrong_while_asking_is_told_with_each_object(bucket, valkey, m
     def get(*_):
         raise RuntimeError("credentials were refreshed, and are still expired")
 
-    monkeypatch.setattr("lambda_prefetch.s3_signing.Signer.get", get)
+    monkeypatch.setattr("superdl.lambda_prefetch.s3_signing.Signer.get", get)
     result = run(request_for("s3://data", bucket, valkey.unix_url))
     assert set(result.outcomes) == {"source_error"}
     assert "RuntimeError: credentials were refreshed" in result.messages["0"]
@@ -104,7 +104,7 @@ def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, v
             """Nothing was opened."""
 
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr("lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
+    monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
     monkeypatch.setattr(S3Source, "begin", lambda *_: Strange())
     with pytest.raises(ValueError, match="a descriptor of nothing"):
         run(request_for("s3://data", bucket, valkey.unix_url))

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.file_source import FileSource
-from lambda_prefetch.settings import Settings
-from lambda_prefetch.sources import open_source
-from super_wire.errors import ConfigError
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.file_source import FileSource
+from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.sources import open_source
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import file_version
 
 LIMIT = 1000

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from lambda_prefetch import golden
-from lambda_prefetch.golden_images import GOLDEN_IMAGES
+from superdl.lambda_prefetch import golden
+from superdl.lambda_prefetch.golden_images import GOLDEN_IMAGES
 from tests.lambda_prefetch.prefetching import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_equal_in_every_process():
-    program = "from lambda_prefetch.golden import golden_digest; print(golden_digest())"
+    program = "from superdl.lambda_prefetch.golden import golden_digest; print(golden_digest())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONHASHSEED": "3", "PYTHONPATH": str(ROOT)},

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_prefetch.file_source import FileSource
-from lambda_prefetch.handler import handler
-from super_wire.errors import ConfigError
-from super_wire.recipe import Recipe
-from super_wire.record import parse_header
-from super_wire.request import Limits, PrefetchResult
+from superdl.lambda_prefetch.file_source import FileSource
+from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import parse_header
+from superdl.super_wire.request import Limits, PrefetchResult
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -226,7 +226,7 @@ def test_many_samples_through_small_budgets(root, valkey, monkeypatch):
 
 def test_custom_steps_need_the_functions_permission(root, valkey, monkeypatch, tmp_path):
     (tmp_path / "steps_of_handler_test.py").write_text(
-        "from lambda_prefetch import custom_step\n"
+        "from superdl.lambda_prefetch import custom_step\n"
         "@custom_step('1')\n"
         "def darker(array):\n"
         "    if array[0, 0, 0] == 7:\n"
@@ -266,8 +266,8 @@ def test_a_warm_event_needs_no_cache():
 PROGRAM = """
 import json, sys
 sys.path.insert(0, {root!r})
-from lambda_prefetch.file_source import FileSource
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.file_source import FileSource
+from superdl.lambda_prefetch.handler import handler
 from tests.lambda_prefetch.prefetching import Context
 heavy = sorted({{"torch", "grpc", "boto3", "google.protobuf"}} & set(sys.modules))
 first = handler({{"super_warm": 1, "cache": ""}}, Context())
@@ -310,7 +310,7 @@ def test_no_thread_outlives_an_invocation(root, valkey):
 
 
 def test_a_record_larger_than_any_cache_takes_is_a_tombstone(root, valkey, monkeypatch):
-    monkeypatch.setattr("lambda_prefetch.pipeline.MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr("superdl.lambda_prefetch.pipeline.MAX_RECORD_BYTES", 1000)
     request = file_request(root, ["0.png"], valkey.unix_url)
     assert run(request).outcomes == ("tombstone",)
     assert tombstone_of(valkey, request, 0).reason == "too_large"
@@ -320,7 +320,7 @@ def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatc
     def decode(data, **_):
         raise MemoryError
 
-    monkeypatch.setattr("lambda_prefetch.transforms.decode", decode)
+    monkeypatch.setattr("superdl.lambda_prefetch.transforms.decode", decode)
     result = run(file_request(root, ["0.png"], valkey.unix_url))
     assert result.outcomes == ("source_error",)
     assert "memory" in result.messages["0"]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lambda_prefetch.handler import handler
-from super_wire.errors import ConfigError
+from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.errors import ConfigError
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 
 KEYS = [f"{number}.png" for number in range(5)]

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from lambda_prefetch.handler import handler
-from super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
-from super_wire.recipe import Recipe
+from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
+from superdl.super_wire.recipe import Recipe
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 
 GOOD = [f"{n}.png" for n in range(5)]

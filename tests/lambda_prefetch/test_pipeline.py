@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_prefetch import pipeline
-from super_wire.recipe import Recipe
+from superdl.lambda_prefetch import pipeline
+from superdl.super_wire.recipe import Recipe
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -64,7 +64,7 @@ def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoder
 
 MEETING = """
 import threading
-from lambda_prefetch import custom_step
+from superdl.lambda_prefetch import custom_step
 barrier, names = threading.Barrier(4), []
 @custom_step("1")
 def meet(array):
@@ -113,7 +113,7 @@ def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, 
 
 HANGING = """
 import threading
-from lambda_prefetch import custom_step
+from superdl.lambda_prefetch import custom_step
 go_on, ended = threading.Event(), threading.Event()
 @custom_step("1")
 def hang(array):
@@ -175,7 +175,7 @@ class EndingContext(Context):
 @pytest.mark.parametrize("decoders", ["1", "3"])
 def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, decoders):
     (tmp_path / f"exit_{decoders}_of_pipeline_test.py").write_text(
-        "from lambda_prefetch import custom_step\n"
+        "from superdl.lambda_prefetch import custom_step\n"
         "seen = []\n"
         "@custom_step('1')\n"
         "def leave(array):\n"
@@ -202,7 +202,7 @@ def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, 
 PROGRAM = """
 import json, re, sys
 from pathlib import Path
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import handler
 from tests.lambda_prefetch.prefetching import Context
 
 def kib(name):

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from lambda_prefetch.kept_caches import close_idle_connections, warm_connection
-from lambda_prefetch.push import Pusher
-from lambda_prefetch.settings import Settings
-from super_wire.errors import CacheUnreachableError
+from superdl.lambda_prefetch.kept_caches import close_idle_connections, warm_connection
+from superdl.lambda_prefetch.push import Pusher
+from superdl.lambda_prefetch.settings import Settings
+from superdl.super_wire.errors import CacheUnreachableError
 from tests.lambda_prefetch.prefetching import wait_until
 
 HEADER = b"h" * 64

@@ -7,7 +7,7 @@ import os
 import pytest
 from botocore.session import Session
 
-from lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
+from superdl.lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
 
 
 @pytest.fixture

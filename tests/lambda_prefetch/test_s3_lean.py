@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lambda_prefetch import s3_connection
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.s3_lean import LeanFailedError, lean_client
-from lambda_prefetch.s3_source import S3Source
-from super_wire.request import Outcome
+from superdl.lambda_prefetch import s3_connection
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.s3_lean import LeanFailedError, lean_client
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import object_store, serve_objects
 
 __all__ = ["object_store"]

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lambda_prefetch.s3_refusals import from_answer
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.s3_refusals import from_answer
+from superdl.super_wire.request import Outcome
 
 
 def answer(status, code):

@@ -14,7 +14,7 @@ from botocore.utils import percent_encode
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lambda_prefetch.s3_signing import Signer, object_path
+from superdl.lambda_prefetch.s3_signing import Signer, object_path
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 VISIBLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=60)

@@ -9,9 +9,9 @@ import hashlib
 
 import pytest
 
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.s3_source import S3Source
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import ObjectStore, object_store
 from tests.fixtures.valkey import free_port
 

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from lambda_prefetch import s3_connection
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.s3_lean import close_lean_clients
-from lambda_prefetch.s3_source import S3Source
-from super_wire.request import Outcome
+from superdl.lambda_prefetch import s3_connection
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.s3_lean import close_lean_clients
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.super_wire.request import Outcome
 
 ADDRESSES = 8
 FILLING = 4

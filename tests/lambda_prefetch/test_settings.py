@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from lambda_prefetch.settings import Settings
-from super_wire.address import Credentials
-from super_wire.errors import ConfigError
+from superdl.lambda_prefetch.settings import Settings
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import ConfigError
 
 
 def test_defaults():

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from lambda_prefetch import telemetry as module
-from super_wire.errors import ConfigError
+from superdl.lambda_prefetch import telemetry as module
+from superdl.super_wire.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os
-from lambda_prefetch.telemetry import telemetry
-from lambda_prefetch.settings import Settings
-from super_wire.request import PrefetchResult
+from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.settings import Settings
+from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import Context
 result = PrefetchResult(
     request_id="r1", function_version="0", cold_start=True, outcomes=("cached", "missing"), fetch_us=(10, 5),
@@ -93,8 +93,8 @@ def test_silent_where_they_are_turned_down():
 
 
 TRACED = """
-from lambda_prefetch.handler import handler
-from super_wire.errors import ConfigError
+from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.errors import ConfigError
 from tests.lambda_prefetch.prefetching import Context
 try:
     handler({"format": "nothing"}, Context())

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lambda_prefetch.draws import Draws
-from lambda_prefetch.failures import SampleFailedError
-from lambda_prefetch.transforms import Program, random_crop_box, resized_size
-from super_wire.recipe import Recipe
-from super_wire.request import Outcome
+from superdl.lambda_prefetch.draws import Draws
+from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.transforms import Program, random_crop_box, resized_size
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import encode, pixels
 
 ROOT = Path(__file__).resolve().parents[2]

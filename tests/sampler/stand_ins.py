@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from super_wire.recipe import Recipe
+from superdl.super_wire.recipe import Recipe
 
 
 @dataclass
 class BoundDataset:
-    """Has what :class:`super_wire.binding.Bindable` asks for."""
+    """Has what :class:`superdl.super_wire.binding.Bindable` asks for."""
 
     source: str = "file:///images"
     recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))

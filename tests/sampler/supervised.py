@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from sampler.embedded import Embedded
-from sampler.run_directory import RunDirectory
-from sampler.supervisor_settings import SupervisorSettings
+from superdl.sampler.embedded.embedded import Embedded
+from superdl.sampler.embedded.run_directory import RunDirectory
+from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
 PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parents[2]
@@ -67,7 +67,11 @@ class Supervised:
 
     def processes(self) -> dict[str, psutil.Process]:
         """Supervisor, cache and coordinator of the run, those that live."""
-        kinds = {"sampler.supervisor": "supervisor", "redis.sock": "cache", "coordinator.sock": "coordinator"}
+        kinds = {
+            "superdl.sampler.embedded.supervisor": "supervisor",
+            "redis.sock": "cache",
+            "coordinator.sock": "coordinator",
+        }
         found = {}
         for process in psutil.process_iter():
             try:

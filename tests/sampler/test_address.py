@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sampler.address import checked_address, host_of, port_of
-from super_wire.errors import ConfigError
+from superdl.sampler.address import checked_address, host_of, port_of
+from superdl.super_wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

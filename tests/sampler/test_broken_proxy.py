@@ -10,9 +10,13 @@ import threading
 
 import pytest
 
-from sampler.client import Client, Patience
-from super_wire import coordinator_pb2 as pb
-from super_wire.errors import CoordinatorTrustError, CoordinatorUnreachableError, ProtocolMismatchError
+from superdl.sampler.client import Client, Patience
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import (
+    CoordinatorTrustError,
+    CoordinatorUnreachableError,
+    ProtocolMismatchError,
+)
 
 PATIENCE = Patience(attempts=12, total_s=30.0, deadline_s=10.0, backoff_s=0.05)
 DATA, HEADERS, RESET, SETTINGS, GOAWAY = 0, 1, 3, 4, 7

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from sampler.checkpoint import STATE_VERSION, Checkpoint
-from sampler.given import Place
-from sampler.session import JobSpec
-from super_wire.errors import ConfigError
+from superdl.sampler.checkpoint import STATE_VERSION, Checkpoint
+from superdl.sampler.given import Place
+from superdl.sampler.session import JobSpec
+from superdl.super_wire.errors import ConfigError
 
 SPEC = {"batch_size": 8, "seed": -7, "shuffle": True, "drop_last": False, "rank": 0, "num_replicas": 4}
 

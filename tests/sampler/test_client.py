@@ -8,10 +8,10 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from sampler.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Patience
-from sampler.connection import MAX_MESSAGE_BYTES
-from super_wire import coordinator_pb2 as pb
-from super_wire.errors import (
+from superdl.sampler.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Patience
+from superdl.sampler.connection import MAX_MESSAGE_BYTES
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import (
     CacheUnreachableError,
     CoordinatorError,
     CoordinatorUnreachableError,

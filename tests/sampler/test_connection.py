@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sampler.client import RUNNING, Client
-from sampler.connection import CallCutError, CallFailedError, connection_to
-from super_wire import coordinator_pb2 as pb
+from superdl.sampler.client import RUNNING, Client
+from superdl.sampler.connection import CallCutError, CallFailedError, connection_to
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.valkey import free_port
 from tests.sampler.relay import Relay
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler, plan_iterator
-from super_dataset import SuperLoader
+from superdl.sampler import SuperSampler, plan_iterator
+from superdl.super_dataset import SuperLoader
 from tests.sampler.stand_ins import BoundDataset
 
 

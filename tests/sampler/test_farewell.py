@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sampler import SuperSampler
-from sampler.client import Client
-from sampler.farewell import GOODBYES, Goodbyes
-from super_wire.errors import CoordinatorUnreachableError
+from superdl.sampler import SuperSampler
+from superdl.sampler.client import Client
+from superdl.sampler.farewell import GOODBYES, Goodbyes
+from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.sampler.stand_ins import BoundDataset
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ END_TIMEOUT_S = 60.0
 
 PROLOGUE = """
 import os, sys
-from sampler import SuperSampler
+from superdl.sampler import SuperSampler
 from tests.sampler.stand_ins import BoundDataset
 
 def make(**arguments):
@@ -145,7 +145,7 @@ def test_what_this_process_owns_alone_gets_no_goodbye(coordinator, monkeypatch):
 
     Own.coordinator = coordinator.address
     monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
-    monkeypatch.setattr("sampler.sampler.embedded_for", lambda run: Own())
+    monkeypatch.setattr("superdl.sampler.sampler.embedded_for", lambda run: Own())
     said = []
     monkeypatch.setattr(GOODBYES, "add", lambda *facts: said.append(facts))
     with SuperSampler(BoundDataset(), batch_size=2):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sampler.forking import step_aside_at_forks
-from sampler.held_sockets import HeldSockets
+from superdl.sampler.embedded.held_sockets import HeldSockets
+from superdl.sampler.forking import step_aside_at_forks
 from tests.sampler.relay import Relay
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampler.given import GivenOut, Place
-from sampler.window import Planned, Window
-from super_wire.batch_ref import BatchRef
+from superdl.sampler.given import GivenOut, Place
+from superdl.sampler.window import Planned, Window
+from superdl.super_wire.batch_ref import BatchRef
 
 
 def planned(position, ready):

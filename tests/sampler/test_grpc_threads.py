@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import os, sys
-from sampler.connection import connection_to
-from sampler.grpc_threads import GrpcThreads
-from super_wire import coordinator_pb2 as pb
+from superdl.sampler.connection import connection_to
+from superdl.sampler.grpc_threads import GrpcThreads
+from superdl.super_wire import coordinator_pb2 as pb
 
 threads = GrpcThreads()
 assert not threads.running()

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch.distributed
 
-from sampler.identity import check_still_there, job_id, place_in_run, run_id
-from super_wire.errors import ConfigError, UsageError
+from superdl.sampler.identity import check_still_there, job_id, place_in_run, run_id
+from superdl.super_wire.errors import ConfigError, UsageError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 

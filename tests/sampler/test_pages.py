@@ -8,14 +8,14 @@ import weakref
 
 import pytest
 
-from sampler.client import Client
-from sampler.feed import BUFFER_BATCHES, PAGE_BATCHES, planned_batch
-from sampler.given import Place
-from sampler.pages import REORDER_BATCHES, Pager
-from sampler.session import JobSpec, Session
-from super_wire import coordinator_pb2 as pb
-from super_wire.binding import DatasetBinding
-from super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
+from superdl.sampler.client import Client
+from superdl.sampler.feed import BUFFER_BATCHES, PAGE_BATCHES, planned_batch
+from superdl.sampler.given import Place
+from superdl.sampler.pages import REORDER_BATCHES, Pager
+from superdl.sampler.session import JobSpec, Session
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
 from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset
 

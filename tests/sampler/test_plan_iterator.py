@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from sampler import PlanIterator, SuperSampler
-from super_wire.errors import UsageError
+from superdl.sampler import PlanIterator, SuperSampler
+from superdl.super_wire.errors import UsageError
 from tests.sampler.stand_ins import BoundDataset
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sampler import SuperSampler
-from super_wire.errors import ConfigError, UsageError
+from superdl.sampler import SuperSampler
+from superdl.super_wire.errors import ConfigError, UsageError
 from tests.sampler.stand_ins import BoundDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it

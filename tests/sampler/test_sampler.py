@@ -14,11 +14,11 @@ import pytest
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
-from coordinator.core.plan import Plan
-from sampler import SamplerStats, SuperSampler
-from sampler.client import Patience
-from super_wire import coordinator_pb2 as pb
-from super_wire.errors import (
+from superdl.coordinator.core.plan import Plan
+from superdl.sampler import SamplerStats, SuperSampler
+from superdl.sampler.client import Patience
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import (
     CacheUnreachableError,
     ConfigError,
     CoordinatorUnreachableError,
@@ -215,7 +215,7 @@ def test_it_cannot_be_copied_into_another_process(coordinator, duplicate):
 
 
 def test_nobody_there_is_told_with_the_address_in_bounded_time(monkeypatch):
-    monkeypatch.setattr("sampler.session.FIRST_CONTACT", FEW_TRIES)
+    monkeypatch.setattr("superdl.sampler.session.FIRST_CONTACT", FEW_TRIES)
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CoordinatorUnreachableError, match=f"{address} in 3 attempts"):
         SuperSampler(BoundDataset(), batch_size=2, coordinator=address)

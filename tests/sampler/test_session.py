@@ -7,10 +7,10 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from sampler.client import RUNNING, Client, Undertaking
-from sampler.session import MAX_REOPENS, JobSpec, Session
-from sampler.stats import StatusChecks
-from super_wire.errors import (
+from superdl.sampler.client import RUNNING, Client, Undertaking
+from superdl.sampler.session import MAX_REOPENS, JobSpec, Session
+from superdl.sampler.stats import StatusChecks
+from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
     PlanError,
@@ -19,7 +19,7 @@ from super_wire.errors import (
     SourceError,
     UnknownJobError,
 )
-from super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.protocol import PROTOCOL_VERSION
 from tests.sampler.stand_ins import BoundDataset
 
 SPEC = JobSpec(batch_size=4, seed=-7, shuffle=True, drop_last=False, rank=1, num_replicas=2)

@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import pytest
 
-from coordinator.tls import ServerTls
-from sampler import client
-from sampler.client import FIRST_CONTACT, Client, Patience
-from sampler.probing import why_distrusted
-from super_wire import coordinator_pb2 as pb
-from super_wire.coordinator_credentials import CoordinatorCredentials
-from super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
+from superdl.coordinator.server.tls import ServerTls
+from superdl.sampler import client
+from superdl.sampler.client import FIRST_CONTACT, Client, Patience
+from superdl.sampler.probing import why_distrusted
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
 from tests.fixtures.valkey import free_port
 from tests.sampler.scripted_coordinator import ScriptedCoordinator
 

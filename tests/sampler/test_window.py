@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampler.window import Planned, Window
-from super_wire.batch_ref import BatchRef
+from superdl.sampler.window import Planned, Window
+from superdl.super_wire.batch_ref import BatchRef
 
 
 def planned(position, ready=False):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.core import Core, CoreSettings, Plan
-from coordinator.core.actions import Warn
-from coordinator.core.samples import footprint
-from experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
-from experiments.simulator.world import World
+from superdl.coordinator.core import Core, CoreSettings, Plan
+from superdl.coordinator.core.actions import Warn
+from superdl.coordinator.core.samples import footprint
+from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
+from superdl.experiments.simulator.world import World
 
 __all__ = ["Mix", "Outcome", "draw_mix"]
 

@@ -8,24 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.core import Core, CoreSettings, Plan, dispatching, results, room
-from coordinator.core.actions import Prefetch
-from coordinator.core.deadlines import DeadlineQueue
-from coordinator.core.demands import DemandQueue
-from coordinator.core.events import BatchRead, Tick
-from coordinator.core.fleet import Roster
-from coordinator.core.health import Health
-from coordinator.core.hedging import Stragglers
-from coordinator.core.ledger import Ledger, Spending
-from coordinator.core.plan import Span
-from coordinator.core.samples import SampleSet, SampleState
-from coordinator.core.settings import ExecutorFacts
-from coordinator.core.state import State
-from experiments.simulator.checks import InvariantError
-from experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
-from experiments.simulator.seeded import draw_scenario
-from experiments.simulator.trainer_model import Trainer
-from experiments.simulator.world import World
+from superdl.coordinator.core import Core, CoreSettings, Plan, dispatching, results, room
+from superdl.coordinator.core.actions import Prefetch
+from superdl.coordinator.core.deadlines import DeadlineQueue
+from superdl.coordinator.core.demands import DemandQueue
+from superdl.coordinator.core.events import BatchRead, Tick
+from superdl.coordinator.core.fleet import Roster
+from superdl.coordinator.core.health import Health
+from superdl.coordinator.core.hedging import Stragglers
+from superdl.coordinator.core.ledger import Ledger, Spending
+from superdl.coordinator.core.plan import Span
+from superdl.coordinator.core.samples import SampleSet, SampleState
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core.state import State
+from superdl.experiments.simulator.checks import InvariantError
+from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
+from superdl.experiments.simulator.seeded import draw_scenario
+from superdl.experiments.simulator.trainer_model import Trainer
+from superdl.experiments.simulator.world import World
 
 SEEDS = range(30)
 add = DeadlineQueue.add
@@ -267,7 +267,7 @@ def test_a_core_that_drops_what_is_awaited_does_not_end(monkeypatch):
                 samples.move(resident, SampleState.ABSENT)
                 state.actions.append(room.Drop(key, resident))
 
-    monkeypatch.setattr("coordinator.core.dispatching.relieve", drops_all)
+    monkeypatch.setattr("superdl.coordinator.core.dispatching.relieve", drops_all)
     assert caught("has waited|run does not end")
 
 

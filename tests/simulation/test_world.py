@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.samples import footprint
-from experiments.simulator.scenario import Faults, FunctionsModel
-from experiments.simulator.seeded import draw_scenario
-from experiments.simulator.world import World
+from superdl.coordinator.core.samples import footprint
+from superdl.experiments.simulator.scenario import Faults, FunctionsModel
+from superdl.experiments.simulator.seeded import draw_scenario
+from superdl.experiments.simulator.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PRINT_LOG = """
-from experiments.simulator.seeded import draw_scenario
-from experiments.simulator.world import World
+from superdl.experiments.simulator.seeded import draw_scenario
+from superdl.experiments.simulator.world import World
 for seed in range(6):
     print(*World(draw_scenario(seed, small=True)).run().log, sep="\\n")
 """

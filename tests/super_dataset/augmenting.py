@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import torch
 
-from super_dataset import BatchInfo
+from superdl.super_dataset import BatchInfo
 
 
 def ids_of(*numbers: int) -> bytes:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from super_dataset import SuperDataset
-from super_wire import BatchRef, ReadReport, Recipe
-from super_wire.binding import DatasetBinding
-from super_wire.ids import batch_id, digest128
-from super_wire.keys import cache_key, report_stream
-from super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack, pack_tombstone
+from superdl.super_dataset import SuperDataset
+from superdl.super_wire import BatchRef, ReadReport, Recipe
+from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.ids import batch_id, digest128
+from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack, pack_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from benchmarks.torchvision_import import torchvision_transforms
-from super_dataset.augment_color import JITTERS, Jitter, JitterDraws
-from super_dataset.augment_draws import BatchDraws
-from super_dataset.augment_geometry import crop_resize, random_boxes
+from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterDraws
+from superdl.super_dataset.augment.draws import BatchDraws
+from superdl.super_dataset.augment.geometry import crop_resize, random_boxes
 from tests.super_dataset.augmenting import batch, ids_of, picture
 
 SAMPLES = 10_000

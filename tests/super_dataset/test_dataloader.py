@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from super_wire.errors import BadSampleError, UsageError
+from superdl.super_wire.errors import BadSampleError, UsageError
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,

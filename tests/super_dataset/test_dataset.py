@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-import super_dataset
-from super_dataset import BatchInfo, Recipe, SuperDataset
-from super_wire.binding import Bindable, DatasetBinding
-from super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ConfigError, UsageError
+from superdl import super_dataset
+from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
+from superdl.super_wire.binding import Bindable, DatasetBinding
+from superdl.super_wire.errors import (
+    BadSampleError,
+    CacheError,
+    CacheUnreachableError,
+    ConfigError,
+    UsageError,
+)
 from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, stored, tombstone
 

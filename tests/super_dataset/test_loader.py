@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from super_dataset import SuperLoader
-from super_dataset.device import map_tensors
-from super_wire.errors import BadSampleError, ConfigError, UsageError
+from superdl.super_dataset import SuperLoader
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,

@@ -12,8 +12,8 @@ import weakref
 import pytest
 import torch
 
-from super_dataset import SuperLoader
-from super_wire.errors import UsageError
+from superdl.super_dataset import SuperLoader
+from superdl.super_wire.errors import UsageError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored
 
 
@@ -109,7 +109,7 @@ def test_an_error_keeps_nothing_alive(refs):
 
 LEFT_IN_MID_EPOCH = """
 import torch
-from super_dataset import SuperLoader
+from superdl.super_dataset import SuperLoader
 
 class Busy:
     def __getitem__(self, number):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from super_dataset.source import normalise_url
-from super_wire.errors import ConfigError
+from superdl.super_dataset.source import normalise_url
+from superdl.super_wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

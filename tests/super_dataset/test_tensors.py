@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from super_dataset.buffer import BatchBuffer
-from super_dataset.handover import shared_bytes
-from super_dataset.memory import FreshMemory
-from super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
-from super_wire.errors import ConfigError
-from super_wire.label_dtype import label_dtype_of
-from super_wire.record import DTYPE_CODES, HEADER_BYTES
+from superdl.super_dataset.memory.handover import shared_bytes
+from superdl.super_dataset.memory.memory import FreshMemory
+from superdl.super_dataset.reading.buffer import BatchBuffer
+from superdl.super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES
 from tests.super_dataset.stored_batches import images, record
 
 

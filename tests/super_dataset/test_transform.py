@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.torchvision_import import torchvision_transforms
-from super_dataset import Augment, Recipe, SuperDataset
-from super_wire.errors import ConfigError
+from superdl.super_dataset import Augment, Recipe, SuperDataset
+from superdl.super_wire.errors import ConfigError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored
 
 v1 = torchvision_transforms()
@@ -80,7 +80,7 @@ def test_what_is_made_for_batches_is_not_refused(transform):
 
 def test_torchvision_is_not_imported_for_it():
     program = (
-        "import sys; from super_dataset import Recipe, SuperDataset;"
+        "import sys; from superdl.super_dataset import Recipe, SuperDataset;"
         "SuperDataset('/images', Recipe.image(resize=8, crop=8), transform=print);"
         "sys.exit('torchvision' in sys.modules)"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from super_wire.address import CacheAddress, Credentials
-from super_wire.errors import ConfigError
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.batch_ref import BatchRef
-from super_wire.errors import ConfigError
-from super_wire.ids import batch_id, digest128
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import batch_id, digest128
 
 
 def ref_of(count, *, labels=None, padding=b"", keys=()):

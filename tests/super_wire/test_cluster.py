@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.cluster import (
+from superdl.super_wire.cluster import (
     SLOTS,
     Node,
     Redirection,
@@ -15,7 +15,7 @@ from super_wire.cluster import (
     parse_redirection,
     parse_slots,
 )
-from super_wire.keys import cache_key
+from superdl.super_wire.keys import cache_key
 
 ASKED = Node("asked.example", 7000)
 

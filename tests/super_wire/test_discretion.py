@@ -6,7 +6,12 @@ import logging
 
 import pytest
 
-from super_wire.discretion import keep_secrets_out_of_logs, shown, shown_lines, text_without_credentials
+from superdl.super_wire.discretion import (
+    keep_secrets_out_of_logs,
+    shown,
+    shown_lines,
+    text_without_credentials,
+)
 
 
 @pytest.mark.parametrize("name", ["botocore.auth", "botocore.parsers", "urllib3.connectionpool"])

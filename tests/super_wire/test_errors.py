@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire import errors
-from super_wire.errors import CoordinatorError, SuperError, error_from_name
+from superdl.super_wire import errors
+from superdl.super_wire.errors import CoordinatorError, SuperError, error_from_name
 
 
 def below(root):

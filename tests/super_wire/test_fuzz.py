@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import RecordError
-from super_wire.record import MAGIC, unpack
+from superdl.super_wire.errors import RecordError
+from superdl.super_wire.record import MAGIC, unpack
 from tests.hostile.fuzz_wire import FUZZERS, PARSERS
 from tests.super_wire.mutating import mutated
 

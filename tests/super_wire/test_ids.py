@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from super_wire.ids import ID_BYTES, batch_id, batch_ids, digest128, sample_id, sample_ids, split_ids
+from superdl.super_wire.ids import ID_BYTES, batch_id, batch_ids, digest128, sample_id, sample_ids, split_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,7 +126,7 @@ def test_the_layout_is_the_one_written_down():
 
 def test_equal_in_every_process():
     program = (
-        "from super_wire import Recipe, batch_id, sample_id; "
+        "from superdl.super_wire import Recipe, batch_id, sample_id; "
         "r = Recipe.image(resize=256, crop=224); i = sample_id('s3://b', 'k', 'v', r.digest); "
         "print(i.hex(), batch_id(i + i).hex(), r.json)"
     )

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire import keys
-from super_wire.errors import ConfigError
-from super_wire.keys import cache_key, cache_keys, checked_outcome_stream, outcome_stream, report_stream
+from superdl.super_wire import keys
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.keys import (
+    cache_key,
+    cache_keys,
+    checked_outcome_stream,
+    outcome_stream,
+    report_stream,
+)
 
 ID = st.binary(min_size=16, max_size=16)
 

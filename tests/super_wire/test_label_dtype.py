@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import ConfigError
-from super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of, label_dtype_text
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of, label_dtype_text
 
 KINDS = st.sampled_from(sorted(LABEL_KINDS))
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import ConfigError
-from super_wire.outcomes import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
-from super_wire.request import PrefetchFailure, PrefetchResult
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.outcomes import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
+from superdl.super_wire.request import PrefetchFailure, PrefetchResult
 
 RESULT = PrefetchResult(
     "r1",

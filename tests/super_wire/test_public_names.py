@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 
-import super_wire
+from superdl import super_wire
 
 MODULES = [
     f"super_wire.{entry.name}"

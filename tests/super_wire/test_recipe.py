@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import RecipeError
-from super_wire.recipe import PIPELINE_VERSION, Recipe
+from superdl.super_wire.errors import RecipeError
+from superdl.super_wire.recipe import PIPELINE_VERSION, Recipe
 
 SIDE = st.integers(1, 16384)
 SHARE = st.floats(0.01, 1.0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from super_wire.errors import (
+from superdl.super_wire.errors import (
     RecordError,
     RecordHashError,
     RecordIdError,
@@ -19,7 +19,7 @@ from super_wire.errors import (
     RecordMagicError,
     RecordVersionError,
 )
-from super_wire.record import (
+from superdl.super_wire.record import (
     DTYPE_CODES,
     DTYPE_NAMES,
     HEADER_BYTES,

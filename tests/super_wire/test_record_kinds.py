@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from super_wire.errors import RecordError, RecordIdError, RecordLengthError, RecordVersionError
-from super_wire.record import DTYPE_CODES, HEADER_BYTES, Kind, pack, pack_header, parse_header, unpack
-from super_wire.record_kinds import (
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordLengthError, RecordVersionError
+from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES, Kind, pack, pack_header, parse_header, unpack
+from superdl.super_wire.record_kinds import (
     Pointer,
     pack_arrays,
     pack_pointer,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import ConfigError
-from super_wire.keys import outcome_stream
-from super_wire.request import (
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.keys import outcome_stream
+from superdl.super_wire.request import (
     MAX_SAMPLES_PER_REQUEST,
     REQUEST_VERSION,
     Limits,

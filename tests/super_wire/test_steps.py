@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from super_wire.errors import RecipeError
-from super_wire.steps import (
+from superdl.super_wire.errors import RecipeError
+from superdl.super_wire.steps import (
     DECODE_OPS,
     MAX_SIDE,
     OPS,

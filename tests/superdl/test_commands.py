@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sampler import SuperSampler
-from super_dataset import Recipe, SuperDataset
-from super_wire.version import installed_version
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.version import installed_version
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:

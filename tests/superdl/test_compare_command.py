@@ -32,8 +32,8 @@ def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path,
 
 
 def test_the_study_of_trials_that_share_is_whole_in_both_variants():
-    from experiments.comparing.arms import arms_of
-    from experiments.spec import load_spec
+    from superdl.experiments.comparing.arms import arms_of
+    from superdl.experiments.spec import load_spec
 
     for quick in (False, True):
         arms = arms_of(load_spec("hpo_sharing", quick=quick))

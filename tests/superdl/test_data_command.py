@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
 from superdl.main import main
 
 

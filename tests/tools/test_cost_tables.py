@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import price_table
+from superdl.coordinator.executors import price_table
 from tools import cost_tables
 
 TEXT = cost_tables.PAGE.read_text(encoding="utf-8")

@@ -68,4 +68,4 @@ def test_oldest_protobuf_is_the_generators():
 
 def test_stubs_are_imported_from_their_package():
     stub = (ROOT / "super_wire/coordinator_pb2_grpc.py").read_text(encoding="utf-8")
-    assert "\nfrom super_wire import coordinator_pb2 as " in stub
+    assert "\nfrom superdl.super_wire import coordinator_pb2 as " in stub

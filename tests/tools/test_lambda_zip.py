@@ -25,9 +25,9 @@ FILES = {"b/two.py": b"2\n" * 5000, "a.py": b"1\n", "b/__init__.py": b""}
 # A fresh process handles a warm event and opens an S3 source, then tells what it has imported.
 IMPORTS = """
 import sys
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import handler
 handler({"super_warm": 1, "cache": ""}, None)
-import lambda_prefetch.s3_boto3, lambda_prefetch.s3_lean, boto3
+import superdl.lambda_prefetch.s3_boto3, lambda_prefetch.s3_lean, boto3
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambda_prefetch.golden import golden_digest
-from super_wire.recipe import Recipe
-from super_wire.request import PrefetchResult
+from superdl.lambda_prefetch.golden import golden_digest
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, raw_record, request_for, run
 from tools.lambda_zip.__main__ import build
 from tools.lambda_zip.wheels import Target
@@ -32,7 +32,7 @@ CHILD = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 import json, sysconfig
-from lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import handler
 class Context:
     function_name = aws_request_id = "packaged"
     def get_remaining_time_in_millis(self):

@@ -9,8 +9,8 @@ import threading
 import pyarrow as pa
 from pyarrow import parquet
 
-from coordinator.catalog.key_list import read_key_list
-from coordinator.catalog.listing import Tally
+from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.listing import Tally
 
 
 def read(path, *, of_files=True, progress=lambda _: None):

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES, Catalog
-from coordinator.catalog.labels import Labels
-from coordinator.catalog.packed import PackedStrings
-from super_wire import Recipe, sample_id
-from super_wire.errors import SourceError
+from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES, Catalog
+from superdl.coordinator.catalog.labels import Labels
+from superdl.coordinator.catalog.packed import PackedStrings
+from superdl.super_wire import Recipe, sample_id
+from superdl.super_wire.errors import SourceError
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Recipe.image(resize=8, crop=8)
@@ -83,7 +83,7 @@ def test_any_change_gives_another_fingerprint(change):
 
 def test_the_fingerprint_is_the_same_in_every_process():
     program = (
-        "import numpy as np; from coordinator.catalog import Catalog, PackedStrings; "
+        "import numpy as np; from superdl.coordinator.catalog import Catalog, PackedStrings; "
         "p = PackedStrings.pack([b'b', b'a']); "
         "print(Catalog.build('s3://b', p, p, np.array([1, 0]), ('x', 'y')).fingerprint.hex())"
     )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.catalog.compact import HexStrings, PrefixedStrings, compact
-from coordinator.catalog.packed import PackedStrings
+from superdl.coordinator.catalog.compact import HexStrings, PrefixedStrings, compact
+from superdl.coordinator.catalog.packed import PackedStrings
 
 ALIKE = st.lists(st.sampled_from([0, 97, 255]), max_size=12).map(bytes)
 LISTS = st.lists(st.one_of(ALIKE, st.binary(max_size=30)), max_size=200)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from coordinator.catalog import key_list as module
-from coordinator.catalog import key_list_rows as rows_module
-from coordinator.catalog.key_list import read_key_list
-from coordinator.catalog.listing import ListingCancelledError, Tally
-from super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.coordinator.catalog import key_list as module
+from superdl.coordinator.catalog import key_list_rows as rows_module
+from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 from tests.coordinator.catalog.key_lists import WRITERS, read, written
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.catalog.labels import Labels
-from super_wire.errors import SourceError
-from super_wire.label_dtype import label_dtype_of
+from superdl.coordinator.catalog.labels import Labels
+from superdl.super_wire.errors import SourceError
+from superdl.super_wire.label_dtype import label_dtype_of
 from tests.coordinator.catalog.key_lists import read, write_jsonl, written
 
 BOXED = [

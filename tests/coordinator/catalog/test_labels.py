@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.catalog.labels import Labels
+from superdl.coordinator.catalog.labels import Labels
 
 
 @pytest.mark.parametrize(

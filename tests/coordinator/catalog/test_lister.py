@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.allowed import Allowed
-from coordinator.catalog import ListingCancelledError, list_source
-from super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.coordinator.catalog import ListingCancelledError, list_source
+from superdl.coordinator.catalog.allowed import Allowed
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 
 
 def make(directory, *names):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from coordinator.catalog.listing import (
+from superdl.coordinator.catalog.listing import (
     Folder,
     FolderBuilder,
     ListingCancelledError,
@@ -14,7 +14,7 @@ from coordinator.catalog.listing import (
     is_image,
     list_folders,
 )
-from super_wire.errors import SourceForbiddenError
+from superdl.super_wire.errors import SourceForbiddenError
 
 
 def quiet_tally():

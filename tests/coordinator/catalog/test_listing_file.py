@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.allowed import Allowed
-from coordinator.catalog.listing import ListingCancelledError, Tally
-from coordinator.catalog.listing_file import file_version, list_directory, probe_directory
-from lambda_prefetch.file_source import FileSource
-from super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.catalog.allowed import Allowed
+from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
+from superdl.coordinator.catalog.listing_file import file_version, list_directory, probe_directory
+from superdl.lambda_prefetch.file_source import FileSource
+from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -254,8 +254,8 @@ def test_progress_and_cancelling(tmp_path):
 
 AS_NOBODY = """
 import json, os, sys
-from coordinator.catalog import list_source
-from super_wire.errors import SourceError
+from superdl.coordinator.catalog import list_source
+from superdl.super_wire.errors import SourceError
 if os.geteuid() == 0:  # chmod forbids root nothing
     os.setgroups([])
     os.setgid(65534)

@@ -11,9 +11,9 @@ import pytest
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
-from coordinator.catalog import list_source
-from coordinator.catalog.listing import ListingCancelledError
-from super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from tests.fixtures.valkey import free_port
 
 ACCOUNT = "123456789012"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 
 # Few different bytes, zero among them, so that strings share beginnings and differ by trailing zeros only.
 ALIKE = st.lists(st.sampled_from([0, 1, 97, 255]), max_size=20).map(bytes)

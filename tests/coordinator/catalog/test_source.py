@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.catalog.source import parse_source
-from super_wire.errors import SourceError
+from superdl.coordinator.catalog.source import parse_source
+from superdl.super_wire.errors import SourceError
 
 
 @pytest.mark.parametrize(

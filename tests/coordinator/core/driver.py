@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
-from coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
-from coordinator.core.events import (
+from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
+from superdl.coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
+from superdl.coordinator.core.events import (
     Audited,
     BatchesAsked,
     BatchRead,
@@ -19,11 +19,11 @@ from coordinator.core.events import (
     RequestFailed,
     Tick,
 )
-from coordinator.core.results import OUTCOME_ORDER
-from super_wire.request import Outcome
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from coordinator.core.events import Event, FailureKind
+    from superdl.coordinator.core.events import Event, FailureKind
 
 __all__ = ["Driver"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.core import EVERY_EPOCH, SetKey
-from coordinator.core.awaited import AwaitedSamples
-from coordinator.core.demands import BatchPlace
+from superdl.coordinator.core import EVERY_EPOCH, SetKey
+from superdl.coordinator.core.awaited import AwaitedSamples
+from superdl.coordinator.core.demands import BatchPlace
 
 KEY, OTHER = SetKey(b"data", EVERY_EPOCH), SetKey(b"other", 3)
 PLACE = BatchPlace("job", 0, 0, 7)

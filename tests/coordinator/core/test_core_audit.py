@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core import SampleState
-from coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, JobClosed
-from coordinator.core.samples import footprint
-from super_wire.request import Outcome
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, JobClosed
+from superdl.coordinator.core.samples import footprint
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 S = SampleState

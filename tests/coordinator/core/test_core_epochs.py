@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core import SampleState
-from coordinator.core.events import JobClosed
-from coordinator.core.state import EPOCH_SETS_MAX
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import JobClosed
+from superdl.coordinator.core.state import EPOCH_SETS_MAX
 from tests.coordinator.core.driver import Driver
 
 FAR = [(7919 * number) % 100_003 for number in range(1, 301)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.core import Plan, SampleState
-from coordinator.core.events import BatchRead, CacheReset, JobClosed
-from super_wire.request import Outcome
+from superdl.coordinator.core import Plan, SampleState
+from superdl.coordinator.core.events import BatchRead, CacheReset, JobClosed
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from coordinator.core import SampleState
-from coordinator.core.events import DatasetAdded, FailureKind, JobClosed, JobOpened
-from coordinator.core.state import FAILURES_MAX
-from super_wire.request import Outcome
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import DatasetAdded, FailureKind, JobClosed, JobOpened
+from superdl.coordinator.core.state import FAILURES_MAX
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState

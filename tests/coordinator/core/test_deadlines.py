@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.deadlines import DeadlineQueue
+from superdl.coordinator.core.deadlines import DeadlineQueue
 
 LANES = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 

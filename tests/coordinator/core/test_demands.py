@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.core import EVERY_EPOCH, SetKey
-from coordinator.core.demands import BatchPlace, DemandQueue
+from superdl.coordinator.core import EVERY_EPOCH, SetKey
+from superdl.coordinator.core.demands import BatchPlace, DemandQueue
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 PLACE = BatchPlace("job", 0, 0, 7)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import EVERY_EPOCH, Plan, SetKey
-from coordinator.core.eviction import CANDIDATES_LEAST, choose_victims, next_use_s
-from coordinator.core.jobs import Job, Lane
-from coordinator.core.pace import Pace
-from coordinator.core.samples import SampleSet, SampleState, footprint
+from superdl.coordinator.core import EVERY_EPOCH, Plan, SetKey
+from superdl.coordinator.core.eviction import CANDIDATES_LEAST, choose_victims, next_use_s
+from superdl.coordinator.core.jobs import Job, Lane
+from superdl.coordinator.core.pace import Pace
+from superdl.coordinator.core.samples import SampleSet, SampleState, footprint
 
 NAME = b"data"
 RECORD = int(footprint(np.array([1000]))[0])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coordinator.core.fleet import Fleet, Roster
+from superdl.coordinator.core.fleet import Fleet, Roster
 
 
 def fleet_of(*capacities: int) -> Fleet:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from coordinator.core import SampleState
-from coordinator.core.events import CacheReset, JobClosed
-from coordinator.core.samples import footprint
-from super_wire.request import Outcome
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import CacheReset, JobClosed
+from superdl.coordinator.core.samples import footprint
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
 TAKEN = int(footprint(1000))

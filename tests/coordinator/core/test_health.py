@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.health import LONGEST_S, Health
+from superdl.coordinator.core.health import LONGEST_S, Health
 
 
 def until_s(health: Health) -> float:

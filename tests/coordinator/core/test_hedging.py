@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.events import FailureKind
-from coordinator.core.samples import SampleState
-from super_wire.request import Outcome
+from superdl.coordinator.core.events import FailureKind
+from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
 S = SampleState

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.core.events import FailureKind
-from super_wire.request import Outcome
+from superdl.coordinator.core.events import FailureKind
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.core.latency import LatencyModel
+from superdl.coordinator.core.latency import LatencyModel
 
 
 def taught(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.core.events import JobClosed
-from coordinator.core.eviction import next_use_s
+from superdl.coordinator.core.events import JobClosed
+from superdl.coordinator.core.eviction import next_use_s
 from tests.coordinator.core.driver import Driver
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.ledger import NOBODY, Ledger, Spending
-from coordinator.core.prices import Prices
-from super_wire.errors import ConfigError
+from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending
+from superdl.coordinator.core.prices import Prices
+from superdl.super_wire.errors import ConfigError
 
 PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.core import SampleState
-from coordinator.core.events import BatchRead, ExecutorResized, JobClosed
-from coordinator.core.samples import footprint
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import BatchRead, ExecutorResized, JobClosed
+from superdl.coordinator.core.samples import footprint
 from tests.coordinator.core.driver import NOTHING, RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.events import ExecutorResized, ExecutorsUnfit, FailureKind, RequestFailed
-from coordinator.core.prices import Prices
-from coordinator.core.samples import SampleState
-from coordinator.core.settings import ExecutorFacts
-from super_wire.request import Outcome
+from superdl.coordinator.core.events import ExecutorResized, ExecutorsUnfit, FailureKind, RequestFailed
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 CHEAP, DEAR = ExecutorFacts("cheap"), ExecutorFacts("dear", Prices(invocation=0.01))

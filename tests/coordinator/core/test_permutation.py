@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from coordinator.core.permutation import (
+from superdl.coordinator.core.permutation import (
     KEY_BYTES_MAX,
     PREFIX_SIZE_MAX,
     SIZE_MAX,
     Permutation,
     checked_elements,
 )
-from super_wire.errors import PlanError
+from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.plan import NEVER_SOON, Plan
-from super_wire.errors import PlanError
+from superdl.coordinator.core.plan import NEVER_SOON, Plan
+from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

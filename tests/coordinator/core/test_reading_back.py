@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.core import SampleState
-from coordinator.core.events import ExecutorResized, RecordReadBack
-from coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import ExecutorResized, RecordReadBack
+from superdl.coordinator.core.settings import ExecutorFacts
 from tests.coordinator.core.driver import Driver
 
 

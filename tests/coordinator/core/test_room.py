@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from coordinator.core.events import (
+from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
+from superdl.coordinator.core.events import (
     CacheGrew,
     CacheReset,
     CacheResized,
@@ -14,8 +14,8 @@ from coordinator.core.events import (
     JobOpened,
     Tick,
 )
-from coordinator.core.samples import footprint
-from super_wire.request import Outcome
+from superdl.coordinator.core.samples import footprint
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
 S = SampleState

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from coordinator.core.samples import Account, SampleSet, footprint
+from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
+from superdl.coordinator.core.samples import Account, SampleSet, footprint
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 S = SampleState

@@ -6,8 +6,8 @@ which functions die must not be asked for for ever.
 
 from __future__ import annotations
 
-from coordinator.core import SampleState
-from coordinator.core.events import ExecutorResized, FailureKind
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import ExecutorResized, FailureKind
 from tests.coordinator.core.driver import Driver
 
 LOST = FailureKind.LOST

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from coordinator.core.latency import LatencyModel
-from coordinator.core.sizing import request_size
+from superdl.coordinator.core.latency import LatencyModel
+from superdl.coordinator.core.sizing import request_size
 
 
 def taught(*, invocation_s: float, sample_s: float) -> LatencyModel:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.core.actions import Warn
-from coordinator.core.events import RequestDone
-from coordinator.core.ledger import Spending
-from coordinator.core.prices import Prices
-from coordinator.core.samples import SampleState
-from coordinator.core.settings import ExecutorFacts
-from super_wire.record import SPENDING_CAP
+from superdl.coordinator.core.actions import Warn
+from superdl.coordinator.core.events import RequestDone
+from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.super_wire.record import SPENDING_CAP
 from tests.coordinator.core.driver import Driver
 
 ONE_USD_EACH = Prices(invocation=1.0)

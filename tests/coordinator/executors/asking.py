@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from super_wire.ids import sample_ids, split_ids
-from super_wire.recipe import Recipe
-from super_wire.request import PrefetchRequest
+from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import PrefetchRequest
 
 TIMEOUT_S = 30.0
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # A function whose request id tells what it does; the warm event is answered as the real one does.
 FUNCTIONS = """
 import os, signal, sys, time
-from super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 WARM = {"super_warm": 1, "function_version": "0", "golden": "a" * 32, "cold_start": True}
 

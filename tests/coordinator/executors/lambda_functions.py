@@ -9,8 +9,8 @@ import time
 import types
 from pathlib import Path
 
-from super_wire.request import PrefetchRequest, PrefetchResult
-from super_wire.version import installed_version
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.version import installed_version
 
 GOLDEN = "a" * 32
 MODULE = __name__
@@ -111,7 +111,7 @@ def disagreeing(event, context):
 
 def with_a_clock_ahead(event, context):
     """The real function on a machine whose clock shows another time."""
-    from lambda_prefetch import fetching, handler, pipeline
+    from superdl.lambda_prefetch import fetching, handler, pipeline
 
     real = time.time
     clock = types.SimpleNamespace(
@@ -125,6 +125,6 @@ def with_a_clock_ahead(event, context):
 
 def answering_elsewhere(event, context):
     """The real function, whose outcomes never reach the stream that the coordinator follows."""
-    from lambda_prefetch import handler
+    from superdl.lambda_prefetch import handler
 
     return handler.handler({**event, "answer_to": ""} if "answer_to" in event else event, context)

@@ -6,7 +6,7 @@ import asyncio
 
 import boto3
 
-from coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from tests.coordinator.executors import lambda_functions
 from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images

@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from coordinator.executors.ray_executor import RayExecutor
+from superdl.coordinator.executors.ray_executor import RayExecutor
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.fixtures.node_function import FUNCTION
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.executors import (
+from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
@@ -17,9 +17,9 @@ from coordinator.executors import (
     ThrottledError,
     aws_lambda,
 )
-from super_wire.errors import ConfigError
-from super_wire.keys import cache_key
-from super_wire.version import installed_version
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 from tests.fixtures.valkey import free_port
@@ -163,7 +163,7 @@ def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began
 
     async def work(executor):
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # it is asked for what it said when it was warmed
-        lambda_service.deploy(handler="lambda_prefetch.handler.handler")
+        lambda_service.deploy(handler="superdl.lambda_prefetch.handler.handler")
         with pytest.raises(FunctionRaisedError, match="ConfigError: this function decodes the golden images"):
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
@@ -242,7 +242,7 @@ def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
 
 PROGRAM = """
 import asyncio, sys
-from coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from tests.coordinator.executors.asking import ask
 
 async def main():

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from coordinator.executors import (
+from superdl.coordinator.executors import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
@@ -16,7 +16,7 @@ from coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
-from super_wire.version import installed_version
+from superdl.super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
 from tests.fixtures.lambda_answers import Answer

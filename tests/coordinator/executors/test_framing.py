@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.executors.framing import (
+from superdl.coordinator.executors.framing import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
     FramingError,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.executors.function_clock import FunctionClock
-from super_wire.request import Outcome
+from superdl.coordinator.executors.function_clock import FunctionClock
+from superdl.super_wire.request import Outcome
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.executors import (
+from superdl.coordinator.executors import (
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
     PayloadTooLargeError,
 )
-from coordinator.executors.lambda_answers import read_result, read_warmed
-from coordinator.executors.lambda_client import Reply, Target
-from coordinator.executors.lambda_errors import from_function
+from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
+from superdl.coordinator.executors.lambda_client import Reply, Target
+from superdl.coordinator.executors.lambda_errors import from_function
 
 TARGET = Target("super-prefetch", "us-east-1")
 MAX_CHARACTERS = 5000  # an escape takes up to ten

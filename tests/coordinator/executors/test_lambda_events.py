@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cache import Cache
-from coordinator.cancelling import cancel_and_wait
-from coordinator.executors import (
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.executors import (
     ExecutorError,
     FunctionLostError,
     FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
 )
-from coordinator.executors.lambda_events import LambdaEventExecutor
-from coordinator.outcomes import OutcomeReader
-from super_wire.errors import CacheUnreachableError
-from super_wire.keys import cache_key
-from super_wire.outcomes import OUTCOME_FIELD, pack_outcome
-from super_wire.request import PrefetchFailure
-from super_wire.version import installed_version
+from superdl.coordinator.executors.lambda_events import LambdaEventExecutor
+from superdl.super_wire.errors import CacheUnreachableError
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.outcomes import OUTCOME_FIELD, pack_outcome
+from superdl.super_wire.request import PrefetchFailure
+from superdl.super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
 

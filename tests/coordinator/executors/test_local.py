@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.executors import (
+from superdl.coordinator.executors import (
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -21,8 +21,8 @@ from coordinator.executors import (
     LocalExecutor,
     ThrottledError,
 )
-from super_wire.errors import ConfigError
-from super_wire.record import unpack
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.record import unpack
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 
 
@@ -73,7 +73,7 @@ def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
     request = ask("real", bucket, [f"{n}.png" for n in range(8)], versions, valkey.unix_url)
 
     async def main():
-        async with pool("lambda_prefetch.handler:handler") as executor:
+        async with pool("superdl.lambda_prefetch.handler:handler") as executor:
             assert executor.name == "local"
             assert len(executor.golden) == 32
             first = await executor.invoke(request, timeout_s=TIMEOUT_S)
@@ -267,7 +267,7 @@ def test_what_the_function_prints_disturbs_no_answer(misbehaving, capfd):
 
 def test_the_real_function_is_quiet_on_a_training_machine(functions, capfd):
     async def main():
-        async with pool("lambda_prefetch.handler:handler") as executor:
+        async with pool("superdl.lambda_prefetch.handler:handler") as executor:
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
     asyncio.run(main())
@@ -359,7 +359,7 @@ def test_a_pool_that_cannot_be_meant(workers, function):
 
 COORDINATOR = """
 import asyncio, sys
-from coordinator.executors import LocalExecutor
+from superdl.coordinator.executors import LocalExecutor
 from tests.coordinator.executors.asking import ask
 
 async def main():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.executors import (
+from superdl.coordinator.executors import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,
@@ -22,7 +22,7 @@ from coordinator.executors import (
     ThrottledError,
     ray_executor,
 )
-from super_wire.record import unpack
+from superdl.super_wire.record import unpack
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.ray_running import alive, answers, connected, until
 from tests.fixtures.node_function import ANSWERS

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from coordinator.executors import ExecutorError, FunctionRaisedError
-from coordinator.executors.ray_answers import read_result, read_warmed
-from super_wire.request import PrefetchResult
-from super_wire.version import installed_version
+from superdl.coordinator.executors import ExecutorError, FunctionRaisedError
+from superdl.coordinator.executors.ray_answers import read_result, read_warmed
+from superdl.super_wire.request import PrefetchResult
+from superdl.super_wire.version import installed_version
 
 WARM = {"function_version": installed_version(), "golden": "a" * 32, "clock_s": 12.5}
 RESULT = PrefetchResult("mine", "0", False, ("cached",), *((0,),) * 5).to_mapping()

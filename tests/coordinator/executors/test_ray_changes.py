@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from coordinator.executors import ExecutorError, FunctionCrashedError
+from superdl.coordinator.executors import ExecutorError, FunctionCrashedError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.ray_running import alive, answers, connected, until
 from tests.fixtures.ray_cluster import RayCluster

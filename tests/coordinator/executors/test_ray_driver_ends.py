@@ -10,10 +10,10 @@ import re
 
 import pytest
 
-from coordinator.executors import ExecutorError
-from coordinator.executors.ray_child import RayChild
-from coordinator.executors.ray_executor import RayExecutor
-from super_wire.errors import ConfigError
+from superdl.coordinator.executors import ExecutorError
+from superdl.coordinator.executors.ray_child import RayChild
+from superdl.coordinator.executors.ray_executor import RayExecutor
+from superdl.super_wire.errors import ConfigError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.in_rays_place import WORKING, in_rays_place
 from tests.fixtures.valkey import free_port

@@ -10,12 +10,17 @@ import signal
 
 import pytest
 
-from coordinator.executors import ConnectionLostError, ExecutorError, PayloadTooLargeError, ThrottledError
-from coordinator.executors import ray_child as ray_child_module
-from coordinator.executors import ray_executor as ray_executor_module
-from coordinator.executors.framing import MAX_FRAME_BYTES
-from coordinator.executors.ray_child import RayChild
-from coordinator.executors.ray_executor import RayExecutor
+from superdl.coordinator.executors import (
+    ConnectionLostError,
+    ExecutorError,
+    PayloadTooLargeError,
+    ThrottledError,
+)
+from superdl.coordinator.executors import ray_child as ray_child_module
+from superdl.coordinator.executors import ray_executor as ray_executor_module
+from superdl.coordinator.executors.framing import MAX_FRAME_BYTES
+from superdl.coordinator.executors.ray_child import RayChild
+from superdl.coordinator.executors.ray_executor import RayExecutor
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.in_rays_place import ACTING, WORKING, in_rays_place
 from tests.coordinator.executors.ray_running import until

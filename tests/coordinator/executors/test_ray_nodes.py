@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordinator.executors import ExecutorError
-from coordinator.executors.ray_nodes import RayNodes
+from superdl.coordinator.executors import ExecutorError
+from superdl.coordinator.executors.ray_nodes import RayNodes
 
 
 def told(name, cpus=2.0, *, accelerated=False):

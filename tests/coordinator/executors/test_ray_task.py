@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from coordinator.executors.ray_task import BEGUN, RayContext, run
+from superdl.coordinator.executors.ray_task import BEGUN, RayContext, run
 from tests.coordinator.executors.asking import ask
 
 # Ray runs a task so; in a process of its own, since it sets variables and a watchdog for the process.
 PROGRAM = """
 import sys
-from coordinator.executors.ray_task import run
+from superdl.coordinator.executors.ray_task import run
 for item in run(sys.argv[1], sys.argv[2].encode(), "ray-1", float(sys.argv[3]), 2):
     print(item.decode(), flush=True)
 import os

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from coordinator.executors import worker
-from coordinator.executors.framing import LENGTH_BYTES, body_length, frame, parse
+from superdl.coordinator.executors import worker
+from superdl.coordinator.executors.framing import LENGTH_BYTES, body_length, frame, parse
 from tests.coordinator.executors.asking import ask
 
-COMMAND = [sys.executable, "-P", "-m", "coordinator.executors.worker"]
+COMMAND = [sys.executable, "-P", "-m", "superdl.coordinator.executors.worker"]
 
 
 def start(function, **options):
@@ -54,7 +54,7 @@ def test_a_function_that_cannot_be_imported_is_its_answer(functions):
 
 OVERTIME = """
 import sys
-from coordinator.executors import worker
+from superdl.coordinator.executors import worker
 worker._OVERTIME_S = 0.1
 worker.main(sys.argv[1:])
 """
@@ -77,7 +77,7 @@ def test_it_ends_itself_when_nobody_does(functions, tmp_path):
 def test_the_real_function_runs_without_grpc_torch_and_asyncio(functions):
     program = (
         "import sys\n"
-        "from coordinator.executors import worker\n"
+        "from superdl.coordinator.executors import worker\n"
         "worker._load('lambda_prefetch.handler:handler')\n"
         "print(sorted({'torch', 'grpc', 'google.protobuf', 'asyncio', 'boto3'} & set(sys.modules)))"
     )

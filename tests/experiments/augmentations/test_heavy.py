@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.augmentations.heavy import ROUNDS_MAX, heavy
+from superdl.experiments.augmentations.heavy import ROUNDS_MAX, heavy
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.comparing.arms import arms_of
-from experiments.spec import parse_spec
-from super_wire.errors import ConfigError
+from superdl.experiments.comparing.arms import arms_of
+from superdl.experiments.spec import parse_spec
+from superdl.super_wire.errors import ConfigError
 
 
 def spec_of(**sections):

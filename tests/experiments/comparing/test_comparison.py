@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from experiments.comparing.comparison import ComparisonFailedError, compare
-from experiments.comparing.found_runs import compare_runs
-from experiments.comparing.page import comparison_page
-from experiments.comparing.report import read_comparison
-from experiments.spec import Spec, parse_spec
-from super_wire.errors import ConfigError
+from superdl.experiments.comparing.comparison import ComparisonFailedError, compare
+from superdl.experiments.comparing.found_runs import compare_runs
+from superdl.experiments.comparing.page import comparison_page
+from superdl.experiments.comparing.report import read_comparison
+from superdl.experiments.spec import Spec, parse_spec
 from superdl.main import main as superdl
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.pages import read_page
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) 
         assert figures.cpu_ms_by_group["functions"] > 0
     places = sorted((the_directory(colours) / "runs" / "01-super").iterdir())
     assert [place.name for place in places] == ["a", "b", "c"]
-    assert not [p for p in psutil.Process().children(recursive=True) if "sampler.supervisor" in p.cmdline()]
+    assert not [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if "superdl.sampler.embedded.supervisor" in p.cmdline()
+    ]
 
 
 @pytest.mark.slow

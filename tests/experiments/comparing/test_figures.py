@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.comparing.figures import Spread, mean_by_name, round_figures, spread_of
-from experiments.comparing.measured import (
+from superdl.experiments.comparing.figures import Spread, mean_by_name, round_figures, spread_of
+from superdl.experiments.comparing.measured import (
     BillMeasured,
     PassMeasured,
     PhaseMeasured,
     RoundMeasured,
     RunMeasured,
 )
-from experiments.comparing.verdicts import chance_of_apart, verdict_of
+from superdl.experiments.comparing.verdicts import chance_of_apart, verdict_of
 
 
 def one_pass(epoch, split="train", *, samples=100, wall_s=2.0, wait_s=0.5, first_batch_s=0.25, produced=0):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from experiments.comparing.found_runs import compare_runs
-from experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
-from experiments.records import EpochSummary, PassSummary
-from experiments.report import RunReport, write_report
-from experiments.spec import parse_spec
+from superdl.experiments.comparing.found_runs import compare_runs
+from superdl.experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.records import EpochSummary, PassSummary
+from superdl.experiments.report import RunReport, write_report
+from superdl.experiments.spec import parse_spec
 
 if TYPE_CHECKING:
     from pathlib import Path

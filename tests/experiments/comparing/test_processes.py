@@ -8,8 +8,8 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from experiments.comparing import processes
-from experiments.comparing.processes import RunRequest, run_together
+from superdl.experiments.comparing import processes
+from superdl.experiments.comparing.processes import RunRequest, run_together
 
 if TYPE_CHECKING:
     from pathlib import Path

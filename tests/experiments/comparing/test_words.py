@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from experiments.comparing.figures import FIGURES, Spread
-from experiments.comparing.page import comparison_page
-from experiments.comparing.report import ArmReport, Comparison, RoundReport
-from experiments.comparing.schedule import Round
-from experiments.comparing.words import conclusions
+from superdl.experiments.comparing.figures import FIGURES, Spread
+from superdl.experiments.comparing.page import comparison_page
+from superdl.experiments.comparing.report import ArmReport, Comparison, RoundReport
+from superdl.experiments.comparing.schedule import Round
+from superdl.experiments.comparing.words import conclusions
 from tests.fixtures.pages import read_page
 
 

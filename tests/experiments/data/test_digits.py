@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from experiments.data import make_digits
-from super_wire.errors import ConfigError, SourceError
+from superdl.experiments.data import make_digits
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.catalog import list_source
-from experiments.data import MADE_SETS, make_set
-from experiments.data import drawing as drawing_module
-from experiments.data.drawing import Drawing, processes_for
-from experiments.data.making import made_in
-from super_wire.errors import ConfigError, SourceError
+from superdl.coordinator.catalog import list_source
+from superdl.experiments.data import MADE_SETS, make_set
+from superdl.experiments.data import drawing as drawing_module
+from superdl.experiments.data.drawing import Drawing, processes_for
+from superdl.experiments.data.making import made_in
+from superdl.super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import few_classes, files_of
 
 
@@ -124,8 +124,8 @@ def test_a_set_that_fails_leaves_nothing(tmp_path, monkeypatch, processes):
 KILLED = """
 import os, signal, sys
 from dataclasses import replace
-from experiments.data import MADE_SETS, make_set
-from experiments.data import drawing
+from superdl.experiments.data import MADE_SETS, make_set
+from superdl.experiments.data import drawing
 made = replace(MADE_SETS["tiny-imagenet-like"], classes=4)
 drawing.picture_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 make_set(made, sys.argv[1], samples=80)
@@ -154,7 +154,7 @@ def test_processes_end_when_who_started_them_is_gone(tmp_path):
         for label in range(4):
             (tmp_path / split / str(label)).mkdir(parents=True)
     child = subprocess.Popen(
-        [sys.executable, "-m", "experiments.data.drawing_process", "0", "1"],
+        [sys.executable, "-m", "superdl.experiments.data.drawing_process", "0", "1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -11,10 +11,16 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from experiments.data.made_sets import MADE_SETS
-from experiments.data.pictures import DISTINCT_CLASSES, _outline, colour_mode, picture_file, picture_pixels
-from experiments.models import build_model
-from lambda_prefetch.decode import decode
+from superdl.experiments.data.made_sets import MADE_SETS
+from superdl.experiments.data.pictures import (
+    DISTINCT_CLASSES,
+    _outline,
+    colour_mode,
+    picture_file,
+    picture_pixels,
+)
+from superdl.experiments.models import build_model
+from superdl.lambda_prefetch.decode import decode
 from tests.experiments.data.small_sets import drawn
 
 LIMIT_PIXELS = 1_000_000

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.catalog import list_source
-from experiments.data import prepare_data
-from experiments.data.published import find_published
-from experiments.spec_sections import DataSpec
-from super_wire.errors import ConfigError, SourceError
+from superdl.coordinator.catalog import list_source
+from superdl.experiments.data import prepare_data
+from superdl.experiments.data.published import find_published
+from superdl.experiments.spec_sections import DataSpec
+from superdl.super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import files_of, write_images
 
 if TYPE_CHECKING:

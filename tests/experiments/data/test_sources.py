@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
-from experiments.spec_sections import DataSpec
-from super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
+from superdl.experiments.spec_sections import DataSpec
+from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 
 def test_without_a_source_the_digits_are_written(tmp_path):

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data import Source
-from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
 from tests.fixtures.images import independent_decode, write_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from experiments.loaders.interface import Batch
+    from superdl.experiments.loaders.interface import Batch
 
 RESIZE, CROP, BATCH = 24, 20, 8
 COUNT = 53  # no multiple of the batch size, of two workers or of two ranks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.catalog.s3_client import make_s3_client
-from experiments.data import Source
-from super_wire.errors import SourceEmptyError, SourceForbiddenError, SourceNotFoundError
+from superdl.coordinator.catalog.s3_client import make_s3_client
+from superdl.experiments.data import Source
+from superdl.super_wire.errors import SourceEmptyError, SourceForbiddenError, SourceNotFoundError
 from tests.experiments.loaders.opening import (
     COUNT,
     counted,

@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from experiments.data import Source
-from experiments.loaders import LoaderRequest
-from experiments.loaders.conversion import Format, convert_once
-from experiments.loaders.samples import list_samples
-from experiments.spec_sections import LoaderSpec, RecipeSpec
-from super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import LoaderRequest
+from superdl.experiments.loaders.conversion import Format, convert_once
+from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 from tests.fixtures.images import write_images
 
 COUNT = 20

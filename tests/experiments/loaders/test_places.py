@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from experiments.loaders.places import CountedPlace
-from super_wire.errors import ConfigError
+from superdl.experiments.loaders.places import CountedPlace
+from superdl.super_wire.errors import ConfigError
 
 FACTS = {"samples": 40, "batches": 5}
 

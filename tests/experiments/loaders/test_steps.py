@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.loaders import open_loader
-from experiments.loaders.interface import LoaderRequest
-from experiments.spec_sections import LoaderSpec, RecipeSpec
-from lambda_prefetch.transforms import Program
-from super_wire.errors import ConfigError, RecipeError
-from super_wire.recipe import Recipe
-from super_wire.request import Limits
+from superdl.experiments.loaders import open_loader
+from superdl.experiments.loaders.interface import LoaderRequest
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.errors import ConfigError, RecipeError
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Limits
 from tests.experiments.loaders.opening import BATCH, Source, counted, keys_of, need, opened, samples_of
 from tests.fixtures.images import write_images
 
@@ -82,7 +82,7 @@ def test_steps_that_cannot_be_are_refused_when_a_loader_is_opened(directory, tmp
 
 
 def test_a_shipped_custom_step_runs_in_the_workers(directory, tmp_path, monkeypatch):
-    monkeypatch.setenv("SUPER_STEP_MODULES", "experiments.augmentations.heavy")
+    monkeypatch.setenv("SUPER_STEP_MODULES", "superdl.experiments.augmentations.heavy")
     heavy = {"op": "custom", "name": "experiments.augmentations.heavy:heavy@1", "random": True}
     recipe = RecipeSpec(steps=(*STEPS, heavy))
     loader = opened("torch", directory, tmp_path, workers=1, recipe=recipe)

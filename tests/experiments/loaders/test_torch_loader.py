@@ -9,13 +9,19 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.data import Source
-from experiments.loaders import Loader, LoaderRequest, open_loader
-from experiments.loaders.pixels import ImageMaker
-from experiments.loaders.samples import list_samples
-from experiments.loaders.torch_loader import SourceImages
-from experiments.spec_sections import LoaderSpec, RecipeSpec
-from super_wire.errors import BadSampleError, ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
+from superdl.experiments.loaders.pixels import ImageMaker
+from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.loaders.torch_loader import SourceImages
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.super_wire.errors import (
+    BadSampleError,
+    ConfigError,
+    SourceEmptyError,
+    SourceError,
+    SourceNotFoundError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
-from experiments.ranks import Place, Ranks
-from experiments.training.stopping import StopRequest
+from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+from superdl.experiments.ranks import Place, Ranks
+from superdl.experiments.training.stopping import StopRequest
 
 BATCHES = 40
 

@@ -13,8 +13,8 @@ import sys
 import pytest
 import torch
 
-from experiments.monitoring.gpu import GpuMeter, meter_of
-from super_wire.errors import ConfigError
+from superdl.experiments.monitoring.gpu import GpuMeter, meter_of
+from superdl.super_wire.errors import ConfigError
 
 NVML = r"""
 #include <string.h>
@@ -39,8 +39,8 @@ int nvmlDeviceGetUtilizationRates(void *device, rates_t *rates) {
 }
 """
 LOOK = """
-from experiments.monitoring.gpu import GpuMeter
-from super_wire.errors import ConfigError
+from superdl.experiments.monitoring.gpu import GpuMeter
+from superdl.super_wire.errors import ConfigError
 for uuid in ("1234", "GPU-1234", "MIG-5678", "0000"):
     try:
         meter = GpuMeter(uuid)

@@ -6,8 +6,8 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
-from experiments.monitoring import GpuReading, UtilizationMonitor
-from experiments.monitoring.monitor import UTILIZATION_COLUMNS, rest_after
+from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
+from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS, rest_after
 
 if TYPE_CHECKING:
     from pathlib import Path

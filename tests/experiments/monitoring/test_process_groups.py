@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments.monitoring.process_groups import ProcessGroups, group_of
+from superdl.experiments.monitoring.process_groups import ProcessGroups, group_of
 
 TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
@@ -20,10 +20,14 @@ BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=
         ("python", ["python", "-c", "from multiprocessing.forkserver import main; main(5)"], "workers"),
         ("python", ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], "workers"),
         ("python", ["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "other"),
-        ("python", ["python", "-P", "-m", "sampler.supervisor", "/run/x", "5", "{}"], "supervisor"),
-        ("python", ["python", "-P", "-m", "coordinator", "--listen", "unix:/x"], "coordinator"),
-        ("python", ["python", "-m", "coordinator.executors.ray_driver"], "coordinator"),
-        ("python", ["python", "-P", "-m", "coordinator.executors.worker", "a:b"], "functions"),
+        (
+            "python",
+            ["python", "-P", "-m", "superdl.sampler.embedded.supervisor", "/run/x", "5", "{}"],
+            "supervisor",
+        ),
+        ("python", ["python", "-P", "-m", "superdl.coordinator", "--listen", "unix:/x"], "coordinator"),
+        ("python", ["python", "-m", "superdl.coordinator.executors.ray_driver"], "coordinator"),
+        ("python", ["python", "-P", "-m", "superdl.coordinator.executors.worker", "a:b"], "functions"),
         ("valkey-server", ["/v/bin/valkey-server unixsocket:/x"], "cache"),
         ("x", ["/usr/bin/redis-server", "x.conf"], "cache"),
         ("git", ["git", "-m"], "other"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from experiments.monitoring.gpu import GpuReading
-from experiments.monitoring.process_groups import GroupReading
-from experiments.monitoring.usage import Sample, phase_usage
+from superdl.experiments.monitoring.gpu import GpuReading
+from superdl.experiments.monitoring.process_groups import GroupReading
+from superdl.experiments.monitoring.usage import Sample, phase_usage
 
 
 def sample(clock_s: float, groups: dict[str, tuple], gpu: GpuReading | None = None) -> Sample:

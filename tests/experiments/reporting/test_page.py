@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.reporting import Bars, Column, Page, Series, Table
+from superdl.experiments.reporting import Bars, Column, Page, Series, Table
 from tests.fixtures.pages import read_page
 
 EVIL = "<script>alert('x')</script> & \"quoted\""

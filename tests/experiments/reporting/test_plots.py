@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
-from experiments.reporting.plots import _fill, draw
-from super_wire.errors import ConfigError
+from superdl.experiments.reporting.charts import Bars, Line, Lines, Mark, Series, Stack, thinned
+from superdl.experiments.reporting.plots import _fill, draw
+from superdl.super_wire.errors import ConfigError
 
 BARS = Bars(
     "throughput",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from experiments.reporting import quantities as q
+from superdl.experiments.reporting import quantities as q
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from experiments.reporting.run_page import write_page
-from experiments.run import run
-from experiments.spec import load_spec
-from super_wire.errors import ConfigError
+from superdl.experiments.reporting.run_page import write_page
+from superdl.experiments.run import run
+from superdl.experiments.spec import load_spec
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.pages import ReadPage, read_page
 
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from experiments.monitoring import PhaseUsage, Utilization
-from experiments.monitoring.usage import GroupUsage
-from experiments.reporting.run_page import run_page
-from experiments.reporting.run_tables import processors_table
+from superdl.experiments.monitoring import PhaseUsage, Utilization
+from superdl.experiments.monitoring.usage import GroupUsage
+from superdl.experiments.reporting.run_page import run_page
+from superdl.experiments.reporting.run_tables import processors_table
 from tests.experiments.reporting.test_run_words import a_run, one_pass
 from tests.experiments.test_report import printed, report
 from tests.fixtures.pages import read_page
 
 if TYPE_CHECKING:
-    from experiments.reporting.page import Table
-    from experiments.reporting.run_files import RunFiles
+    from superdl.experiments.reporting.page import Table
+    from superdl.experiments.reporting.run_files import RunFiles
 
 GROUP = {"cpu_s": 4.0, "cpu_cores": 0.4, "pss_bytes_max": None}
 PHASE = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records import StepRecord
-from experiments.reporting.run_files import Pass, RunFiles, StepColumns, UsageRow
-from experiments.reporting.run_plots import (
+from superdl.experiments.records import StepRecord
+from superdl.experiments.reporting.run_files import Pass, RunFiles, StepColumns, UsageRow
+from superdl.experiments.reporting.run_plots import (
     cost_chart,
     learning_charts,
     speed_charts,
@@ -17,8 +17,8 @@ from experiments.reporting.run_plots import (
     step_times_chart,
     usage_charts,
 )
-from experiments.reporting.run_tables import gpus_table, passes_table, step_times_table
-from experiments.reporting.run_words import verdict
+from superdl.experiments.reporting.run_tables import gpus_table, passes_table, step_times_table
+from superdl.experiments.reporting.run_words import verdict
 
 FIGURES = {
     "samples": 1000,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.core import SetKey
-from coordinator.core.samples import footprint
-from experiments.simulator.cache_model import CacheModel
+from superdl.coordinator.core import SetKey
+from superdl.coordinator.core.samples import footprint
+from superdl.experiments.simulator.cache_model import CacheModel
 
 KEY = SetKey(b"a", -1)
 SOME = np.array([1, 3, 5])

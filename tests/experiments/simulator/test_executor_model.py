@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.core import CoreSettings, SetKey
-from coordinator.core.actions import Prefetch
-from coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from experiments.simulator.scenario import DatasetModel, FunctionsModel, Scenario
-from experiments.simulator.world import World
+from superdl.coordinator.core import CoreSettings, SetKey
+from superdl.coordinator.core.actions import Prefetch
+from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
+from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, Scenario
+from superdl.experiments.simulator.world import World
 
 DATA = DatasetModel(b"a", random=False, record_bytes=np.full(1000, 5000), source_bytes=700)
 LAMBDA = FunctionsModel(

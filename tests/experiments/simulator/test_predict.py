@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.simulator.predict import Prediction, predict
-from experiments.simulator.spec import (
+from superdl.experiments.simulator.predict import Prediction, predict
+from superdl.experiments.simulator.spec import (
     CacheSpec,
     DatasetSpec,
     FunctionsSpec,

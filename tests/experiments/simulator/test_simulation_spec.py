@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.simulator.spec import load_points
-from super_wire.errors import ConfigError
+from superdl.experiments.simulator.spec import load_points
+from superdl.super_wire.errors import ConfigError
 
 SPECS = sorted(Path("experiments/simulator/specs").glob("*.yaml"))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from experiments.data import make_digits
+from superdl.experiments.data import make_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

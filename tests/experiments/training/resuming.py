@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from experiments.run import run
-from experiments.spec import Spec, load_spec
-from experiments.step_log import StepLog
+from superdl.experiments.run import run
+from superdl.experiments.spec import Spec, load_spec
+from superdl.experiments.step_log import StepLog
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
-    from experiments.report import RunReport
+    from superdl.experiments.report import RunReport
 
 EVERY = ("training.checkpoint_every=1",)
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from PIL import Image
 
-from experiments.training.batch_size import TriedBatch, find_batch_size
-from experiments.training.memory_probe import CpuProbe, StepShape
-from super_wire.errors import ConfigError
+from superdl.experiments.training.batch_size import TriedBatch, find_batch_size
+from superdl.experiments.training.memory_probe import CpuProbe, StepShape
 from superdl.main import main
+from superdl.super_wire.errors import ConfigError
 
 MIB = 2**20
 SHAPE = StepShape(model="small_cnn", classes=10, side=64, precision="float32", threads=1)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from experiments.training.best_copy import bring_best
-from super_wire.errors import SourceError
+from superdl.experiments.training.best_copy import bring_best
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path

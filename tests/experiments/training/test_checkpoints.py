@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from experiments.ranks import Place, Ranks
-from experiments.training.chance import chance_of, restore_chance
-from experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
-from super_wire.errors import ConfigError
+from superdl.experiments.ranks import Place, Ranks
+from superdl.experiments.training.chance import chance_of, restore_chance
+from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

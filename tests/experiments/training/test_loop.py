@@ -9,25 +9,25 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.data import Source
-from experiments.device import ComputeSpan, pick_device, seed_everything
-from experiments.loaders import LoaderRequest, open_loader
-from experiments.models import build_model
-from experiments.monitoring import GpuReading
-from experiments.ranks import Place, Ranks
-from experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
-from experiments.training import Trainer
-from experiments.training.batches import Batches
-from experiments.training.steps import correct_within
-from super_wire.errors import ConfigError
+from superdl.experiments.data import Source
+from superdl.experiments.device import ComputeSpan, pick_device, seed_everything
+from superdl.experiments.loaders import LoaderRequest, open_loader
+from superdl.experiments.models import build_model
+from superdl.experiments.monitoring import GpuReading
+from superdl.experiments.ranks import Place, Ranks
+from superdl.experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
+from superdl.experiments.training import Trainer
+from superdl.experiments.training.batches import Batches
+from superdl.experiments.training.steps import correct_within
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.loaders import Loader
-    from experiments.records import EpochSummary, StepRecord
-    from experiments.training import GpuGauge
+    from superdl.experiments.loaders import Loader
+    from superdl.experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.training import GpuGauge
 
 CPU = torch.device("cpu")
 

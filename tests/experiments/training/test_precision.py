@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.models import build_model
-from experiments.training.precision import autocast, compute_type
-from experiments.training.strategies import make_strategy
-from super_wire.errors import ConfigError
+from superdl.experiments.models import build_model
+from superdl.experiments.training.precision import autocast, compute_type
+from superdl.experiments.training.strategies import make_strategy
+from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

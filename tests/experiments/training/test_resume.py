@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from experiments.training.checkpoints import Checkpoints
-from super_wire.errors import ConfigError
+from superdl.experiments.training.checkpoints import Checkpoints
+from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.resuming import (
     EVERY,
     done,
@@ -25,7 +25,7 @@ from tests.experiments.training.resuming import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from experiments.report import RunReport
+    from superdl.experiments.report import RunReport
 
 
 @pytest.mark.parametrize(

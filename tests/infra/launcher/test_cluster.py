@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.launcher.cluster import Cluster, cluster_of_flags, cluster_of_sagemaker
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 # As a real job's file has it, but for the hosts' number.
 CONFIG = {

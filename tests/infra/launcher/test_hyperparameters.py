@@ -7,7 +7,7 @@ import json
 import pytest
 
 from infra.launcher.hyperparameters import words_of_hyperparameters
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 
 def test_the_toolkits_words_are_taken_as_they_are(tmp_path):

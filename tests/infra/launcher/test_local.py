@@ -11,7 +11,7 @@ import pytest
 
 from infra.launcher.local import main
 from infra.launcher.one_machine import LocalHost, confined_to, free_ports, local_hosts
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 from tests.infra.launcher.hosts import LOCAL
 
 # With a coordinator that is there already, nothing but training is started.

@@ -15,7 +15,7 @@ from infra.launcher import ray_auth
 from infra.launcher.cluster import Cluster
 from infra.launcher.ray_auth import ray_environment, run_token
 from infra.launcher.trust import Trust, check_trust
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 HERE = Cluster((), ("127.0.0.1",), "127.0.0.1")
 TWO_HERE = Cluster(("127.0.0.2",), ("127.0.0.3",), "127.0.0.3")

@@ -9,8 +9,8 @@ from infra.launcher.cluster import Cluster
 from infra.launcher.services import function_cpus
 from infra.launcher.settings import SPARE, LaunchSettings
 from infra.launcher.training import ranks_here, training
-from sampler.host import usable_cores
-from super_wire.errors import ConfigError
+from superdl.sampler.embedded.host import usable_cores
+from superdl.super_wire.errors import ConfigError
 
 DATA = Cluster(("a", "b"), ("c", "d"), "b")
 TRAINER = Cluster(("a", "b"), ("c", "d"), "d")

@@ -13,7 +13,7 @@ from botocore.stub import Stubber
 from infra.launcher.submit import main
 from infra.launcher.submitting import Attempts, JobFailedError, NoCapacityError, submit
 from infra.launcher.training_job import Channel, Instances, TrainingJob
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/any"

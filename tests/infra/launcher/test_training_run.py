@@ -51,7 +51,7 @@ def check_every_image_once(hosts, images, epochs=EPOCHS):
 
 def coordinator_of(hosts):
     """Its oldest process; the others are its functions."""
-    found = [process for process in hosts.left() if process.cmdline()[2:4] == ["-m", "coordinator"]]
+    found = [process for process in hosts.left() if process.cmdline()[2:4] == ["-m", "superdl.coordinator"]]
     return min(found, key=psutil.Process.create_time)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.launcher.cluster import Cluster
 from infra.launcher.trust import check_trust, trust_of
-from super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError
 
 AWAY = Cluster(("algo-1",), ("algo-2",), "algo-1")
 HERE = Cluster(("127.0.0.2",), ("127.0.0.3",), "127.0.0.2")

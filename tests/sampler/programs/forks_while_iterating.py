@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from sampler import SuperSampler
+from superdl.sampler import SuperSampler
 from tests.sampler.stand_ins import BoundDataset
 
 

@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 
-from sampler.embedded import Embedded
-from sampler.supervisor_settings import SupervisorSettings
+from superdl.sampler.embedded.embedded import Embedded
+from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
 
 def say(word: object) -> None:

@@ -12,7 +12,7 @@ import sys
 
 from torch.utils.data import DataLoader
 
-from sampler import SuperSampler
+from superdl.sampler import SuperSampler
 from tests.sampler.stand_ins import BoundDataset
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.settings import Settings
-from super_wire.recipe import Recipe
+from superdl.coordinator.server.settings import Settings
 from superdl.doctor import Verdict
 from superdl.doctor.bandwidth import judge_bandwidth, samples_at_once
 from superdl.doctor.case import Case
+from superdl.super_wire.recipe import Recipe
 
 CASE = Case(settings=Settings(), recipe=Recipe.image(crop=224), batch_size=100, workers=4)
 MB = 1e6

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator.cache_info import CacheInfo
+from superdl.coordinator.cache.info import CacheInfo
 from superdl.doctor import Verdict
 from superdl.doctor.cache import judge_memory
 from tests.fixtures.tls_front import TlsFront

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator.settings import Settings
+from superdl.coordinator.server.settings import Settings
 from superdl.doctor import Verdict
 from superdl.doctor.function import _elsewhere
 from superdl.doctor.limits import judge_concurrency

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.settings import Settings
-from super_wire import coordinator_pb2 as pb
-from super_wire.recipe import Recipe
+from superdl.coordinator.server.settings import Settings
 from superdl.doctor import Verdict
 from superdl.doctor.case import Case, Seen
 from superdl.doctor.limits import check_clients
 from superdl.main import main
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.recipe import Recipe
 
 CASE = Case(settings=Settings(workers=1), recipe=Recipe.image(crop=32), coordinator="host:50051")
 

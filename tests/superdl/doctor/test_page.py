@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from superdl.doctor.checks import CHECKS
-from superdl.doctor_command import add_arguments
+from superdl.doctor.command import add_arguments
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.settings import Settings
-from super_wire.errors import CacheError
-from super_wire.recipe import Recipe
+from superdl.coordinator.server.settings import Settings
 from superdl.doctor import Verdict
 from superdl.doctor.case import Case, Seen
 from superdl.doctor.checks import CHECKS
 from superdl.doctor.finding import bad, combined, doubtful, good, size_text, skipped
 from superdl.doctor.running import Check, run_checks
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.recipe import Recipe
 
 CASE = Case(settings=Settings(), recipe=Recipe.image(crop=32))
 

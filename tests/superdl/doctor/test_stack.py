@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from super_wire.errors import ConfigError
 from superdl.doctor.stack import Stack, read_stack
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked
 

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from super_wire import coordinator_pb2 as pb
 from superdl.doctor import Verdict
 from superdl.doctor.coordination import judge_room
 from superdl.main import main
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port

@@ -1,0 +1,394 @@
+"""The coordinator's side of the cache: what it asks, deletes and buries there, and the lock it holds.
+
+Records are written by functions and read by readers; streams are followed in
+:mod:`superdl.coordinator.cache.read_reports` and :mod:`superdl.coordinator.cache.outcomes`. Commands raise
+:class:`~superdl.super_wire.errors.CacheError` where a server refuses and
+:class:`~superdl.super_wire.errors.CacheUnreachableError` where nobody answers. How many servers there are,
+and which one a command is for, is :mod:`superdl.coordinator.cache.nodes`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import redis.exceptions
+
+from superdl.coordinator.cache.info import CacheInfo, combined
+from superdl.coordinator.cache.nodes import CacheNodes
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
+from superdl.super_wire.ids import ID_BYTES, split_ids
+from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
+from superdl.super_wire.record import (
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    MAGIC,
+    RECORD_VERSION,
+    Kind,
+    Tombstone,
+    id_prefixes,
+    pack_tombstone,
+    parse_header,
+    verify_payload,
+)
+from superdl.super_wire.resp import MAX_BULK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.cache.nodes import Command
+    from superdl.super_wire.cluster import Node
+
+__all__ = ["LOCK_TTL_S", "Cache", "LockHeldError"]
+
+LOCK_TTL_S = 10
+_PIPELINE_KEYS = 1000
+_DIGEST = re.compile(rb"[0-9a-f]+")
+_RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
+_CURSORS = 2**64  # of one server's SCAN
+_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+
+# The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
+# holds it or, where ARGV[4] says so, another instance of our owner. Only taking needs memory: a full cache
+# still renews. Answers what was done, and in how many milliseconds another's lock expires.
+_HOLD_LOCK = """
+local held = redis.call('GET', KEYS[1])
+if held == ARGV[1] .. ARGV[2] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {'renewed', 0}
+end
+if held and not (ARGV[4] == '1' and string.sub(held, 33) == ARGV[2]) then
+  return {'refused', redis.call('PTTL', KEYS[1])}
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
+return {'taken', 0}
+"""
+_RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class LockHeldError(CacheError):
+    """Another coordinator owns the cache; its lock expires in ``expires_in_s`` unless it renews it."""
+
+    def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.expires_in_s = expires_in_s
+
+
+_Given = ParamSpec("_Given")
+_Told = TypeVar("_Told")
+
+
+def _as_asked(
+    method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
+) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
+    """A reply of another shape than was asked for is a lost connection, as one is that is no reply."""
+
+    @functools.wraps(method)
+    async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
+        with self._nodes.errors():
+            return await method(self, *args, **options)
+
+    return call
+
+
+class Cache:
+    """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
+
+    Args:
+        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
+            credentials; any node's of a cluster.
+        owner: whose lock it is; a coordinator that is restarted under the same owner takes its lock over.
+        credentials: what the cache lets in; by default those of the environment.
+        insecure: allows plain text beyond this machine, as ``SUPER_INSECURE`` in the environment does.
+
+    Raises:
+        ConfigError: address, credentials or certificates cannot be used.
+    """
+
+    def __init__(
+        self, address: str, *, owner: str, credentials: Credentials | None = None, insecure: bool = False
+    ) -> None:
+        self.address = address
+        self._instance = os.urandom(16).hex()
+        self._owner = owner or os.urandom(16).hex()
+        self._has_held_lock = False
+        given = credentials or Credentials.from_environment(os.environ)
+        self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
+
+    @_as_asked
+    async def info(self) -> CacheInfo:
+        """Memory, policy and identity of the server, or of a cluster's masters together."""
+        masters = await self._nodes.masters(afresh=True)  # a shard that was added tells nobody
+        infos = await asyncio.gather(*(self._info_of(master.node) for master in masters))
+        if len(infos) == 1:
+            return infos[0]
+        hosts = len({master.node.host for master in masters})
+        return combined(infos, [master.slots for master in masters], hosts)
+
+    async def _info_of(self, node: Node) -> CacheInfo:
+        return CacheInfo.of_server(await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE"))
+
+    @_as_asked
+    async def hold_lock(self) -> bool:
+        """Take or renew the lock; ``True`` if it had to be taken.
+
+        The first call takes it from an earlier coordinator of the same owner; later ones do not take it back.
+
+        Raises:
+            LockHeldError: another coordinator holds it.
+        """
+        may_take_over = "0" if self._has_held_lock else "1"
+        ttl_ms = LOCK_TTL_S * 1000
+        reply = await self._nodes.one(
+            LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, self._instance, self._owner, ttl_ms, may_take_over
+        )
+        done, expires_in_ms = _bytes(reply[0]), int(reply[1])
+        if done == b"refused":
+            msg = (
+                f"another coordinator owns the cache at {self.address}: end it, give this one another cache, "
+                f"or wait {LOCK_TTL_S} s if it has just died; jobs that share a cache share a coordinator: "
+                "start superdl coordinator once, and name it by SUPER_COORDINATOR"
+            )
+            raise LockHeldError(msg, expires_in_ms / 1000)
+        if done not in (b"taken", b"renewed"):
+            msg = f"the cache at {self.address} answers {done[:40]!r} to a look at the lock"
+            raise CacheUnreachableError(msg)
+        self._has_held_lock = True
+        return done == b"taken"
+
+    async def release_lock(self) -> None:
+        """Let the lock go, if it is ours."""
+        if not self._has_held_lock:
+            return
+        ours = self._instance + self._owner
+        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, ours)
+
+    @_as_asked
+    async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
+        """The golden digest that records in this cache agree with, and whether it was written just now.
+
+        It never expires: a cache without one is new or was emptied.
+        """
+        agreed = await self._nodes.one(GOLDEN_KEY, "GET", GOLDEN_KEY)
+        is_new = agreed is None and bool(await self._nodes.one(GOLDEN_KEY, "SET", GOLDEN_KEY, digest, "NX"))
+        if is_new:
+            return digest, True
+        if not _DIGEST.fullmatch(_bytes(agreed or b"")):
+            msg = f"{agreed!r} is no digest"
+            raise ValueError(msg)
+        return _bytes(agreed).decode(), False
+
+    @_as_asked
+    async def spent_usd(self) -> float:
+        """What coordinators of this cache have spent before; 0 where nothing is written of it.
+
+        Raises:
+            ConfigError: what is written is no sum.
+        """
+        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0").decode(
+            "ascii", "replace"
+        )
+        try:
+            spent_usd = float(written)
+        except ValueError:
+            spent_usd = -1.0
+        if not 0 <= spent_usd < math.inf:
+            msg = (
+                f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds no sum of US dollars but "
+                f"{written[:40]!r}: set it to what was spent, or delete it to count from 0"
+            )
+            raise ConfigError(msg)
+        return spent_usd
+
+    async def keep_spent_usd(self, usd: float) -> None:
+        """Write down what was spent, for the coordinators to come."""
+        await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
+
+    @_as_asked
+    async def audit(self, ids: bytes) -> NDArray[np.int64]:
+        """Record length of each sample in bytes; 0 where there is none (or none that we read), negative for a
+        tombstone.
+        """
+        headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
+        lengths = np.zeros(headers.size, dtype=np.uint64)
+        keys = cache_keys(ids)
+        for at in range(0, len(keys), _PIPELINE_KEYS):
+            some = keys[at : at + _PIPELINE_KEYS]
+            commands: list[Command] = []
+            for key in some:
+                commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
+            asked = [key for key in some for _ in range(2)]
+            replies = [_or_absent(reply) for reply in await self._nodes.each(asked, commands)]
+            self._nodes.check(replies)
+            raw = b"".join(
+                reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
+            )
+            headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
+            lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
+        whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
+        whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
+        known = np.isin(headers["kind"], (Kind.DATA, Kind.TOMBSTONE))
+        known &= headers["id_prefix"] == id_prefixes(ids)
+        ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
+        signed = np.where(ours, lengths, 0).astype(np.int64)
+        return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
+
+    @_as_asked
+    async def read_back(self, ids: bytes) -> NDArray[np.int64]:
+        """What :meth:`audit` tells, after each record was read to its end and checked: 0 for a spoilt one."""
+        lengths = await self.audit(ids)
+        sample_ids = split_ids(ids)
+        for place in np.flatnonzero(lengths).tolist():  # one by one, since they may be large
+            record = await self.record(sample_ids[place]) or b""
+            try:
+                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
+                verify_payload(header, record[HEADER_BYTES:])
+            except RecordError:
+                lengths[place] = 0
+        return lengths
+
+    @_as_asked
+    async def record(self, sample_id: bytes) -> bytes | None:
+        """A whole record; ``None`` where there is none."""
+        (key,) = cache_keys(sample_id)
+        found = await self._nodes.one(key, "GET", key)
+        return None if found is None else _bytes(found)
+
+    @_as_asked
+    async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
+        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it.
+
+        In a cluster one master is gone through after the other.
+        """
+        place, at = divmod(cursor, _CURSORS)
+        masters = await self._nodes.masters()
+        if place >= len(masters):  # there are fewer than there were
+            return 0, b""
+        pattern = RECORD_PREFIX + b"*"
+        following, keys = await self._nodes.at(
+            masters[place].node, "SCAN", at, "MATCH", pattern, "COUNT", count
+        )
+        digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
+        found = bytes.fromhex(b"".join(digits).decode())
+        if following := int(following):
+            return place * _CURSORS + following, found
+        return (place + 1) % len(masters) * _CURSORS, found
+
+    async def drop(self, ids: bytes) -> None:
+        """Delete records; what is not there is no error."""
+        keys = cache_keys(ids)
+        for start in range(0, len(keys), _PIPELINE_KEYS):
+            await self._nodes.unlink(keys[start : start + _PIPELINE_KEYS])
+
+    async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
+        """Write tombstones that expire, where there is no record."""
+        keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
+        commands: list[Command] = [
+            ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
+            for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
+        ]
+        self._nodes.check(await self._nodes.each(keys, commands))
+
+    @_as_asked
+    async def read_streams(
+        self, positions: dict[bytes, bytes], *, block_ms: int, count: int
+    ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+        """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
+        after = (*positions, *positions.values())
+        found = await self._nodes.one(
+            next(iter(positions)), "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *after
+        )
+        # Fields that are None are an entry's that was deleted.
+        return [
+            (_bytes(stream), [(_entry_id(number), dict(entry or {})) for number, entry in entries])
+            for stream, entries in found or []
+        ]
+
+    @_as_asked
+    async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
+        """Make a stream anew, and let it expire; the id after which its entries come."""
+        commands: list[Command] = [
+            ("UNLINK", stream),  # a stream that was given the largest id takes no other
+            ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
+            ("PEXPIRE", stream, int(expires_in_s * 1000)),
+        ]
+        replies = await self._nodes.each([stream] * len(commands), commands)
+        self._nodes.check(replies)
+        return _entry_id(replies[1])
+
+    @_as_asked
+    async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
+        """Make a stream that expires; what it holds already stays."""
+        commands: list[Command] = [
+            ("XADD", stream, "*", b"x", b""),
+            ("PEXPIRE", stream, int(expires_in_s * 1000)),
+        ]
+        replies = await self._nodes.each([stream, stream], commands)
+        self._nodes.check(replies)
+        await self.delete_entries(stream, [replies[0]])
+
+    @_as_asked
+    async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
+        """Let streams expire later; of each, whether it is there."""
+        found: list[bool] = []
+        for start in range(0, len(streams), _PIPELINE_KEYS):
+            some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
+            commands: list[Command] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
+            replies = await self._nodes.each(some, commands)
+            self._nodes.check(replies)
+            found += map(bool, replies)
+        return found
+
+    async def delete_entries(self, stream: bytes, numbers: Sequence[bytes]) -> None:
+        """Delete entries of a stream, which stays; what is not there is no error."""
+        await self._nodes.one(stream, "XDEL", stream, *numbers)
+
+    async def ring(self, stream: bytes) -> None:
+        """Append an empty entry to a stream, so that whoever waits on it looks up."""
+        append: Command = ("XADD", stream, "MAXLEN", 1, "*", b"x", b"")
+        try:
+            await self._nodes.one(stream, *append)
+        except CacheUnreachableError:
+            raise
+        except CacheError:  # somebody gave it the largest id that there is
+            await self.delete(stream)
+            await self._nodes.one(stream, *append)
+
+    async def delete(self, *names: bytes) -> None:
+        """Delete streams."""
+        if names:
+            await self._nodes.unlink(names)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._nodes.close()
+
+
+def _bytes(reply: Any) -> bytes:
+    if not isinstance(reply, bytes):
+        msg = f"{str(reply)[:40]!r} instead of a string"
+        raise TypeError(msg)
+    return reply
+
+
+def _entry_id(reply: Any) -> bytes:
+    if not _ENTRY_ID.fullmatch(_bytes(reply)):
+        msg = f"{reply[:40]!r} instead of the id of a stream's entry"
+        raise ValueError(msg)
+    return _bytes(reply)
+
+
+def _or_absent(reply: Any) -> Any:
+    """A reply to a pipelined read; what holds no string at all is as good as absent."""
+    if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
+        return b""
+    return reply

@@ -1,0 +1,137 @@
+"""Following the stream in the cache to which functions append their outcomes, where no call brings them.
+
+Each run of a coordinator has a stream of its own, with a name that nobody can guess. One XREAD waits on it,
+however many invocations fly; what was read is deleted, so that the stream holds what is unread and no more.
+An outcome may come twice, late or never: what nobody waits for is dropped, and who waits does so for a
+bounded time. Entries come from the network: one that cannot be read is logged and skipped. A stream that was
+lost, with a cache that was emptied, fails all who wait, since their outcomes may have been in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.executors.base import ConnectionLostError
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.keys import outcome_stream
+from superdl.super_wire.outcomes import read_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from superdl.coordinator.cache.cache import Cache
+    from superdl.super_wire.outcomes import Answer
+
+__all__ = ["OutcomeReader"]
+
+_log = logging.getLogger(__name__)
+
+_BLOCK_MS = 1000
+_COUNT = 256
+_KEEP_S = 3600.0
+"""The stream outlives its coordinator by this: longer than a function may run, so that one that is late makes
+no stream anew, which would never expire."""
+
+_PAUSE_S = 0.005  # in which outcomes gather: a read costs as much for one as for many
+_START = b"0-0"
+
+
+class OutcomeReader:
+    """Brings outcomes to those who wait for them; used from one event loop.
+
+    Args:
+        cache: where the stream is.
+
+    Attributes:
+        stream: its name, which goes with each request.
+        unreadable: entries that were no outcome.
+        unawaited: outcomes that nobody waited for: second ones, and late ones.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.stream = outcome_stream(os.urandom(16).hex())
+        self._key = self.stream.encode()
+        self._position = _START
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self.unreadable = 0
+        self.unawaited = 0
+
+    async def begin(self) -> None:
+        """Make the stream, with an expiry.
+
+        Raises:
+            CacheError: the cache does not answer or refuses.
+        """
+        await self._cache.make_stream(self._key, _KEEP_S)
+
+    @contextlib.contextmanager
+    def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
+        """The outcome of a request, for as long as the context lasts; to be entered before it is sent.
+
+        The future fails by :class:`~superdl.coordinator.executors.base.ConnectionLostError` if the outcome
+        may be lost.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = future
+        try:
+            yield future
+        finally:
+            if self._waiting.get(request_id) is future:
+                del self._waiting[request_id]
+            future.cancel()
+
+    async def keep(self) -> None:
+        """Keep the stream from expiring, and see that it is still there.
+
+        Raises:
+            CacheError: the cache does not answer or refuses.
+        """
+        (is_there,) = await self._cache.keep_streams([self._key], _KEEP_S)
+        if not is_there:
+            await self.begin()  # first, so that what is asked for from now on finds it
+            self.lost()
+
+    def lost(self) -> None:
+        """What the stream held is gone: who waits is told, and whatever it holds from now on is new."""
+        self._position = _START
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            _log.warning("the outcomes of %d requests may be lost: they are asked for again", len(waiting))
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError("the cache lost the stream of outcomes"))
+
+    async def read_once(self) -> None:
+        """Wait up to a second for outcomes, and hand them out.
+
+        Raises:
+            CacheError: the cache does not answer or refuses.
+        """
+        found = await self._cache.read_streams({self._key: self._position}, block_ms=_BLOCK_MS, count=_COUNT)
+        for _, entries in found:
+            if not entries:
+                continue
+            self._position = entries[-1][0]
+            for _, entry in entries:
+                self._take(entry)
+            await self._cache.delete_entries(self._key, [number for number, _ in entries])
+            await asyncio.sleep(_PAUSE_S)
+
+    def _take(self, entry: dict[bytes, bytes]) -> None:
+        try:
+            answer = read_outcome(entry)
+        except ConfigError as error:
+            if set(entry) != {b"x"}:  # by which a stream is made
+                self.unreadable += 1
+                _log.warning("an outcome in the cache is skipped: %s", error)
+            return
+        future = self._waiting.pop(answer.request_id, None)
+        if future is None or future.done():
+            self.unawaited += 1
+            return
+        future.set_result(answer)

@@ -1,0 +1,194 @@
+"""Reading the jobs' report streams: each entry becomes an event of the core.
+
+One XREAD waits on all streams at once; a stream of our own among them is rung when a job is added, so that
+nobody waits for a timeout. A read costs as much for one entry as for many, and more with every stream, so a
+pause follows each, in which entries gather. Entries come from whoever has a reader's credentials: one that
+cannot be read is counted and skipped. An entry's id far ahead of the cache's clock would be the last that we
+read of its stream, and the largest id would let no other follow: such a stream is deleted and begun again.
+Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.events import BatchRead
+from superdl.super_wire.keys import REPORT_PREFIX, report_stream
+from superdl.super_wire.report import ReadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from superdl.coordinator.cache.cache import Cache
+
+__all__ = ["ReportReader"]
+
+_log = logging.getLogger(__name__)
+
+_BELL = REPORT_PREFIX + b"%bell"
+_BLOCK_MS = 1000
+_COUNT = 512
+_KEEP_S = 3600.0
+_KEEP_EVERY_S = 60.0
+_PAUSE_S = 0.01
+_PAUSE_PER_STREAM_S = 1e-5
+_NUMBER_MAX = 2**48
+_AHEAD_MS = 60_000
+_FAR_MS = 2**62  # of the 2**64 that an id can tell: no clock is there
+_START = b"0-0"
+
+
+@dataclass(slots=True)
+class _Followed:
+    """How far a stream has been read.
+
+    ``clock_ms`` is the cache's clock less our own when the stream was begun; ``None`` after the cache was
+    emptied, since its clock may be another.
+    """
+
+    position: bytes = _START
+    clock_ms: int | None = None
+
+    @classmethod
+    def begun(cls, first: bytes) -> _Followed:
+        """A stream whose entries come after ``first``, which was made just now."""
+        return cls(first, _number(first)[0] - _now_ms())
+
+    def believes(self, numbers: list[bytes]) -> bool:
+        """Whether these ids can be of entries that were added since the last look."""
+        ids = [_number(self.position), *map(_number, numbers)]
+        latest_ms = _FAR_MS if self.clock_ms is None else self.clock_ms + _now_ms() + _AHEAD_MS
+        return ids == sorted(set(ids)) and ids[-1][0] <= latest_ms
+
+
+class ReportReader:
+    """Follows the report streams of all open jobs.
+
+    Args:
+        cache: where the streams are.
+        emit: takes the events that came together.
+    """
+
+    def __init__(self, cache: Cache, emit: Callable[[list[BatchRead]], None]) -> None:
+        self._cache = cache
+        self._emit = emit
+        self._bell = _START
+        self._followed: dict[bytes, _Followed] = {}
+        self._kept_s = -_KEEP_EVERY_S
+        self._pause_until_s = 0.0
+        self.unreadable = 0
+        """How many entries could not be read."""
+
+    async def follow(self, job: str) -> None:
+        """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
+        stream = report_stream(job)
+        if stream not in self._followed:
+            begun = _Followed.begun(await self._cache.empty_stream(stream, _KEEP_S))
+            self._followed.setdefault(stream, begun)  # another rank may have come first
+            await self._cache.ring(_BELL)
+
+    async def leave(self, job: str) -> None:
+        """Stop reading a job's stream and delete it."""
+        if self._followed.pop(report_stream(job), None) is not None:
+            await self._cache.delete(report_stream(job))
+
+    async def keep(self, now_s: float) -> None:
+        """Keep the streams from expiring for an hour; does something once in a minute.
+
+        Args:
+            now_s: on any monotonic clock.
+        """
+        if now_s >= self._kept_s + _KEEP_EVERY_S:
+            await self._cache.keep_streams([_BELL, *self._followed], _KEEP_S)
+            self._kept_s = now_s
+
+    def rewind(self) -> None:
+        """The cache was emptied: whatever the streams hold now is new, even if its clock was set back."""
+        self._bell = _START
+        self._followed = {stream: _Followed() for stream in self._followed}
+
+    async def read_once(self) -> None:
+        """Wait for entries, up to a second, and emit them; soon after the last time, wait a little before."""
+        events: list[BatchRead] = []
+        await asyncio.sleep(self._pause_until_s - time.monotonic())
+        positions = {_BELL: self._bell} | {name: one.position for name, one in self._followed.items()}
+        found = await self._cache.read_streams(positions, block_ms=_BLOCK_MS, count=_COUNT)
+        self._pause_until_s = time.monotonic() + _PAUSE_S + _PAUSE_PER_STREAM_S * len(positions)
+        for stream, entries in found:
+            if stream == _BELL and entries:
+                last = entries[-1][0]
+                self._bell = last if _number(last)[0] <= _FAR_MS else _START
+            followed = self._followed.get(stream)
+            if followed is None or not entries or followed.position != positions[stream]:
+                continue
+            numbers = [number for number, _ in entries]
+            if followed.believes(numbers):
+                followed.position = numbers[-1]
+                events += self._read(stream.removeprefix(REPORT_PREFIX).decode(), entries)
+            else:
+                await self._begin_again(stream, numbers[-1])
+        if events:
+            self._emit(events)
+
+    def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[BatchRead]:
+        events = []
+        for _, entry in entries:
+            try:
+                events.append(_event(job, ReadReport.from_fields(entry)))
+            except ValueError as error:
+                self.unreadable += 1
+                about = {"cause": "unreadable report"}
+                _log.warning("a read report of job %s is skipped: %s", job, error, extra=about)
+        return events
+
+    async def _begin_again(self, stream: bytes, number: bytes) -> None:
+        _log.warning(
+            "the read reports of job %s have the id %s, which no reader of ours gave: the stream is begun "
+            "again. A reader's credentials may have been used to forge it, or the cache's clock has jumped",
+            stream.removeprefix(REPORT_PREFIX).decode(),
+            number.decode(),
+            extra={"cause": "forged report"},
+        )
+        begun = _Followed.begun(await self._cache.empty_stream(stream, _KEEP_S))
+        if stream in self._followed:
+            self._followed[stream] = begun
+        else:  # it was left meanwhile
+            await self._cache.delete(stream)
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+def _number(number: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = number.partition(b"-")
+    return int(milliseconds), int(sequence)
+
+
+def _event(job: str, report: ReadReport) -> BatchRead:
+    largest = max(
+        report.epoch, report.position, report.samples, report.read_us, report.wait_us, report.size_bytes
+    )
+    if largest > _NUMBER_MAX or report.hits > report.samples:
+        msg = f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
+        raise ValueError(msg)
+    return BatchRead(
+        job=job,
+        rank=report.rank,
+        epoch=report.epoch,
+        position=report.position,
+        samples=report.samples,
+        hits=report.hits,
+        missed=np.array(report.missed, dtype=np.int64),
+        corrupt=np.array(report.corrupt, dtype=np.int64),
+        done=bool(report.done),
+        read_us=report.read_us,
+        wait_us=report.wait_us,
+        size_bytes=report.size_bytes,
+    )

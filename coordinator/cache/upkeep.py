@@ -1,0 +1,247 @@
+"""The upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams.
+
+Taking the cache over at the start stands here too. What follows from a cache that was emptied or has grown is
+decided in :mod:`superdl.coordinator.core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
+from superdl.coordinator.core.events import CacheEvicted, CacheGrew, CacheReset, CacheResized
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.ids import ID_BYTES
+
+if TYPE_CHECKING:
+    from superdl.coordinator.cache.cache import Cache
+    from superdl.coordinator.cache.info import CacheInfo
+    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.cache.sweeping import Sweep
+    from superdl.coordinator.server.engine import Engine
+
+__all__ = ["Upkeep", "agree_on_golden", "take_over"]
+
+_log = logging.getLogger(__name__)
+
+_REACH_TIMEOUT_S = 10.0
+_RETRY_S = 0.2
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # one node of a cluster that hangs must not let the lock on another expire
+_BUFFER_SHARE = 0.25
+_SETTLED_S = 60.0
+_CROWDED_SHARE = 0.9
+_FOREIGN_SHARE = 0.125
+_SHORT_SHARE = 1 / 32  # of the budget: what the core frees at once, so that with less it is about to drop
+_FREED_SHARE = 1 / 16
+_RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
+
+
+async def take_over(cache: Cache) -> CacheInfo:
+    """Reach the cache and take its lock, within a bounded wait.
+
+    A lock that nobody renews is waited for until it expires; one that is renewed has a living owner.
+
+    Raises:
+        LockHeldError: another coordinator owns the cache.
+        CacheUnreachableError: nobody answered.
+        CacheError: the cache refuses what a coordinator does there.
+    """
+    clock = asyncio.get_running_loop().time
+    reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
+    first_expiry_s = None
+    while True:
+        try:
+            info = await cache.info()
+            await cache.hold_lock()
+            await cache.audit(bytes(ID_BYTES))  # see now whether records may be read
+        except LockHeldError as error:
+            expiry_s = clock() + error.expires_in_s
+            first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
+            if expiry_s > first_expiry_s + _RENEWED_S or clock() > wait_until_s:
+                raise
+        except CacheUnreachableError:
+            if clock() > reach_until_s:
+                raise
+        else:
+            return info
+        await asyncio.sleep(_RETRY_S)
+
+
+async def agree_on_golden(cache: Cache, digest: str) -> bool:
+    """See that functions decode as those did that filled this cache; ``True`` if nobody had filled it yet.
+
+    Raises:
+        ConfigError: they decode to other pixels.
+    """
+    agreed, is_new = await cache.agree_on_golden(digest)
+    if agreed != digest and (await cache.agree_on_golden(digest))[0] != agreed:  # functions write it once
+        msg = f"the cache at {cache.address} tells two golden digests: its answers are garbled"
+        raise CacheUnreachableError(msg)
+    if agreed != digest:
+        msg = (
+            f"the functions decode the golden images to {digest}, the records in {cache.address} were made "
+            f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
+        )
+        raise ConfigError(msg)
+    return is_new
+
+
+class Upkeep:
+    """Holds the lock, watches the server's identity and memory, and tells the core what changed.
+
+    Args:
+        cache: the server.
+        engine: whose core is told.
+        reports: rewound when the cache was emptied.
+        sweep: of what an earlier coordinator left, where jobs need the room.
+        outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
+        info: what the server said when it was taken over.
+        cache_bytes: memory for records that was asked for; 0 is as much as the server allows.
+        golden: digest that records in it have to agree with.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        engine: Engine,
+        reports: ReportReader,
+        sweep: Sweep,
+        *,
+        info: CacheInfo,
+        golden: str,
+        cache_bytes: int = 0,
+        outcomes: OutcomeReader | None = None,
+    ) -> None:
+        self._cache = cache
+        self._engine = engine
+        self._reports = reports
+        self._outcomes = outcomes
+        self._sweep = sweep
+        self._clock = asyncio.get_running_loop().time
+        self._settled_at_s = self._clock() + _SETTLED_S
+        self._nodes = info.nodes
+        self._evicted_keys = info.evicted_keys
+        self._is_new = False
+        self._golden = golden
+        self._cache_bytes = cache_bytes
+        self._answers = True
+        self._asked = self._dropped = 0
+        self._kept_usd = engine.core.ledger.total_usd
+
+    async def once(self) -> None:
+        """One look; a cache that does not answer is waited for.
+
+        Raises:
+            LockHeldError: another coordinator has taken the cache.
+            ConfigError: it was filled by functions that decode otherwise.
+        """
+        try:
+            was_taken = await self._cache.hold_lock()
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                self._is_new |= await agree_on_golden(self._cache, self._golden)
+                info = await self._cache.info()
+                await self._reports.keep(self._clock())
+                if self._outcomes is not None:
+                    await self._outcomes.keep()
+        except LockHeldError:
+            raise
+        except (CacheError, TimeoutError) as error:
+            if self._answers:
+                _log.warning("waiting for the cache: %s", str(error) or "it does not answer in time")
+            self._answers = False
+            return
+        self._answers = True
+        if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
+            _log.warning(
+                "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
+                "small for the budget; its policy is %s, where noeviction would be better",
+                info.evicted_keys - self._evicted_keys,
+                info.policy,
+            )
+            self._engine.post(CacheEvicted())
+        elif self._is_new or info.nodes != self._nodes:
+            self._lost(info.nodes)
+        elif was_taken:
+            _log.warning("the lock on the cache had expired and was taken again: this process stood still")
+        self._evicted_keys = info.evicted_keys
+        self._is_new = False
+        await self._watch_memory(info)
+        await self.keep_spent()
+
+    async def keep_spent(self) -> None:
+        """Write down what is spent where it has changed, so that a cap holds over a restart."""
+        usd = self._engine.core.spent_usd
+        if usd == self._kept_usd:
+            return
+        try:
+            await self._cache.keep_spent_usd(usd)
+        except CacheError as error:  # tried again with the next look
+            _log.warning("what is spent could not be written down, and a restart would forget it: %s", error)
+        else:
+            self._kept_usd = usd
+
+    def _lost(self, nodes: frozenset[str]) -> None:
+        """A server was restarted or emptied, or another one has its place."""
+        self._kept_usd = 0.0
+        self._reports.rewind()
+        if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
+            self._outcomes.lost()
+        if self._nodes & nodes and len(nodes) > 1:
+            _log.warning(
+                "%d of the cache's %d nodes are new, or one was emptied: what they held is looked for, and "
+                "produced again as it is needed",
+                len(nodes - self._nodes),
+                len(nodes),
+            )
+            self._engine.post(CacheEvicted())
+        else:
+            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            self._engine.post(CacheReset())
+        self._nodes = nodes
+
+    async def _watch_memory(self, info: CacheInfo) -> None:
+        core = self._engine.core
+        budget_bytes = info.budget(self._cache_bytes)
+        if budget_bytes != core.budget_bytes:
+            _log.warning(
+                "the cache's memory has changed: %.1f MiB are for records now, %.1f MiB were (maxmemory %.1f "
+                "MiB, %.1f MiB used)",
+                *(
+                    size / 2**20
+                    for size in (budget_bytes, core.budget_bytes, info.maxmemory, info.used_memory)
+                ),
+            )
+        self._engine.post(CacheResized(budget_bytes))
+        if not info.maxmemory:
+            return
+        # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.
+        headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.budget_bytes))
+        used_bytes = info.used_memory - headroom_bytes
+        foreign_bytes = used_bytes - core.resident_bytes
+        self._engine.post(CacheGrew(foreign_bytes))
+        wanted_bytes = self._wanted_bytes()
+        # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
+        if (
+            wanted_bytes > 0
+            and used_bytes > _CROWDED_SHARE * core.budget_bytes
+            and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
+            and self._clock() >= self._settled_at_s
+        ):
+            await self._sweep.step(self._clock(), wanted_bytes)
+
+    def _wanted_bytes(self) -> float:
+        """Room that open jobs want beside what is free: some, if since the last look samples were asked for
+        in a cache that had hardly any, or were dropped for others.
+        """
+        core = self._engine.core
+        asked = sum(member.requests for member in core.fleet.members)
+        producing = bool(core.requests_in_flight) or asked > self._asked
+        dropping = core.dropped_samples > self._dropped
+        self._asked, self._dropped = asked, core.dropped_samples
+        short = core.free_bytes < _SHORT_SHARE * core.budget_bytes
+        if not core.jobs or not (dropping or (producing and short)):
+            return 0.0
+        return _FREED_SHARE * core.budget_bytes - core.free_bytes

@@ -1,0 +1,253 @@
+"""The executors at work: started together, told to the core as they come and go, and started anew.
+
+With one executor its failure to start is the coordinator's. With several, those that do not start are left
+out, told, and tried again; one that decodes otherwise than the records in the cache is left out, too. Which
+of those that run has which request is the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.core.events import ExecutorResized
+from superdl.coordinator.executors.base import ExecutorError, Scaling
+from superdl.super_wire.errors import SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.executors import Executor
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+
+__all__ = ["Crew", "Post"]
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 60.0
+_CLOSE_S = 8.0
+_LAST_S = 1.0
+_NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
+
+
+class Post:
+    """The place of one executor, whether or not it is filled; itself an :class:`Executor`.
+
+    Args:
+        make: makes the executor, again for each attempt to start it.
+    """
+
+    def __init__(self, make: Callable[[], Executor]) -> None:
+        self._make = make
+        self._made = make()  # what is wrong with its settings is told at once
+        self._spent = False
+        self._ready = False
+        self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
+        self.absence = "it has not been started"
+        """Why it is not there; empty while it is."""
+
+    @property
+    def scaling(self) -> Scaling:
+        """How many requests it takes at once: none while it is not there."""
+        return self._made.scaling if self._ready else _NONE
+
+    @property
+    def golden(self) -> str:
+        """Digest of the golden images as its functions decode them."""
+        return self._made.golden
+
+    async def start(self) -> None:
+        """Start the executor; it takes requests from :meth:`take_up` on.
+
+        Raises:
+            SuperError: why not, whatever it was; it can be tried again.
+        """
+        try:
+            if self._spent:
+                self._made, self._spent = self._make(), False
+            await self._made.start()
+        except SuperError as error:
+            await self.leave(str(error))
+            raise
+        except Exception as error:
+            words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
+            _log.exception("the executor %s: %s", self.name, words)
+            await self.leave(words)
+            raise ExecutorError(words) from error
+
+    def take_up(self) -> None:
+        """Have it take requests."""
+        self._ready, self.absence = True, ""
+
+    async def leave(self, reason: str) -> None:
+        """End the executor; the next start has another one in its place."""
+        self._ready, self.absence = False, reason
+        await self._end()
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """Carry out one request; see :class:`superdl.coordinator.executors.base.Executor`."""
+        if not self._ready:
+            error = ExecutorError(f"the executor {self.name} is not there: {self.absence}")
+            error.refused = True
+            raise error
+        return await self._made.invoke(request, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """End the executor."""
+        self._ready, self.absence = False, "the coordinator ends"
+        await self._end()
+
+    async def _end(self) -> None:
+        """Close what was made, once, and wait for it no longer than is bearable."""
+        if self._spent:
+            return
+        closing = asyncio.create_task(self._made.close(), name=f"close {self.name}")
+        try:
+            await asyncio.wait([closing], timeout=_CLOSE_S)
+        finally:
+            closing.cancel()
+        self._spent = True
+        await asyncio.wait([closing], timeout=_LAST_S)
+        if not closing.done() or closing.cancelled():
+            _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
+        elif (error := closing.exception()) is not None:
+            _log.error("the executor %s did not end well", self.name, exc_info=error)
+
+
+class Crew:
+    """All executors, in order of preference.
+
+    Args:
+        makers: make them, the cheapest first; at least one.
+
+    Raises:
+        ConfigError: a setting of one is wrong.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], Executor]]) -> None:
+        self.posts = tuple(Post(make) for make in makers)
+        self.golden = ""
+        """What the functions of all that are there decode golden images to."""
+        self._told: dict[int, Scaling] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: list[asyncio.Task[None]] = []
+        self._agree: Callable[[str], Awaitable[object]] | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether functions of any run on other machines."""
+        return any(post.remote for post in self.posts)
+
+    async def start(self) -> None:
+        """Start all; those that take much longer than the first are waited for no more.
+
+        Raises:
+            SuperError: none could be started; what the first said.
+        """
+        starting = [asyncio.create_task(post.start(), name=f"start {post.name}") for post in self.posts]
+        try:
+            await _first_success(starting)
+            await asyncio.wait(starting, timeout=_GRACE_S)
+        except BaseException:
+            await cancel_and_wait(*starting)
+            raise
+        self._starting = starting
+        if all(task.done() and task.exception() for task in starting):
+            if len(self.posts) == 1:
+                starting[0].result()
+            raise self._none_left()
+
+    async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
+        """Take up those that have started, if they decode as ``agree`` wants it; go on with the others.
+
+        Args:
+            agree: is given a golden digest, and raises ``ConfigError`` for one that cannot be.
+
+        Raises:
+            SuperError: none is left.
+        """
+        self._agree = agree
+        for post, starting in zip(self.posts, self._starting, strict=True):
+            if not starting.done():
+                self._watch(self._keep(post, starting))
+                continue
+            try:
+                starting.result()
+                await self._take_up(post)
+            except SuperError as error:
+                if len(self.posts) == 1:
+                    raise
+                _log.warning("the executor %s is left out for now: %s", post.name, error)
+                self._watch(self._keep(post))
+        if not self.golden:
+            raise self._none_left()
+
+    def tell(self, post_event: Callable[[Event], None]) -> None:
+        """Tell the core of those that take another number of requests than when it was told last."""
+        for number, post in enumerate(self.posts):
+            scaling = post.scaling
+            if scaling != self._told.get(number):
+                self._told[number] = scaling
+                post_event(ExecutorResized(**asdict(scaling), executor=number))
+
+    async def close(self) -> None:
+        """End all."""
+        await cancel_and_wait(*self._tasks, *self._starting)
+        await asyncio.gather(*(post.close() for post in self.posts))
+
+    def _none_left(self) -> SuperError:
+        """What to raise if none of several executors can be used."""
+        reasons = "; ".join(f"{post.name}: {post.absence}" for post in self.posts)
+        return ExecutorError(f"none of the executors could be started: {reasons}")
+
+    async def _take_up(self, post: Post) -> None:
+        if self._agree is None:  # never: it is set before
+            raise ExecutorError("nobody has said what golden images are decoded to")
+        try:
+            await self._agree(post.golden)
+        except SuperError as error:
+            await post.leave(str(error))
+            raise
+        self.golden = self.golden or post.golden
+        post.take_up()
+
+    async def _keep(self, post: Post, starting: asyncio.Task[None] | None = None) -> None:
+        """Try again and again to start one that is missing."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if starting is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            try:
+                await (starting or post.start())
+                await self._take_up(post)
+            except SuperError as error:
+                _log.warning("the executor %s is missing, and is tried again: %s", post.name, error)
+                starting = None
+            except Exception:  # noqa: BLE001  # logged; a bug is no reason to do without it for ever
+                _log.exception("the executor %s is missing, and is tried again", post.name)
+                starting = None
+            else:
+                _log.info("the executor %s is there", post.name)
+                return
+
+    def _watch(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _first_success(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until one has ended well, or all have ended."""
+    left = set(tasks)
+    while left:
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        if any(task.exception() is None for task in done):
+            return

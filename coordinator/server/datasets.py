@@ -1,0 +1,297 @@
+"""Datasets that samplers have registered: their listing, its progress, and the sample ids of what it found.
+
+Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
+Listing itself is :mod:`superdl.coordinator.catalog`'s, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superdl.coordinator.catalog import Catalog, ListingCancelledError, list_source
+from superdl.coordinator.server.recent_ids import RecentIds
+from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
+from superdl.super_wire.ids import ID_BYTES, digest128
+from superdl.super_wire.record import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = ["Dataset", "DatasetRegistry", "Listing"]
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_STEP = 1000
+_CLOSE_TIMEOUT_S = 5.0
+_LISTINGS_AT_ONCE = 8
+_LISTINGS_MAX = 64
+_DEFAULT_RECORD_BYTES = 600_000
+"""Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """One listing of a source, under way or ended; ``listed`` samples so far."""
+
+    source: str
+    key_list: str
+    task: asyncio.Task[None] | None = None
+    listed: int = 0
+    catalog: Catalog | None = None
+    error: SuperError | None = None
+    ended_at_s: float = 0.0
+    runs: set[str] = field(default_factory=set)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.catalog is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class Dataset:
+    """A listing under a recipe, as one run registered it."""
+
+    dataset_id: bytes
+    recipe: Recipe
+    listing: Listing
+    all_ids: NDArray[np.uint8] | None = None
+    """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
+    _recent: RecentIds = field(default_factory=RecentIds)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its samples and their ids are known."""
+        return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The listed samples.
+
+        Raises:
+            SuperError: the listing has failed, or has not ended yet.
+        """
+        if self.listing.error is not None:
+            raise self.listing.error
+        if self.listing.catalog is None:
+            msg = f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
+            raise SourceError(msg)
+        return self.listing.catalog
+
+    @property
+    def content(self) -> bytes:
+        """Digest of what decides the sample ids: runs with equal content share residency."""
+        seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
+        return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
+
+    @property
+    def record_bytes(self) -> int:
+        """Length of a record, as far as the recipe tells it."""
+        shape = self.recipe.output_shape
+        return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
+
+    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
+        """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
+        if self.recipe.random:
+            seed, catalog, digest = self.recipe.augment_seed, self.catalog, self.recipe.digest
+            return self._recent.ids(
+                indices, epoch, lambda missing: catalog.sample_ids(digest, (seed, epoch), missing)
+            )
+        if self.all_ids is None:
+            msg = f"{self.listing.source}: ids are asked for before they are known"
+            raise RuntimeError(msg)
+        return self.all_ids[indices].tobytes()
+
+
+class DatasetRegistry:
+    """The datasets that were registered last, and the listings they share.
+
+    A few sources are listed at once, on threads of their own, and a bounded number waits for its turn.
+
+    Args:
+        max_age_s: how old a listing may be for a new run. capacity: how many datasets are remembered; a job
+        remembers its own. clock: seconds on a clock that does not go back. lister: lists a source, see
+        :func:`superdl.coordinator.catalog.list_source`; called in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_age_s: float,
+        capacity: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        lister: Callable[..., Catalog] = list_source,
+    ) -> None:
+        self._max_age_s = max_age_s
+        self._capacity = capacity
+        self._clock = clock
+        self._lister = lister
+        self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
+        self._listings: list[Listing] = []
+        self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
+        self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
+
+    def register(self, source: str, recipe: Recipe, key_list: str, run_id: str) -> Dataset:
+        """The dataset of these facts; its listing is begun if no fitting one is there.
+
+        Raises:
+            CoordinatorError: too many other listings have not ended yet.
+        """
+        dataset_id = digest128(source.encode(), key_list.encode(), recipe.json.encode(), run_id.encode())
+        known = self.get(dataset_id)
+        if known is not None and known.listing.error is None:
+            return known
+        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id))
+        self._datasets[dataset_id] = dataset
+        self._forget_some()
+        return dataset
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All that are registered, those too that are still being listed."""
+        return list(self._datasets.values())
+
+    def get(self, dataset_id: bytes) -> Dataset | None:
+        """The dataset of that id, if it is registered."""
+        dataset = self._datasets.get(dataset_id)
+        if dataset is not None:
+            self._datasets.move_to_end(dataset_id)
+        return dataset
+
+    async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
+        """Wait until the listing has ended or found more than ``listed``, at most ``wait_s``; once it has
+        ended, until the ids are derived as well.
+
+        Raises:
+            SuperError: what ended the listing.
+        """
+        listing = dataset.listing
+        async with listing.changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await listing.changed.wait_for(lambda: listing.ended or listing.listed > listed)
+            except TimeoutError:
+                return
+        if listing.ended:
+            await self._derive_ids(dataset)
+
+    async def close(self) -> None:
+        """Stop listings that are under way."""
+        for listing in self._listings:
+            listing.cancelled.set()
+        tasks: list[asyncio.Task[Any]] = [*self._deriving.values()]
+        tasks += [listing.task for listing in self._listings if listing.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _listing(self, source: str, key_list: str, run_id: str) -> Listing:
+        same = [one for one in self._listings if (one.source, one.key_list) == (source, key_list)]
+        for listing in same:
+            fresh = not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
+            if listing.error is None and (run_id in listing.runs or fresh):
+                listing.runs.add(run_id)
+                return listing
+        under_way = sum(not one.ended for one in self._listings)
+        if under_way >= _LISTINGS_MAX:
+            msg = (
+                f"this coordinator is listing {under_way} sources already: register this one when some of "
+                "them have ended"
+            )
+            raise CoordinatorError(msg)
+        listing = Listing(source, key_list, runs={run_id})
+        listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
+        self._listings.append(listing)
+        return listing
+
+    def _forget_some(self) -> None:
+        """Keep memory bounded; who comes back for a forgotten dataset is told to register it again."""
+        while len(self._datasets) > self._capacity:
+            self._datasets.popitem(last=False)
+        wanted = {id(dataset.listing) for dataset in self._datasets.values()}
+        for listing in self._listings:
+            if id(listing) not in wanted:
+                listing.cancelled.set()
+        self._listings = [one for one in self._listings if id(one) in wanted or not one.ended]
+
+    async def _list(self, listing: Listing) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def tell() -> None:
+            async with listing.changed:
+                listing.changed.notify_all()
+
+        def progress(listed: int) -> None:  # called in the listing's threads
+            if listed - listing.listed >= _PROGRESS_STEP:
+                listing.listed = listed
+                asyncio.run_coroutine_threadsafe(tell(), loop)
+
+        try:
+            catalog = await loop.run_in_executor(
+                self._threads,
+                self._lister,
+                listing.source,
+                listing.key_list or None,
+                progress,
+                listing.cancelled,
+            )
+        except ListingCancelledError:
+            listing.error = SourceError(
+                f"listing {listing.source} was cancelled: nobody asked for it any more"
+            )
+        except SuperError as error:
+            listing.error = error
+        except Exception as error:  # noqa: BLE001  # logged and told; else whoever polls would wait for ever
+            _log.exception("listing %s failed: a bug", listing.source)
+            listing.error = SourceError(
+                f"listing {listing.source} failed unexpectedly ({type(error).__name__}): "
+                "see the coordinator's log"
+            )
+        else:
+            listing.catalog = self._shared(catalog)
+            listing.listed = len(catalog)
+        listing.ended_at_s = self._clock()
+        await tell()
+
+    def _shared(self, catalog: Catalog) -> Catalog:
+        """An equal catalog that is in memory already, else this one."""
+        for listing in self._listings:
+            other = listing.catalog
+            if other and (other.fingerprint, other.warnings) == (catalog.fingerprint, catalog.warnings):
+                return other
+        return catalog
+
+    async def _derive_ids(self, dataset: Dataset) -> None:
+        """Derive the ids of all samples, once for all datasets of equal content, in a thread."""
+        catalog, content = dataset.catalog, dataset.content
+        if dataset.ready:
+            return
+        for other in self._datasets.values():
+            if other.ready and other.content == content:
+                dataset.all_ids = other.all_ids
+                return
+        task = self._deriving.get(content)
+        if task is None:
+            task = asyncio.create_task(asyncio.to_thread(_all_ids, catalog, dataset.recipe.digest))
+            self._deriving[content] = task
+            task.add_done_callback(lambda _: self._deriving.pop(content))
+        dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller hangs up
+
+
+def _all_ids(catalog: Catalog, recipe_digest: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(catalog.sample_ids(recipe_digest), dtype=np.uint8).reshape(-1, ID_BYTES)

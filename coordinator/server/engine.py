@@ -1,0 +1,379 @@
+"""The engine: carries the core's actions out and turns every result back into an event.
+
+It owns the core, the clock and the tasks. All of it runs on one event loop, so the core needs no lock. What
+is decided stands in :mod:`superdl.coordinator.core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.core.actions import Action, Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
+from superdl.coordinator.core.core import Core
+from superdl.coordinator.core.events import (
+    Audited,
+    Event,
+    FailureKind,
+    RecordReadBack,
+    RequestDone,
+    RequestFailed,
+    Tick,
+)
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.coordinator.core.samples import EVERY_EPOCH
+from superdl.coordinator.executors import (
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionLostError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    PayloadTooLargeError,
+    ThrottledError,
+)
+from superdl.coordinator.server.requests import request_for
+from superdl.super_wire.errors import (
+    CacheError,
+    CacheUnreachableError,
+    ConfigError,
+    RecordError,
+    RecordVersionError,
+)
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.record import Tombstone, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
+    from typing import Any
+
+    from superdl.coordinator.cache.cache import Cache
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.settings import CoreSettings
+    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.server.datasets import Dataset
+    from superdl.super_wire.request import PrefetchResult
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+_OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
+_ANSWER_GRACE_S = 10.0
+_ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answering
+_RETRY_S = 0.5
+_NUMBER_MAX = 2**40
+_TICK_LEAST_S = 0.001
+_SENDS_PER_TURN = 16
+_KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
+    (FunctionCrashedError, FailureKind.CRASHED),
+    (FunctionTimedOutError, FailureKind.TIMED_OUT),
+    (FunctionLostError, FailureKind.LOST),
+    (FunctionRaisedError, FailureKind.RAISED),
+    (PayloadTooLargeError, FailureKind.RAISED),
+    (ThrottledError, FailureKind.THROTTLED),
+    (ExecutorError, FailureKind.UNAVAILABLE),
+    (ConfigError, FailureKind.RAISED),
+)
+
+
+class Engine:
+    """The core and its hands; make it on the event loop that it is to run on.
+
+    ``failed`` gets the exception of whatever must not fail, a bug: the account is then wrong, so the
+    coordinator should end and be started anew.
+
+    Args:
+        settings: the core's.
+        cache: where records are.
+        executors: what runs functions, in the order in which the settings name them.
+        function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        cache: Cache,
+        executors: Sequence[Executor],
+        *,
+        function_memory_mb: int = 1769,
+    ) -> None:
+        self.core = Core(settings)
+        self._memory_gb = function_memory_mb / 1024
+        self._cache = cache
+        self._executors = executors
+        self._contents: dict[bytes, Dataset] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dropping: asyncio.Task[None] | None = None
+        self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
+        self._run = uuid.uuid4().hex[:8]
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_at_s = 0.0
+        self._closed = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def cache_address(self) -> str:
+        """Where readers find the records."""
+        return self._cache.address
+
+    @property
+    def busy(self) -> bool:
+        """Whether an action is being carried out."""
+        return bool(self._tasks or self._to_send)
+
+    @staticmethod
+    def now_s() -> float:
+        """The time on the core's clock, in seconds."""
+        return time.monotonic()
+
+    def know(self, dataset: Dataset) -> None:
+        """Remember whose samples a set key's dataset digest speaks of."""
+        self._contents.setdefault(dataset.content, dataset)
+
+    def forget_unused(self) -> None:
+        """Let go of catalogs that the core has forgotten."""
+        for content in [content for content in self._contents if not self.core.knows(content)]:
+            del self._contents[content]
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """All whose samples the core accounts for."""
+        return list(self._contents.values())
+
+    def dataset_of(self, content: bytes) -> Dataset:
+        """The dataset of a content digest."""
+        return self._contents[content]
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the core now, and begin what it wants done."""
+        self.post_all((event,))
+
+    def post_all(self, events: Iterable[Event]) -> None:
+        """Hand over events that came together."""
+        if self._closed:
+            return
+        now = time.monotonic()
+        try:
+            for action in self.core.handle_all(events, now):
+                self._begin(action)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        """Have the core told when time has passed; a tick that comes too early does no harm."""
+        wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
+        if self._timer is not None:
+            if now < self._tick_at_s <= wake_at_s:
+                return
+            self._timer.cancel()
+        self._tick_at_s = wake_at_s
+        self._timer = asyncio.get_running_loop().call_later(wake_at_s - now, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.post(Tick())
+
+    async def close(self) -> None:
+        """Stop: what is under way is abandoned, which the next coordinator will find out."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._to_send.clear()
+        await cancel_and_wait(*self._tasks)
+        if not self.failed.done():
+            self.failed.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, Prefetch):
+            if not self._to_send:
+                asyncio.get_running_loop().call_soon(self._send_some)
+            self._to_send.append((action, self._dropping))
+        elif isinstance(action, Audit):
+            self._start(self._audit(action))
+        elif isinstance(action, Drop):
+            ids = self._ids(action.samples, action.indices)
+            self._dropping = self._start(self._drop(ids, self._dropping))
+        elif isinstance(action, WriteTombstones):
+            self._start(self._bury(action))
+        elif isinstance(action, ReadBack):
+            self._start(self._read_back(action))
+        elif isinstance(action, Warn):
+            _log.warning("%s", action.message)
+
+    def _send_some(self) -> None:
+        """Begin a few requests, and leave the others to later turns: a reply that waits for its turn comes
+        before hundreds of requests are put together.
+        """
+        for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
+            self._start(self._prefetch(*self._to_send.popleft()))
+        if self._to_send:
+            asyncio.get_running_loop().call_soon(self._send_some)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("a task of the engine failed: a bug", exc_info=error)
+            self._fail(error)
+
+    def _ids(self, key: SetKey, indices: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
+        return self._contents[key.dataset].ids(indices, max(key.epoch, 0))
+
+    async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
+        if dropping is not None:
+            await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
+        dataset, executor = self._contents[action.samples.dataset], self._executors[action.executor]
+        request = request_for(
+            dataset,
+            action.indices,
+            epoch=0 if action.samples.epoch == EVERY_EPOCH else action.samples.epoch,
+            request_id=f"{action.request_id}-{self._run}",
+            cache=self._cache.address,
+            expires_in_s=action.expires_in_s,
+        )
+        try:
+            grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
+            result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
+            done = self._done(action, result, is_remote=not dataset.catalog.bucket.startswith("file://"))
+        except (ExecutorError, ConfigError) as error:
+            kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
+            _log.warning(
+                "request %s to %s failed: %s: %s", request.request_id, executor.name, kind.value, error
+            )
+            ran_s, refused = (
+                (error.ran_s, error.refused) if isinstance(error, ExecutorError) else (0.0, False)
+            )
+            gb_s = ran_s * self._memory_gb
+            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused))
+        else:
+            self.post(done)
+
+    def _done(self, action: Prefetch, result: PrefetchResult, *, is_remote: bool) -> RequestDone:
+        """An answer as an event; answers come from a network."""
+        samples = action.indices.size
+        try:
+            messages = {int(offset): str(message) for offset, message in result.messages.items()}
+        except ValueError as error:
+            msg = f"the function's messages are not numbered by sample: {error}"
+            raise _useless(msg, result) from error
+        if len(result.outcomes) != samples:
+            msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
+            raise _useless(msg, result)
+        columns = (
+            result.record_bytes,
+            result.source_bytes,
+            result.fetch_us,
+            result.decode_us,
+            result.push_us,
+            (result.duration_us, result.billed_us, result.memory_mb),
+        )
+        if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
+            msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
+            raise _useless(msg, result)
+        return RequestDone(
+            request_id=action.request_id,
+            outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
+            record_bytes=np.array(result.record_bytes, dtype=np.int64),
+            source_bytes=sum(result.source_bytes),
+            fetch_us=sum(result.fetch_us),
+            decode_us=sum(result.decode_us),
+            push_us=sum(result.push_us),
+            messages=messages,
+            duration_us=result.duration_us,
+            gb_s=(result.billed_us or result.duration_us)
+            / 1e6
+            * (result.memory_mb / 1024 or self._memory_gb),
+            source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
+            cold_start=result.cold_start,
+        )
+
+    async def _audit(self, action: Audit) -> None:
+        ids, silent = self._ids(action.samples, action.indices), False
+        while True:  # until the cache answers: the core waits for it, and readers have timeouts of their own
+            try:
+                look = self._cache.read_back if action.whole else self._cache.audit
+                found = await look(ids)
+            except CacheError as error:
+                if not silent:
+                    _log.warning("an audit of %d samples waits for the cache: %s", action.indices.size, error)
+                silent = True
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.post(Audited(action.audit_id, found))
+                return
+
+    async def _read_back(self, action: ReadBack) -> None:
+        sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
+        try:
+            record = await self._cache.record(sample_id)
+        except CacheError:  # the next one will tell, and the upkeep says that the cache does not answer
+            return
+        if record is not None:
+            fault = _fault_of(record, sample_id)
+            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+
+    async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
+        if dropping is not None:
+            await asyncio.wait([dropping])  # so that the last one ends last
+        while True:  # what is not deleted would take memory that the core believes to be free
+            try:
+                await self._cache.drop(ids)
+            except CacheUnreachableError:
+                await asyncio.sleep(_RETRY_S)
+            except CacheError as error:
+                _log.warning("%d samples could not be dropped: %s", len(ids) // ID_BYTES, error)
+                return
+            else:
+                return
+
+    async def _bury(self, action: WriteTombstones) -> None:
+        catalog = self._contents[action.samples.dataset].catalog
+        tombstones = [
+            Tombstone(key.decode(), action.reason, message, permanent=False)
+            for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
+        ]
+        first, more = tombstones[0], len(tombstones) - 1
+        others = f" (and {more} more samples)" if more else ""
+        _log.warning("%s%s could not be produced: %s", first.key, others, first.message)
+        try:
+            await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
+        except CacheError as error:  # then readers go on missing it, and the core is asked again
+            _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+
+
+def _fault_of(record: bytes, sample_id: bytes) -> str:
+    """What is wrong with a record just written; a tombstone by now, or another version, is no fault."""
+    try:
+        unpack(record, sample_id=sample_id)
+    except RecordVersionError:
+        return ""
+    except RecordError as error:
+        return str(error)
+    return ""
+
+
+def _useless(msg: str, result: PrefetchResult) -> FunctionRaisedError:
+    """What to raise for an answer that cannot be used, but is billed."""
+    error = FunctionRaisedError(msg)
+    took_us = result.billed_us or result.duration_us
+    error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0
+    return error

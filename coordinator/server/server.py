@@ -1,0 +1,268 @@
+"""Putting a coordinator together, serving until it is told to end, and taking it apart in order.
+
+The parts are the cache, the executor, the engine, the gRPC service, and loops that go on all the while:
+following read reports and, where functions answer through the cache, outcomes; and the upkeep of the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import math
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
+from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.sweeping import Sweep, known_ids
+from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts
+from superdl.coordinator.executors.eligibility import Fitness
+from superdl.coordinator.executors.making import make_executor
+from superdl.coordinator.executors.manager import Crew
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.coordinator.server.datasets import DatasetRegistry
+from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.open_files import raise_limit_of_open_files
+from superdl.coordinator.server.service import CoordinatorService
+from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import allowed_to_listings, warn_if_insecure
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from superdl.coordinator.cache.info import CacheInfo
+    from superdl.coordinator.server.settings import Settings
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+
+_UPKEEP_S = 1.0
+_RETRY_S = 0.2
+_DRAIN_S = 5.0
+_DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
+_STDIN = 0
+
+
+class _Running(NamedTuple):
+    """What goes on while a coordinator serves."""
+
+    engine: Engine
+    crew: Crew
+    fitness: Fitness
+    upkeep: Upkeep
+    reports: ReportReader
+    outcomes: OutcomeReader | None
+
+
+async def serve(settings: Settings) -> None:
+    """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin; then drain.
+
+    Raises:
+        SuperError: it cannot start, or it lost its cache to another coordinator.
+    """
+    raise_limit_of_open_files()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings.exit_with_stdin:
+        _watch_stdin(loop, stop)
+    async with contextlib.AsyncExitStack() as stack:
+        stopped = loop.create_task(stop.wait(), name="stop")
+        stack.push_async_callback(cancel_and_wait, stopped)
+        starting = loop.create_task(_start(settings, stack), name="start")
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            _bound_the_end()
+            await cancel_and_wait(starting)
+            return
+        running = starting.result()
+        _log.info("serving on %s", settings.listen)
+        loops = [
+            loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
+            loop.create_task(_follow(running.crew, running.fitness, running.engine), name="crew"),
+            loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
+        ]
+        if running.outcomes is not None:
+            following = _forever(running.outcomes.read_once, pause_s=0.0)
+            loops.append(loop.create_task(following, name="outcomes"))
+        stack.push_async_callback(cancel_and_wait, *loops)
+        ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        _bound_the_end()
+        for ended in filter(asyncio.Future.done, ends):
+            ended.result()  # the loops and the engine end by an error alone: let it be seen
+        _log.info("draining")
+
+
+def _bound_the_end() -> None:
+    """Whatever hangs from here on, nobody waits for this process to end for ever.
+
+    It holds until the process is gone: the interpreter waits for threads after this module has returned.
+    """
+    faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
+
+
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
+    """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
+    warn_if_insecure(settings)
+    prices = load_prices(settings.prices)  # what is wrong here is told at once
+    facts = tuple(ExecutorFacts(name, prices.of(name)) for name in settings.executors)
+    tls = (
+        ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+    )
+    tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
+    cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
+    stack.push_async_callback(cache.close)
+    stack.push_async_callback(_release, cache)
+    by_event = "lambda" in settings.executors and settings.lambda_invocation == "Event"
+    outcomes = OutcomeReader(cache) if by_event else None
+    crew = Crew([partial(make_executor, name, settings, outcomes) for name in settings.executors])
+    stack.push_async_callback(crew.close)
+    info = await _warm_and_take_over(crew, cache)
+    if outcomes is not None:
+        await outcomes.begin()
+    await crew.agree(partial(agree_on_golden, cache))
+    core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
+    engine = Engine(core_settings, cache, crew.posts, function_memory_mb=settings.function_memory_mb)
+    stack.push_async_callback(engine.close)
+    crew.tell(engine.post)
+    datasets = DatasetRegistry(
+        max_age_s=settings.catalog_max_age_s,
+        lister=partial(list_source, allowed=allowed_to_listings(settings)),
+    )
+    stack.push_async_callback(datasets.close)
+    reports = ReportReader(cache, engine.post_all)
+    fitness = Fitness.of(crew.posts, settings.cache, cache.audit)
+    stack.push_async_callback(fitness.close)
+    service = CoordinatorService(
+        engine, datasets, reports, fitness, cache_was_empty=info.keys == 0, settings=settings
+    )
+    sweep = Sweep(
+        cache,
+        lambda: known_ids(
+            [*datasets.datasets, *engine.datasets],
+            wanted=engine.core.wants,
+            held=engine.core.held,
+            now_s=engine.now_s(),
+        ),
+    )
+    upkeep = Upkeep(
+        cache,
+        engine,
+        reports,
+        sweep,
+        info=info,
+        golden=crew.golden,
+        cache_bytes=settings.cache_bytes,
+        outcomes=outcomes,
+    )
+    stack.push_async_callback(upkeep.keep_spent)
+    # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
+    await upkeep.once()
+    server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
+    stack.push_async_callback(server.stop, _DRAIN_S)
+    if settings.health_listen:
+        probed = await listen_for_health(settings.health_listen, health)
+        stack.push_async_callback(probed.stop, None)
+    stack.callback(health.end)
+    return _Running(engine, crew, fitness, upkeep, reports, outcomes)
+
+
+async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
+    """Start functions while the cache is reached: both take a while.
+
+    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
+    """
+    info = await take_over(cache) if crew.remote else None
+    warming = asyncio.create_task(crew.start(), name="warm")
+    try:
+        if info is None:
+            info = await take_over(cache)
+        while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
+            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
+                await cache.hold_lock()
+        await warming
+    finally:
+        await cancel_and_wait(warming)
+    return info
+
+
+def _core_settings(
+    settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...], spent_usd: float
+) -> CoreSettings:
+    if settings.max_usd or spent_usd:
+        _log.info("%.4f USD were spent on this cache before; max_usd %g", spent_usd, settings.max_usd)
+    budget = info.budget(settings.cache_bytes)
+    _log.info(
+        "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
+    )
+    return CoreSettings(
+        budget_bytes=budget,
+        lookahead_batches=settings.lookahead_batches,
+        request_samples=settings.request_samples,
+        request_ttl_s=settings.request_timeout_s,
+        lease_s=settings.lease_s,
+        executors=executors,
+        max_usd=settings.max_usd or math.inf,
+        max_usd_per_hour=settings.max_usd_per_hour or math.inf,
+        spent_usd=spent_usd,
+    )
+
+
+async def _release(cache: Cache) -> None:
+    try:
+        await cache.release_lock()
+    except CacheError as error:
+        _log.info("the lock was not released and will expire: %s", error)
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """End when whoever holds the other side of stdin ends, however it ends."""
+
+    def readable() -> None:
+        try:
+            ended = not os.read(_STDIN, 4096)
+        except OSError:  # a terminal that is gone
+            ended = True
+        if ended:
+            loop.remove_reader(_STDIN)
+            stop.set()
+
+    try:
+        loop.add_reader(_STDIN, readable)
+    except OSError as error:
+        msg = f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
+        raise ConfigError(msg) from error
+
+
+async def _follow(crew: Crew, fitness: Fitness, engine: Engine) -> None:
+    """Tell the core of executors that come, go, grow and shrink, and what those that come are fit for."""
+    while True:
+        fitness.tell((one for one in engine.datasets if engine.core.knows(one.content)), engine.post)
+        crew.tell(engine.post)
+        await asyncio.sleep(_UPKEEP_S)
+
+
+async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
+    """Repeat a step until cancelled; a cache that does not answer is met again after a pause."""
+    while True:
+        try:
+            await step()
+        except LockHeldError:
+            raise
+        except CacheError:  # the upkeep tells people
+            await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(pause_s)

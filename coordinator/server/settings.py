@@ -1,0 +1,232 @@
+"""The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults; frozen,
+checked when made.
+
+Addresses, certificates and tokens are checked in :mod:`superdl.coordinator.server.trust`. Credentials are no
+settings: see :class:`superdl.super_wire.address.Credentials`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superdl.coordinator.server.trust import check_trust
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings", "load_settings", "parse_bytes"]
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_EXECUTORS = ("local", "ray", "lambda")
+_CHOICES = {
+    "lambda_invocation": ("RequestResponse", "Event"),
+    "ray_nodes": ("cpu", "all"),
+    "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+}
+_RANGES = {
+    "workers": (1, 4096),
+    "catalog_max_samples": (1, 2**40),
+    "cache_bytes": (0, 2**60),
+    "lookahead_batches": (1, 2**20),
+    "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
+    "function_memory_mb": (128, 10_240),
+    "lambda_concurrency": (1, 10_000),
+    "lambda_warm": (0, 1000),
+    "ray_cpus_per_function": (0.1, 64),
+}
+_SECRETS = ("token", "tls_key")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as ``4gb``, ``512MB`` or ``1048576``, in bytes; a kilobyte has 1024, as in Redis's
+    settings.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
+    if match is None:
+        msg = f"a size is a number with b, kb, mb, gb or tb, such as 4gb; not {text[:80]!r}"
+        raise ConfigError(msg)
+    return int(Fraction(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a coordinator runs.
+
+    ``executor`` is ``local`` or ``lambda``, or both with a comma between: the first has what it can take, the
+    next what is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0
+    mean no cap.
+
+    ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]``,
+    ``rediss://host:port[/db]`` or ``unix:///path``, any node's of a cluster; ``cache_bytes`` of 0 means what
+    maxmemory leaves after headroom; ``owner`` lets a restarted coordinator take over its predecessor's lock
+    at once; ``function`` is what local workers import and run, ``module:attribute``.
+
+    ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are each the path of a PEM file or the PEM text itself;
+    clients must show a certificate of ``tls_client_ca``'s where it is set. ``token`` is what clients must
+    know, several separated by commas; ``token_file`` has one in each line. ``insecure`` allows what is not on
+    this machine without TLS and a token. ``health_listen`` is another address, on this machine, where health
+    alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources and key
+    lists must lie in, and links lead to; none means any, or, where others can reach the coordinator, none.
+    ``catalog_max_samples`` bounds a source.
+
+    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
+    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
+    for others than AWS.
+
+    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
+    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
+    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
+    """
+
+    listen: str = "127.0.0.1:50051"
+    cache: str = "redis://127.0.0.1:6379"
+    executor: str = "local"
+    function: str = "superdl.lambda_prefetch.handler:handler"
+    workers: int = 1
+    cache_bytes: int = 0
+    lookahead_batches: int = 64
+    request_samples: int = 64
+    request_timeout_s: float = 60.0
+    catalog_max_age_s: float = 300.0
+    catalog_max_samples: int = 50_000_000
+    lease_s: float = 15.0
+    function_memory_mb: int = 1769
+    prices: str = ""
+    max_usd: float = 0.0
+    max_usd_per_hour: float = 0.0
+    owner: str = ""
+    insecure: bool = False
+    tls_cert: str = ""
+    tls_key: str = field(default="", repr=False)
+    tls_client_ca: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    health_listen: str = ""
+    file_roots: str = ""
+    lambda_function: str = "super-prefetch"
+    lambda_region: str = ""
+    lambda_endpoint_url: str = ""
+    lambda_invocation: str = "RequestResponse"
+    lambda_concurrency: int = 100
+    lambda_warm: int = 8
+    ray_address: str = "auto"
+    ray_nodes: str = "cpu"
+    ray_cpus_per_function: float = 1.0
+    ray_shared_files: bool = False
+    exit_with_stdin: bool = False
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        check_trust(self)
+        executors = self.executors
+        if not set(executors) <= set(_EXECUTORS) or len(set(executors)) < len(executors):
+            msg = (
+                f"executor is one of {', '.join(_EXECUTORS)}, or several of them with commas between, the "
+                f"cheapest first; not {self.executor!r}"
+            )
+            raise ConfigError(msg)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                msg = f"{name} is one of {', '.join(choices)}; not {getattr(self, name)!r}"
+                raise ConfigError(msg)
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                msg = f"{name} is from {low} to {high}; not {getattr(self, name)}"
+                raise ConfigError(msg)
+        for name in ("request_timeout_s", "catalog_max_age_s", "lease_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                msg = f"{name} is above 0 and finite; not {getattr(self, name)}"
+                raise ConfigError(msg)
+        for name in ("max_usd", "max_usd_per_hour"):
+            if not 0 <= getattr(self, name) < math.inf:
+                msg = f"{name} is from 0 (no cap) up, and finite; not {getattr(self, name)}"
+                raise ConfigError(msg)
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """How functions run: the executors in order of preference, the cheapest first; at least one."""
+        return tuple(name.strip() for name in self.executor.split(","))
+
+
+def load_settings(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
+) -> Settings:
+    """Settings from their sources.
+
+    Args:
+        arguments: by field name; ``None`` stands for not given.
+        environment: where ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on are looked up; an empty variable
+            is not given.
+        file: path of a TOML file with the same names.
+
+    Raises:
+        ConfigError: a value is ill-typed or out of range, or the file cannot be read; the message names it.
+    """
+    kinds = {entry.name: str(entry.type) for entry in fields(Settings)}
+    found: dict[str, tuple[str, Any]] = {}
+    if file is not None:
+        found |= {name: (f"{file}: {name}", value) for name, value in _read_file(file, kinds).items()}
+    for name in kinds:
+        variable = f"SUPER_{name.upper()}"
+        if environment.get(variable):
+            found[name] = (variable, environment[variable])
+        if arguments.get(name) is not None:
+            found[name] = (name, arguments[name])
+    return Settings(**{name: _typed(name, kinds[name], *found[name]) for name in found})
+
+
+def _read_file(file: str, known: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        msg = f"the settings file {file} cannot be read: {error}"
+        raise ConfigError(msg) from error
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        msg = f"{file} has unknown settings: {', '.join(unknown)}; there are {', '.join(known)}"
+        raise ConfigError(msg)
+    return table
+
+
+def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
+    """A value as its field's type; text is converted, other types are not taken for one another."""
+    if name == "cache_bytes" and isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            msg = f"{origin}: {error}"
+            raise ConfigError(msg) from error
+    if name == "executor" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = ",".join(value)
+    if name == "log_level" and isinstance(value, str):
+        return value.upper()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        if kind == "bool" and isinstance(value, (bool, str)):
+            return _TRUTHS[str(value).lower()]
+        if kind == "int" and (isinstance(value, str) or (is_number and isinstance(value, int))):
+            return int(value)
+        if kind == "float" and (isinstance(value, str) or is_number):
+            return float(value)
+        if kind == "str" and isinstance(value, str):
+            return value
+    except (KeyError, ValueError, OverflowError) as error:
+        raise _ill_typed(origin, kind, value) from error
+    raise _ill_typed(origin, kind, value)
+
+
+def _ill_typed(origin: str, kind: str, value: Any) -> ConfigError:
+    shown = type(value).__name__ if origin.endswith(_SECRETS) else repr(str(value)[:80])
+    return ConfigError(f"the setting {origin} is of type {kind}; not {shown}")

@@ -1,0 +1,189 @@
+"""What is told of jobs, the cache and single batches: the core's figures as messages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.version import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.core import Core
+    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.server.datasets import Dataset
+    from superdl.coordinator.server.engine import Engine
+    from superdl.coordinator.server.paging import Occurrence
+    from superdl.coordinator.server.settings import Settings
+
+__all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "executor_stats", "job_stats"]
+
+_DETAIL_BYTES = 64
+_TOLD_OCCURRENCES = 4
+_TIMES = ("fetch", "decode", "push", "read", "wait")
+
+
+def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
+    """The account of a job; with its newest stalls one by one, if asked for."""
+    counters = asdict(job.counters)
+    seconds = {f"{name}_s": counters.pop(f"{name}_us") / 1e6 for name in _TIMES}
+    epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
+    told = pb.JobStats(
+        job=job.name,
+        source=source,
+        epoch=epoch,
+        position=position,
+        lookahead_batches=core.lookahead_batches(job),
+        interval_s=job.interval_s,
+        lapsed=job.lapsed,
+        usd=core.ledger.job_usd(job.name),
+        **counters,
+        **seconds,
+    )
+    for cause, batches in job.stalls.batches.items():
+        told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
+    for stall in job.stalls.recent if with_stalls else ():
+        told.recent_stalls.add(
+            rank=stall.rank,
+            epoch=stall.epoch,
+            position=stall.position,
+            cause=stall.cause.value,
+            wait_s=stall.wait_us / 1e6,
+        )
+    return told
+
+
+def coordinating(settings: Settings) -> pb.Coordinating:
+    """What this coordinator is and how it is set, without its secrets."""
+    told = pb.Coordinating(
+        version=installed_version(),
+        clock_s=time.time(),
+        cache=settings.cache,
+        executors=settings.executors,
+        request_timeout_s=settings.request_timeout_s,
+        lookahead_batches=settings.lookahead_batches,
+    )
+    if "lambda" in settings.executors:
+        told.lambda_function = settings.lambda_function
+        told.lambda_region = settings.lambda_region
+        told.lambda_concurrency = settings.lambda_concurrency
+    return told
+
+
+def cache_stats(core: Core, now: float) -> pb.CacheStats:
+    """The state of the cache, and what all jobs have in common."""
+    return pb.CacheStats(
+        budget_bytes=core.budget_bytes,
+        resident_bytes=core.resident_bytes,
+        resident_samples=core.samples_in(SampleState.RESIDENT),
+        in_flight_samples=core.samples_in(SampleState.IN_FLIGHT),
+        dropped_samples=core.dropped_samples,
+        reproduced_samples=core.reproduced_samples,
+        thrashing=core.thrashing,
+        needed_bytes=core.needed_bytes,
+        total_requests_in_flight=core.requests_in_flight,
+        concurrency=core.concurrency,
+        capacity=core.capacity,
+        total_usd=core.ledger.total_usd,
+        usd_per_hour=core.ledger.usd_per_hour(now),
+        spending=core.spending.value,
+        free_bytes=core.free_bytes,
+    )
+
+
+def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats]:
+    """How executors fare, the cheapest first; ``absences`` say why those are not there that are not."""
+    return [
+        pb.ExecutorStats(
+            name=member.name,
+            capacity=member.concurrency.capacity,
+            concurrency=member.concurrency.limit(core.now_s),
+            in_flight=member.in_flight,
+            requests=member.requests,
+            samples=member.samples,
+            usd=member.usd,
+            trouble=absence or _trouble(core, member),
+        )
+        for member, absence in zip(core.fleet.members, absences, strict=True)
+    ]
+
+
+def _trouble(core: Core, member: Member) -> str:
+    """Why an executor does less than it could, while that is so; one alone is never set aside."""
+    several = len(core.fleet.members) > 1
+    told = []
+    if times := member.concurrency.throttled_lately(core.now_s):
+        told.append(f"throttled {times:,} times in the last minute")
+    if member.health.reason and (several or times or member.health.spoils):
+        told.append(member.health.reason)
+    return ": ".join(told)
+
+
+def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
+    """What executors cost, the cheapest first."""
+    return [pb.ExecutorPrices(name=facts.name, **asdict(facts.prices)) for facts in core.settings.executors]
+
+
+def batch_status(
+    engine: Engine,
+    occurrences: list[Occurrence],
+    datasets: Mapping[str, Dataset],
+    batch: bytes,
+    room_bytes: int,
+    *,
+    with_events: bool,
+) -> pb.BatchStatus:
+    """What is known of a batch: where it occurs, what happened there of late, and its samples, one by one as
+    far as that fits into ``room_bytes``.
+    """
+    status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
+    places = [place for place in occurrences if place.job in datasets and core.job(place.job)]
+    job = core.job(places[-1].job) if places else None
+    if job is None:
+        return status
+    place, now = places[-1], engine.now_s()
+    indices = job.plan.batch(place.epoch, place.position, place.rank).indices
+    key = job.samples_of(place.epoch)
+    counts = np.bincount(core.states(key, indices), minlength=len(SampleState))
+    status.known = True
+    status.samples = indices.size
+    status.resident = int(counts[SampleState.RESIDENT])
+    status.in_flight = int(counts[SampleState.IN_FLIGHT])
+    status.failed = int(counts[SampleState.FAILED])
+    for number, one in enumerate(reversed(places)):
+        message = pb.Occurrence(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
+        status.occurrences.insert(0, message)
+        if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
+            continue
+        for at_s, what in core.history(one.job, one.rank, one.epoch, one.position):
+            status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
+    if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
+        status.details.extend(_details(core, datasets[place.job], key, place.epoch, indices))
+        if status.ByteSize() > room_bytes:
+            del status.details[:]
+    return status
+
+
+def _details(
+    core: Core, dataset: Dataset, key: SetKey, epoch: int, indices: NDArray[np.int64]
+) -> Iterator[pb.SampleStatus]:
+    ids, names = dataset.ids(indices, epoch), dataset.catalog.keys.take(indices)
+    for number, (index, value) in enumerate(zip(indices.tolist(), core.states(key, indices), strict=True)):
+        state = SampleState(int(value))
+        yield pb.SampleStatus(
+            sample_id=ids[number * ID_BYTES : (number + 1) * ID_BYTES],
+            key=names[number].decode(),
+            state=state.name.lower(),
+            message=core.failure(key, index) if state is SampleState.FAILED else "",
+        )

@@ -1,0 +1,239 @@
+"""The two processes that a supervisor owns, cache server and coordinator: started, found ready, and ended.
+
+When they are started again is :mod:`superdl.sampler.embedded.supervisor`'s.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.sampler.embedded.cache_binary import server_binary
+from superdl.super_wire.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from superdl.sampler.embedded.run_directory import RunDirectory
+    from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+
+__all__ = ["CacheServer", "Child", "CoordinatorProcess"]
+
+_PROBE_TIMEOUT_S = 1.0
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_NOT_FOR_ITS_SOCKET = frozenset(
+    {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
+    | {"SUPER_HEALTH_LISTEN"}
+)
+
+
+class Child(abc.ABC):
+    """A process of the supervisor, in a process group of its own.
+
+    Attributes:
+        started_s: when it was started last, on the monotonic clock.
+        hopeless: exit codes after which another start would end alike.
+        last_words: how the line of the log begins by which it says why it ends.
+    """
+
+    name: str
+    end_wait_s: float
+    hopeless: frozenset[int] = frozenset()
+    last_words = ""
+
+    def __init__(self, directory: RunDirectory, settings: SupervisorSettings, inherited_lock: int) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._inherited_lock = inherited_lock
+        self._process: subprocess.Popen[bytes] | None = None
+        self.started_s = 0.0
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start the process; ``EmbeddedError`` if it cannot be."""
+
+    @abc.abstractmethod
+    def ready(self) -> bool:
+        """Whether it answers."""
+
+    def ended(self) -> int | None:
+        """The exit code if it ended since its start, else ``None``; nothing of its group is left running."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return None
+        self._process = None
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in the group
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode
+
+    def end(self) -> None:
+        """Ask it to end, insist after ``end_wait_s``, and wait until it is gone."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        process.terminate()
+        try:
+            process.wait(self.end_wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.ended()
+
+    def _spawn(
+        self, command: list[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start ``command``, tied to this process: Linux kills it when this one is killed."""
+        parent = os.getpid()
+
+        def tie_to_supervisor() -> None:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the call above
+                os._exit(1)
+
+        tie = tie_to_supervisor if sys.platform == "linux" else None
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                env=environment,
+                pass_fds=(self._inherited_lock,),
+                process_group=0,
+                preexec_fn=tie,  # noqa: PLW1509  # the supervisor has one thread
+            )
+        except OSError as error:
+            raise EmbeddedError(f"the {self.name} could not be started by {command[0]}: {error}") from error
+        self.started_s = time.monotonic()
+        return self._process
+
+
+class CacheServer(Child):
+    """A Valkey or Redis on a unix socket, in memory only."""
+
+    name = "cache server"
+    end_wait_s = 2.0
+
+    def start(self) -> None:
+        """Start it; ``EmbeddedError`` says how to get a server where there is none."""
+        process = self._spawn([server_binary(), "-"])
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # if it died at once, ended() will tell
+                process.stdin.write(self._configuration().encode())
+
+    def _configuration(self) -> str:
+        """Given on standard input, since everybody on the host may read command lines."""
+        lines = [
+            "port 0",
+            f'unixsocket "{self._directory.cache_socket}"',
+            "unixsocketperm 700",
+            'save ""',
+            "appendonly no",
+            f'dir "{self._directory.path}"',
+            f"maxmemory {self._settings.cache_bytes}",
+            "maxmemory-policy noeviction",
+            "loglevel warning",
+        ]
+        # Clients take these from the same variables, whichever cache they are sent to: so this one must want
+        # them too.
+        password = os.environ.get("SUPER_CACHE_PASSWORD", "")
+        if password:
+            user = os.environ.get("SUPER_CACHE_USERNAME", "") or "default"
+            if not user.isprintable() or " " in user:
+                raise EmbeddedError("SUPER_CACHE_USERNAME has a space or a control character")
+            digest = hashlib.sha256(password.encode()).hexdigest()  # hex needs no quoting, and tells nobody
+            lines.append(f"user {user} on #{digest} ~* &* +@all")
+        return "\n".join([*lines, ""])
+
+    def ready(self) -> bool:
+        """Whether it answers PING, be it with a demand for a password."""
+        try:
+            with _connected(self._directory.cache_socket) as probe:
+                probe.sendall(b"PING\r\n")
+                return probe.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+
+class CoordinatorProcess(Child):
+    """The coordinator. It also ends by itself when its standard input does: a tie for every system."""
+
+    name = "coordinator"
+    end_wait_s = 10.0
+    hopeless = frozenset({2})  # its settings are wrong
+    last_words = "superdl coordinator: "
+
+    def start(self) -> None:
+        """Start it; ``EmbeddedError`` if another module of that name is in its place."""
+        command = self._settings.coordinator
+        if command[-2:] == ("-m", "superdl.coordinator"):
+            _check_not_hidden()
+        choice = self._settings.choice
+        # One that is started again takes over from its predecessor at once.
+        owner = f"supervisor-{self._directory.path.name}"
+        if (
+            choice.cache
+        ):  # hosts of one run have directories of one name, and must not take it from each other
+            owner = f"{owner}-{platform.node()}"
+        options = {
+            "--listen": f"unix:{self._directory.coordinator_socket}",
+            "--cache": choice.cache or f"unix://{self._directory.cache_socket}",
+            "--executor": choice.executor,
+            "--workers": str(self._settings.workers),
+            "--owner": owner,
+        }
+        arguments = [word for option in options.items() for word in option]
+        # Its socket is this user's alone. What guards a coordinator of the same environment that others reach
+        # is not for it.
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
+        self._spawn([*command, *arguments, "--exit-with-stdin"], kept)
+
+    def ready(self) -> bool:
+        """Whether it accepts connections."""
+        try:
+            with _connected(self._directory.coordinator_socket):
+                return True
+        except OSError:
+            return False
+
+
+def _connected(path: Path) -> socket.socket:
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.settimeout(_PROBE_TIMEOUT_S)
+        probe.connect(str(path))
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
+def _check_not_hidden() -> None:
+    """See that ``python -m superdl.coordinator`` would find SUPER's package."""
+    found = importlib.util.find_spec("coordinator")
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    if any((Path(place) / "core").is_dir() and (Path(place) / "__main__.py").is_file() for place in places):
+        return
+    if found is None:
+        raise EmbeddedError(
+            "SUPER's package coordinator is not installed beside its package sampler: install superdl again"
+        )
+    raise EmbeddedError(
+        f"the module coordinator at {found.origin or places} hides SUPER's package of that name: rename it, "
+        "or take its folder off the Python path (PYTHONPATH, site-packages), or start a coordinator "
+        "elsewhere and name it by SUPER_COORDINATOR"
+    )

@@ -1,0 +1,105 @@
+"""Which functions the embedded default runs, and what it needs for them, read from ``SUPER_*`` variables.
+
+``SUPER_EXECUTOR`` is ``local`` (a pool on this host, the default), ``ray``, ``lambda``, or several of them
+with commas between, the cheapest first. Functions on AWS Lambda or the nodes of a Ray cluster reach no socket
+of this host, so they need a cache that they can reach too, ``SUPER_CACHE``; the supervisor then starts a
+coordinator over that one, and no cache. What else they want (``SUPER_LAMBDA_*``, ``SUPER_RAY_*``) the
+coordinator reads itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["EXECUTORS", "ExecutorChoice", "executor_names"]
+
+EXECUTORS = ("local", "ray", "lambda")
+
+_WHERE = {"lambda": "Lambda", "ray": "the nodes of a Ray cluster"}
+_DECIDES = (
+    "SUPER_LAMBDA_FUNCTION",
+    "SUPER_LAMBDA_REGION",
+    "SUPER_LAMBDA_ENDPOINT_URL",
+    "SUPER_LAMBDA_INVOCATION",
+    "SUPER_RAY_ADDRESS",
+    "SUPER_RAY_NODES",
+    "SUPER_RAY_SHARED_FILES",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorChoice:
+    """The executors' names as the coordinator takes them, the cache that they need (empty: the supervisor's
+    own), and what tells this choice from others: samplers of one run that choose otherwise get a coordinator
+    of their own.
+    """
+
+    executor: str = "local"
+    cache: str = ""
+    variant: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
+        """Read the variables.
+
+        Raises:
+            ConfigError: there is no such executor, or what it needs is missing; says what to set.
+        """
+        names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
+        if names == ("local",):
+            return cls()
+        cache, executor = environment.get("SUPER_CACHE", ""), ",".join(names)
+        elsewhere = next(_WHERE[name] for name in names if name in _WHERE)
+        _check_cache(cache, Credentials.from_environment(environment), elsewhere)
+        _check_one_host(environment, executor)
+        facts = [executor, cache, *(environment.get(name, "") for name in _DECIDES)]
+        return cls(executor, cache, "\n".join(facts))
+
+
+def executor_names(text: str, setting: str) -> tuple[str, ...]:
+    """The executors that a setting names, in its order.
+
+    Raises:
+        ConfigError: there is no such executor, or one is named twice.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "
+            f"cheapest first; not {text!r}"
+        )
+    return names
+
+
+def _check_cache(cache: str, credentials: Credentials, elsewhere: str) -> None:
+    if not cache:
+        raise ConfigError(
+            f"functions on {elsewhere} cannot reach the embedded cache, which is a unix socket of this host: "
+            "set SUPER_CACHE to a cache that they and this host reach, such as rediss://my-cache:6379, or "
+            "name a coordinator that runs them by SUPER_COORDINATOR"
+        )
+    address = CacheAddress.parse(cache)
+    if address.path:
+        raise ConfigError(
+            f"SUPER_CACHE={cache} is a unix socket of this host, which functions on {elsewhere} cannot "
+            "reach: name a cache that both reach, such as rediss://my-cache:6379"
+        )
+    credentials.check_encrypted(address)
+
+
+def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
+    """One coordinator owns a cache, and each host's supervisor would start another."""
+    ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
+        raise ConfigError(
+            f"this run has {ranks[0]} ranks, {ranks[1]} of them on this host, and its hosts would each start "
+            "a coordinator over the one cache: start one for all "
+            f"(superdl coordinator --executor {executor}) and name it by SUPER_COORDINATOR"
+        )

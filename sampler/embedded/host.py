@@ -1,0 +1,115 @@
+"""What this host lets the embedded default use: memory and cores, limits of control groups counted."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from superdl.super_wire.errors import ConfigError
+
+__all__ = ["available_memory_bytes", "cache_bytes", "parse_bytes", "pool_workers", "usable_cores"]
+
+_CACHE_SHARE = 4  # the cache takes one part in so many of the available memory
+_LEAST_CACHE_BYTES = 64 * 2**20
+_UNITS = {"": 1, "b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
+_ROOT = Path("/")
+
+
+def cache_bytes(root: Path = _ROOT) -> int:
+    """Memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of what is available.
+
+    Raises:
+        ConfigError: the variable is no size such as ``4gb``.
+    """
+    text = os.environ.get("SUPER_CACHE_BYTES", "")
+    if text:
+        return parse_bytes(text, "SUPER_CACHE_BYTES")
+    return max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """A size such as ``4gb`` or ``268435456`` in bytes (units are powers of 1024, as Redis has them)."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?b?)\s*", text.lower())
+    unit = match[2] if match else None
+    size = int(float(match[1]) * _UNITS[unit if unit in _UNITS else f"{unit}b"]) if match else 0
+    if size < 2**20:
+        raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text!r}")
+    return size
+
+
+def pool_workers(root: Path = _ROOT) -> int:
+    """Function processes for the local pool: the usable cores less the local ranks, at least one."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, usable_cores(root) - (int(ranks) if ranks.isdecimal() else 1))
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores that this process may use: its affinity, cut by its control groups' CPU quota; at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _control_groups(root, "cpu"):
+        quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
+        if len(quota) < 2:  # noqa: PLR2004  # a pair
+            quota = _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
+        if len(quota) == 2 and quota[0] > 0 and quota[1] > 0:  # noqa: PLR2004  # a pair
+            cores = min(cores, max(1, quota[0] // quota[1]))
+    return max(1, cores)
+
+
+def available_memory_bytes(root: Path = _ROOT) -> int:
+    """Memory that can be used without swapping, on the host and in every control group above this process."""
+    available = _host_memory_bytes(root)
+    for group in _control_groups(root, "memory"):
+        for limit_name, usage_name, cache_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _numbers(group / limit_name), _numbers(group / usage_name)
+            if limit and usage:
+                reclaimable = _field_of(group / "memory.stat", cache_name)
+                available = min(available, max(0, limit[0] - usage[0] + reclaimable))
+    return available
+
+
+def _host_memory_bytes(root: Path) -> int:
+    kib = _field_of(root / "proc/meminfo", "MemAvailable:")
+    return kib * 1024 if kib else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _control_groups(root: Path, controller: str) -> list[Path]:
+    """Directories of this process's control groups and of those above them, for one controller, versions 1
+    and 2.
+
+    In a container the path that /proc names may not exist below its own mount: then the mount's root is the
+    container's group.
+    """
+    groups = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        names = [name for name in path.split("/") if name]
+        groups += [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+    return groups
+
+
+def _numbers(file: Path) -> list[int]:
+    """The whole numbers of a small file; empty if it is missing or says ``max``."""
+    words = _text(file).split()
+    return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
+
+
+def _field_of(file: Path, name: str) -> int:
+    for line in _text(file).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name:
+            return int(words[1])
+    return 0
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,207 @@
+"""The directory where the local ranks of a run find their supervisor: paths, ownership, locks.
+
+``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run. What
+runs there is :mod:`superdl.sampler.embedded.supervisor`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.ids import digest128
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RunDirectory"]
+
+_LONGEST_SOCKET_PATH = 100  # the system's bound is 107 bytes on Linux, 103 on macOS
+_LOCK_PAUSE_S = 0.02
+_LOG_TAIL_LINES = 15
+_LOG_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run; nothing is created by making this."""
+
+    path: Path
+
+    @classmethod
+    def of_run(cls, run: str, variant: str = "") -> RunDirectory:
+        """The directory that every rank of the run on this host, and of this user, derives alike.
+
+        A ``variant`` is for samplers of the run that want another coordinator than the default one.
+        """
+        identity = (run.encode(), *([variant.encode()] if variant else []))
+        name = Path(f"superdl-{os.getuid()}") / digest128(*identity).hex()
+        directory = cls(tempfile.gettempdir() / name)
+        if len(os.fsencode(directory.coordinator_socket)) <= _LONGEST_SOCKET_PATH:
+            return directory
+        return cls("/tmp" / name)  # noqa: S108  # its owner and mode are checked when it is made
+
+    @property
+    def supervisor_socket(self) -> Path:
+        """Where ranks speak to the supervisor."""
+        return self.path / "supervisor.sock"
+
+    @property
+    def coordinator_socket(self) -> Path:
+        """Where ranks speak to the coordinator."""
+        return self.path / "coordinator.sock"
+
+    @property
+    def cache_socket(self) -> Path:
+        """Where readers and functions speak to the cache."""
+        return self.path / "redis.sock"
+
+    @property
+    def log(self) -> Path:
+        """What supervisor, coordinator and cache print."""
+        return self.path / "log"
+
+    @property
+    def children_lock(self) -> Path:
+        """Locked for as long as a child of some supervisor of this run lives: they inherit the lock."""
+        return self.path / "children.lock"
+
+    @property
+    def start_lock(self) -> Path:
+        """Locked while a rank looks for the supervisor or starts it, and while a supervisor ends."""
+        return self.path.with_suffix(".lock")
+
+    def create(self) -> None:
+        """Make the directory, private to this user; the start lock is held.
+
+        Raises:
+            EmbeddedError: it belongs to somebody else or is open to others.
+        """
+        _make_private(self.path)
+
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this directory from one made later in its place; ``None`` if it is gone."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def remove(self) -> None:
+        """Remove the directory and the start lock, which is held."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.start_lock.unlink(missing_ok=True)
+
+    def log_tail(self) -> str:
+        """The last lines of the log, to be appended to an error message."""
+        try:
+            lines = self._last_lines()
+        except OSError:
+            return f" (there is no log {self.log})"
+        return f"; the end of {self.log}:\n  " + "\n  ".join(lines[-_LOG_TAIL_LINES:])
+
+    def last_words(self, beginning: str) -> str:
+        """What the last line of the log says that begins so; empty if there is none."""
+        with contextlib.suppress(OSError):
+            found = [line for line in self._last_lines() if line.startswith(beginning)]
+            return found[-1].removeprefix(beginning) if beginning and found else ""
+        return ""
+
+    def _last_lines(self) -> list[str]:
+        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+
+    @contextlib.contextmanager
+    def locked_for_start(self, wait_s: float) -> Iterator[None]:
+        """Hold the start lock; waits at most ``wait_s``.
+
+        A POSIX record lock: it belongs to the process, so that a forked worker cannot hold it on. Threads of
+        one process must exclude each other by other means.
+
+        Raises:
+            EmbeddedError: somebody else holds it for longer, or the directory above is not this user's alone.
+        """
+        _make_private(self.path.parent)
+        deadline_s = time.monotonic() + wait_s
+        while (descriptor := self._try_start_lock()) is None:
+            if time.monotonic() >= deadline_s:
+                raise EmbeddedError(
+                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or ending "
+                    f"the embedded coordinator of this run and does not get on; see {self.log}"
+                )
+            _pause()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def lock_for_children(self, wait_s: float) -> int:
+        """Take the lock that children inherit, as a descriptor; waits at most ``wait_s``.
+
+        Once it can be had, nothing of an earlier supervisor of this run is alive.
+
+        Raises:
+            EmbeddedError: it cannot be had in time.
+        """
+        descriptor = os.open(self.children_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        deadline_s = time.monotonic() + wait_s
+        while not _try_flock(descriptor):
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                raise EmbeddedError(
+                    f"the coordinator or the cache of an earlier supervisor in {self.path} still runs after "
+                    f"{wait_s:g} s: end it and try again"
+                )
+            _pause()
+        return descriptor
+
+    def _try_start_lock(self) -> int | None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.start_lock, flags, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A supervisor that ends unlinks the file: a lock on a file that is no longer there excludes
+            # nobody.
+            if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
+                return descriptor
+        except (BlockingIOError, PermissionError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return None
+
+
+def _try_flock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _pause() -> None:
+    # File locks cannot be waited for with a bound, so they are asked for again, jittered.
+    time.sleep(_LOCK_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311  # no secret depends on it
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise EmbeddedError(
+            f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EmbeddedError(
+            f"{directory} is not a directory of this user alone (owner {found.st_uid}, "
+            f"mode {stat.filemode(found.st_mode)}): remove it, or set TMPDIR to another place"
+        )

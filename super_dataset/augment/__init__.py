@@ -1,0 +1,7 @@
+"""Random augmentation of whole batches, after the cache."""
+
+from __future__ import annotations
+
+from superdl.super_dataset.augment.augment import Augment
+
+__all__ = ["Augment"]

@@ -1,0 +1,131 @@
+"""Colour jitter of a batch: brightness, contrast, saturation and hue, by torchvision's formulas.
+
+Pixels are float32 from 0 to 255 in planes, and stay float between the operations: torchvision rounds uint8
+images after each, so results differ from it by rounding. As there, each sample's operations come in a random
+order of its own. Factors and orders are drawn on the CPU by :mod:`superdl.super_dataset.augment.draws`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from superdl.super_dataset.augment.draws import below, unit_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.augment.draws import BatchDraws
+
+__all__ = ["JITTERS", "Jitter", "JitterDraws"]
+
+JITTERS = ("brightness", "contrast", "saturation", "hue")
+"""The operations, by the names of ColorJitter's arguments."""
+
+_GREY = (0.299, 0.587, 0.114)
+_WHITE = 255.0
+_ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JitterDraws:
+    """What was drawn for a batch: ``factors`` float32 (4, samples), and ``orders`` int64 (samples, 4): which
+    operation of :data:`JITTERS` comes first, second, ...
+    """
+
+    factors: NDArray[np.float32]
+    orders: NDArray[np.int64]
+
+    def only(self, first: int, end: int) -> JitterDraws:
+        """Those of samples ``first`` to ``end``."""
+        return JitterDraws(self.factors[:, first:end], self.orders[first:end])
+
+
+class Jitter:
+    """Random changes of colour.
+
+    Args:
+        ranges: (low, high) of the factor of each operation of :data:`JITTERS`; ``None``: left out.
+    """
+
+    def __init__(self, ranges: tuple[tuple[float, float] | None, ...]) -> None:
+        self._ranges = ranges
+
+    def __bool__(self) -> bool:
+        return any(self._ranges)
+
+    def draw(self, draws: BatchDraws) -> JitterDraws:
+        """Factors, uniform in their ranges, and orders, all equally likely."""
+        bits = draws.bits("jitter", len(JITTERS) + 1)
+        spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
+        factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
+        return JitterDraws(
+            factors.astype(np.float32), _ORDERS[below(bits[-1], np.array(len(_ORDERS), dtype=np.int64))]
+        )
+
+    def apply(self, images: torch.Tensor, drawn: JitterDraws) -> None:
+        """Change images in place: float32 of shape (samples, 3, height, width), from 0 to 255."""
+        factors = torch.from_numpy(drawn.factors).to(images.device)[:, :, None, None, None]
+        for turn in drawn.orders.T:
+            for number, change in enumerate(_CHANGES):
+                chosen = np.flatnonzero(turn == number)
+                if self._ranges[number] is None or not len(chosen):
+                    continue
+                if len(chosen) == len(images):
+                    change(images, factors[number])
+                    continue
+                rows = torch.from_numpy(chosen).to(images.device)
+                some = images[rows]
+                change(some, factors[number, rows])
+                images[rows] = some
+
+
+def _brightness(images: torch.Tensor, factors: torch.Tensor) -> None:
+    images.mul_(factors).clamp_(0, _WHITE)
+
+
+def _contrast(images: torch.Tensor, factors: torch.Tensor) -> None:
+    means = _grey(images.mean(dim=(2, 3), keepdim=True))
+    images.mul_(factors).add_(means.mul_(1 - factors)).clamp_(0, _WHITE)
+
+
+def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
+    grey = _grey(images)
+    images.mul_(factors).add_(grey.mul_(1 - factors)).clamp_(0, _WHITE)
+
+
+def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
+    """Turn the hue, a full circle being 1, and keep value and chroma: as by way of HSV and back."""
+    red, green, blue = torch.split(images, 1, dim=1)
+    value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
+    chroma = torch.sub(value, chroma, out=chroma)
+    # The hue in sixths of the circle: which channel is largest, and where between the two others.
+    scale = chroma.clamp(min=1e-6).reciprocal_()
+    of_red = torch.sub(green, blue).mul_(scale)
+    of_green = torch.sub(blue, red).mul_(scale).add_(2)
+    of_blue = torch.sub(red, green).mul_(scale).add_(4)
+    sixths = torch.where(value == red, of_red, torch.where(value == green, of_green, of_blue))
+    sixths.add_(factors * 6)
+    for channel, place in zip((red, green, blue), (5, 3, 1), strict=True):
+        turned = torch.remainder(sixths + place, 6)
+        share = torch.minimum(turned, 4 - turned).clamp_(0, 1)
+        channel.copy_(torch.addcmul(value, chroma, share, value=-1))
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    red, green, blue = torch.split(images, 1, dim=1)
+    return (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
+
+
+_CHANGES: tuple[Callable[[torch.Tensor, torch.Tensor], None], ...] = (
+    _brightness,
+    _contrast,
+    _saturation,
+    _hue,
+)

@@ -1,0 +1,96 @@
+"""Draws of the augmentation after the cache: they depend on seed, epoch and sample, and on nothing else.
+
+They come from Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
+numbers: as easy as 1, 2, 3" (SC 2011). The counter is the sample id, whose 16 bytes fit exactly; the key is a
+hash of (purpose, augment seed, epoch, block). So a sample's draws are the same in any batch, at any place, in
+every process and after a resume; a batch's are computed at once, without a loop over samples; and torch's and
+numpy's own generators have no say. What is done with the numbers is the business of the other
+``augment`` files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.super_wire.ids import ID_BYTES, digest128
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BatchDraws", "below", "philox4x32", "unit_interval"]
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_WORDS = 4  # of 32 bits in a block
+_KEY_BYTES = 8
+
+
+def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Philox4x32-10: four words of 32 random bits for each counter and key.
+
+    Args:
+        counter: words of 32 bits, shape (4, ...).
+        key: words of 32 bits, shape (2, ...); the rest of the shapes broadcasts.
+
+    Returns:
+        Words of 32 bits, shape (4, ...).
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        first, second = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1 = (second >> _HALF) ^ c1 ^ k0, second & _LOW
+        c2, c3 = (first >> _HALF) ^ c3 ^ k1, first & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return np.stack([c0, c1, c2, c3])
+
+
+class BatchDraws:
+    """The draws of a batch's samples in one epoch.
+
+    Each purpose ("crop", "flip", ...) has numbers of its own, so that turning one operation on or off leaves
+    those of the others as they are.
+
+    Args:
+        sample_ids: 16 bytes for each sample.
+        seed: the augment seed, 64 bits with sign.
+        epoch: from 0.
+    """
+
+    def __init__(self, sample_ids: bytes, *, seed: int, epoch: int) -> None:
+        words = np.frombuffer(sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4)
+        self._counter = np.ascontiguousarray(words.T).astype(np.uint64)[:, None, :]
+        self._seed = seed.to_bytes(8, "little", signed=True)
+        self._epoch = epoch.to_bytes(8, "little")
+
+    def __len__(self) -> int:
+        return int(self._counter.shape[2])
+
+    def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
+        """``count`` draws for each sample: 32 bits each, uint64 of shape (count, samples)."""
+        keys = [
+            digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
+            for block in range(-(-count // _WORDS))
+        ]
+        key = np.frombuffer(b"".join(keys), dtype="<u4").reshape(-1, 2).T.astype(np.uint64)[:, :, None]
+        made = philox4x32(self._counter, key)  # (words, blocks, samples)
+        return made.transpose(1, 0, 2).reshape(-1, len(self))[:count]
+
+    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+        """``count`` draws for each sample, from 0 (included) to 1 (excluded): shape (count, samples)."""
+        return unit_interval(self.bits(purpose, count))
+
+
+def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Draws of 32 bits as numbers from 0 (included) to 1 (excluded)."""
+    return bits.astype(np.float64) * 2.0**-32
+
+
+def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Draws of 32 bits as whole numbers from 0 to ``bounds - 1``; the bias is below ``bounds * 2**-32``."""
+    return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

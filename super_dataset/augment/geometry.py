@@ -1,0 +1,154 @@
+"""Random resized crops and flips of a batch: which box of each sample, and its pixels at the wanted size.
+
+There are two ways to the same pixels. On the CPU torch's own uint8 kernel resizes one sample after the
+other, at the speed of Pillow-SIMD; on a device a batch is two matrix products with a weight matrix for each
+sample and axis. Both filter as Pillow's bilinear resize with a box does, antialiased, first along rows, then
+along columns, and round to whole grey levels after each, so that they differ by rounding alone. Where the
+draws come from is :mod:`superdl.super_dataset.augment.draws`'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from superdl.super_dataset.augment.draws import below, unit_interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.augment.draws import BatchDraws
+
+__all__ = ["Boxes", "crop_resize", "crop_resize_by_products", "random_boxes"]
+
+_TRIES = 10
+_HALF_UP = 0.5 + 2**-12
+"""Halves are rounded up, as Pillow's fixed point does, also where float32 falls short of them."""
+_DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """A box for each sample, in whole pixels: int64 of shape (samples,) each."""
+
+    top: NDArray[np.int64]
+    left: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+
+    def sides(self, first: int, end: int) -> NDArray[np.int64]:
+        """Those of samples ``first`` to ``end``: int64 of shape (4, samples), in the fields' order."""
+        return np.stack([side[first:end] for side in (self.top, self.left, self.height, self.width)])
+
+
+def random_boxes(
+    draws: BatchDraws,
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Boxes:
+    """A random part of each sample, as torchvision's RandomResizedCrop chooses it.
+
+    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio (width to height) uniform
+    in that of ``ratio``. Where ten tries do not fit into the image, it is the largest central part whose
+    ratio is allowed.
+
+    Args:
+        draws: of the batch.
+        heights: of the samples, in pixels; shape (samples,).
+        widths: of the samples.
+        scale: smallest and largest share of the area.
+        ratio: smallest and largest aspect ratio.
+    """
+    bits = draws.bits("crop", _DRAWS)
+    area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
+    areas = heights * widths * (scale[0] + (scale[1] - scale[0]) * area_draws)
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    aspects = np.exp(log_low + (log_high - log_low) * aspect_draws)
+    tried_widths = np.rint(np.sqrt(areas * aspects)).astype(np.int64)
+    tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
+    fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
+    first, every = fits.argmax(axis=0), np.arange(len(draws))
+    found = fits[first, every]
+    central_heights, central_widths = _central(heights, widths, ratio)
+    height = np.where(found, tried_heights[first, every], central_heights)
+    width = np.where(found, tried_widths[first, every], central_widths)
+    top = np.where(found, below(bits[-2], heights - height + 1), (heights - height) // 2)
+    left = np.where(found, below(bits[-1], widths - width + 1), (widths - width) // 2)
+    return Boxes(top, left, height, width)
+
+
+def _central(
+    heights: NDArray[np.int64], widths: NDArray[np.int64], ratio: tuple[float, float]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Heights and widths of the largest parts whose ratio is allowed."""
+    aspects = widths / heights
+    narrow = np.maximum(np.rint(widths / ratio[0]), 1).astype(np.int64)
+    wide = np.maximum(np.rint(heights * ratio[1]), 1).astype(np.int64)
+    return np.where(aspects < ratio[0], narrow, heights), np.where(aspects > ratio[1], wide, widths)
+
+
+def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
+    """A box of one image at another size, by torch's uint8 kernel.
+
+    Args:
+        image: uint8 of shape (channels, height, width).
+        box: top, left, height, width.
+        size: height and width of the result.
+
+    Returns:
+        uint8 of shape (1, channels, height, width).
+    """
+    top, left, height, width = box
+    # By way of (height, width, channels): so all strides are those of channels_last, and the kernel is fast.
+    part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
+    if (height, width) == size:
+        return part
+    return interpolate(part, size=size, mode="bilinear", antialias=True)
+
+
+def crop_resize_by_products(
+    images: torch.Tensor, sides: torch.Tensor, flips: torch.Tensor, size: tuple[int, int]
+) -> torch.Tensor:
+    """A box of each image at another size, mirrored where wanted, by two matrix products.
+
+    Args:
+        images: float32 of shape (samples, channels, height, width), whole numbers.
+        sides: of the boxes, shape (4, samples): top, left, height, width; on the images' device.
+        flips: bool of shape (samples,), on the images' device.
+        size: height and width of the results.
+
+    Returns:
+        float32 of shape (samples, channels, *size), whole numbers from 0 to 255.
+    """
+    samples, channels, height, width = images.shape
+    top, left, box_height, box_width = sides.to(torch.float32)
+    across = _weights(left, box_width, width, size[1])
+    across = torch.where(flips[:, None, None], across.flip(1), across)
+    down = _weights(top, box_height, height, size[0])
+    rows = torch.bmm(images.reshape(samples, channels * height, width), across.transpose(1, 2))
+    rows = rows.add_(_HALF_UP).floor_().view(samples, channels, height, size[1])
+    return torch.matmul(down[:, None], rows).add_(_HALF_UP).floor_().clamp_(0, 255)
+
+
+def _weights(start: torch.Tensor, length: torch.Tensor, source: int, wanted: int) -> torch.Tensor:
+    """How much each of ``source`` pixels gives to each of ``wanted``: float32 of shape (samples, wanted,
+    source).
+
+    A triangle around the wanted pixel's centre, as wide as a source pixel or, where the part is made smaller,
+    as a wanted one; cut off at the part's edges; summing to 1.
+    """
+    start, length = start[:, None, None], length[:, None, None]
+    step = length / wanted
+    centres = (torch.arange(wanted, device=start.device)[:, None] + 0.5) * step
+    places = torch.arange(source, device=start.device) - start
+    weights = (1 - ((places + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
+    weights.mul_((places >= 0) & (places < length))
+    return weights.div_(weights.sum(-1, keepdim=True))

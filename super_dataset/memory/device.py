@@ -1,0 +1,163 @@
+"""How a batch comes to where it is wanted: nowhere to go, a CUDA device by a stream of its own, another one.
+
+:meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches bound for
+CUDA are received into memory of torch's pinned allocator, which knows which copies out of it are under way: a
+buffer of our own could be received into again before a copy has read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from superdl.super_dataset.memory.memory import PinnedMemory, RecycledMemory
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from superdl.super_dataset.memory.memory import Memory
+
+__all__ = ["Mover", "map_tensors", "mover_to"]
+
+
+class Mover(Protocol):
+    """Brings batches to a device. ``memory``: what they are received into before."""
+
+    memory: Memory
+
+    def send(self, item: Any) -> Any:
+        """Begin to move all tensors of an item; in the thread that read it."""
+
+    def receive(self, sent: Any) -> Any:
+        """The item, for use on the current stream of this thread, from what :meth:`send` gave."""
+
+
+def mover_to(device: torch.device | str | int | None) -> Mover:
+    """The mover for a device.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if device is None:
+        return _Stay()
+    try:
+        wanted = torch.device(device)
+        if wanted.type == "cpu":
+            return _Stay()
+        if wanted.type == "cuda":
+            return _CudaStream(wanted)
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        msg = f"device={device!r} is not to be had: {error}"
+        raise ConfigError(msg) from error
+    return _Copy(wanted)
+
+
+class _Stay:
+    """Batches stay on CPU, in memory that is used again."""
+
+    def __init__(self) -> None:
+        self.memory: Memory = RecycledMemory()
+
+    def send(self, item: Any) -> Any:
+        return item
+
+    def receive(self, sent: Any) -> Any:
+        return sent
+
+
+class _Copy(_Stay):
+    """Batches are copied by the thread that read them."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def send(self, item: Any) -> Any:
+        return map_tensors(item, lambda tensor: tensor.to(self._device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An item whose copies are under way; they are done when ``copied`` is."""
+
+    item: Any
+    copied: torch.cuda.Event
+
+
+class _CudaStream:
+    """Batches are copied on a stream of their own while the device computes on another."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", index)
+        # Items whose copies are under way: their memory stays theirs whatever the allocator knows of it.
+        self._leaving: deque[_Sent] = deque()
+        self._lock = threading.Lock()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self.memory: Memory = PinnedMemory()
+
+    def send(self, item: Any) -> Any:
+        made_on = torch.cuda.current_stream(self._device)
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "cuda":
+                self._stream.wait_stream(made_on)  # what a transform made there may be unfinished
+            elif not tensor.is_pinned():
+                tensor = tensor.pin_memory()
+            return tensor.to(self._device, non_blocking=True)
+
+        with torch.cuda.stream(self._stream):
+            moved = map_tensors(item, copy)
+            copied = self._stream.record_event()
+        with self._lock:
+            self._leaving.append(_Sent(item, copied))
+            while self._leaving and self._leaving[0].copied.query():  # type: ignore[no-untyped-call]
+                self._leaving.popleft()
+        return _Sent(moved, copied)
+
+    def receive(self, sent: Any) -> Any:
+        using = torch.cuda.current_stream(self._device)
+        using.wait_event(sent.copied)  # on the device; this thread goes on
+
+        def note_use(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(using)  # or its memory could be used again while that stream still reads it
+            return tensor
+
+        return map_tensors(sent.item, note_use)
+
+
+def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``item`` with every tensor changed, also those in tuples, lists and mappings at any depth."""
+    if isinstance(item, torch.Tensor):
+        return change(item)
+    if isinstance(item, Mapping):
+        changed = {key: map_tensors(value, change) for key, value in item.items()}
+        return _like(item, changed)
+    if isinstance(item, PackedSequence):  # its batch sizes stay on CPU
+        return item._replace(
+            data=change(item.data),
+            sorted_indices=None if item.sorted_indices is None else change(item.sorted_indices),
+            unsorted_indices=None if item.unsorted_indices is None else change(item.unsorted_indices),
+        )
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(map_tensors(value, change) for value in item))
+    if isinstance(item, (tuple, list)):
+        return _like(item, [map_tensors(value, change) for value in item])
+    return item
+
+
+def _like(item: Any, changed: Any) -> Any:
+    """``changed`` as the type of ``item``, or as it is where that type is made in another way."""
+    make: Any = type(item)
+    try:
+        return make(changed)
+    except TypeError:
+        return changed

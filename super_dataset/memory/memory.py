@@ -1,0 +1,126 @@
+"""The memory that batches are received into: fresh, recycled, pinned or shared, whoever reads them.
+
+A page of fresh memory costs a fault, which is more than receiving into it; so memory is used again, as soon
+as the batch that lay in it and everything that shares its memory are gone, and never before. How a DataLoader
+worker's memory comes back from another process is :mod:`superdl.super_dataset.memory.handover`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from superdl.super_dataset.memory.handover import WorkerMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["FreshMemory", "Memory", "PinnedMemory", "RecycledMemory", "memory_here", "receiving_into"]
+
+
+class Memory(Protocol):
+    """Gives memory for batches; where it is ``shared`` with other processes, one piece is best."""
+
+    shared: bool
+
+    def take(self, size: int) -> torch.Tensor:
+        """Uint8 of shape (size,), not initialised; it belongs to the caller and to whoever shares it."""
+
+
+class FreshMemory:
+    """New memory for each batch."""
+
+    shared = False
+
+    def take(self, size: int) -> torch.Tensor:
+        """See :class:`Memory`."""
+        # numpy asks for huge pages where torch does not.
+        return torch.from_numpy(np.empty(size, dtype=np.uint8)) if size else _nothing()
+
+
+class PinnedMemory:
+    """Page-locked memory from torch's own allocator, which knows of copies to the device that are under way
+    and keeps the memory until they are done.
+    """
+
+    shared = False
+
+    def take(self, size: int) -> torch.Tensor:
+        """See :class:`Memory`; ``RuntimeError`` of torch's where there is no accelerator."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class RecycledMemory:
+    """Memory that comes back when nobody holds it any more. Threads may share it.
+
+    The tensor's storage keeps an array alive, and every tensor, view and array made of it keeps the storage:
+    the array's end is the end of all of them. Nothing is refused: what is kept is kept, and new memory is
+    made instead.
+
+    Args:
+        idle_blocks: how many blocks are kept for later; what comes back beyond that goes to the system.
+    """
+
+    shared = False
+
+    def __init__(self, idle_blocks: int = 4) -> None:
+        # A deque appends and pops in one step: memory comes back wherever the last reference ends, also in a
+        # garbage collection within take(), where a lock would be held already.
+        self._idle: deque[NDArray[np.uint8]] = deque(maxlen=idle_blocks)
+
+    def take(self, size: int) -> torch.Tensor:
+        """See :class:`Memory`."""
+        if not size:
+            return _nothing()
+        block = self._idle_block(size)
+        lent = np.frombuffer(block.data, dtype=np.uint8, count=size)
+        weakref.finalize(lent, self._idle.append, block).atexit = False
+        return torch.from_numpy(lent)
+
+    def _idle_block(self, size: int) -> NDArray[np.uint8]:
+        while True:
+            try:
+                block = self._idle.pop()  # the latest, which the processor's caches may still hold
+            except IndexError:
+                return np.empty(size, dtype=np.uint8)
+            if size <= block.nbytes:
+                return block
+
+
+def _nothing() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+_RECYCLED = RecycledMemory()
+_SHARED = WorkerMemory()
+_chosen = threading.local()
+
+
+def memory_here() -> Memory:
+    """The memory of this thread: what :func:`receiving_into` chose, shared in a DataLoader worker, else
+    recycled.
+    """
+    chosen: Memory | None = getattr(_chosen, "memory", None)
+    if chosen is not None:
+        return chosen
+    return _RECYCLED if get_worker_info() is None else _SHARED
+
+
+@contextmanager
+def receiving_into(memory: Memory) -> Iterator[None]:
+    """Let batches that this thread reads be received into ``memory``."""
+    before = getattr(_chosen, "memory", None)
+    _chosen.memory = memory
+    try:
+        yield
+    finally:
+        _chosen.memory = before

@@ -1,0 +1,194 @@
+"""The memory that one batch is received into: headers side by side, payloads side by side.
+
+While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
+copy; where that block comes from is :mod:`superdl.super_dataset.memory.memory`'s. Records of other sizes get
+memory of their own. What the bytes mean is left to :mod:`superdl.super_dataset.reading.checks`, tensors to
+:mod:`superdl.super_dataset.tensors`.
+
+A record on its way is an :class:`Incoming`, which knows its header and where its payload goes. Only when it
+is whole does :meth:`BatchBuffer.note_record` make it the sample's record, with all that belongs to it at
+once: nothing of an earlier reply for the same sample outlives that.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from superdl.super_dataset.memory.memory import FreshMemory
+from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, Kind, payload_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.memory.memory import Memory
+
+__all__ = ["BatchBuffer", "Incoming", "Reply"]
+
+_MAX_BLIND_BYTES = 64 * 2**20
+_KIND_AT = 5  # offset of the kind in a record's header
+_PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
+
+
+class Reply(enum.IntEnum):
+    """What the cache last answered for one sample."""
+
+    NONE = 0
+    """Nothing yet."""
+    RECORD = 1
+    """Bytes; whether they are a good record is not known yet."""
+    NIL = 2
+    """There is no record."""
+    ERROR = 3
+    """An error; see :attr:`BatchBuffer.errors`."""
+
+
+class Incoming(NamedTuple):
+    """A record that is being received: whose it is, its header, and where its payload goes.
+
+    A record shorter than a header has none, and all its bytes are payload.
+    """
+
+    offset: int
+    header: bytes
+    payload: memoryview
+    in_block: bool
+
+    @property
+    def record_bytes(self) -> int:
+        """The length of the whole record."""
+        return len(self.header) + len(self.payload)
+
+
+class BatchBuffer:
+    """Room for the records of ``size`` samples.
+
+    ``replies`` holds a :class:`Reply` for each sample, ``headers`` the records' headers
+    (:data:`superdl.super_wire.record.HEADER_DTYPE`) and ``raw_headers`` the same bytes as uint8 of shape
+    (size, 64), ``record_bytes`` the records' whole lengths as framed. A record shorter than a header has a
+    zeroed one. ``own`` holds the payloads that lie outside the block, ``errors`` error replies, both by
+    sample. ``digests`` holds, by sample, the xxh3-64 of payloads that were hashed as they arrived, while they
+    were in the processor's cache.
+
+    Args:
+        size: number of samples.
+        memory: where the block comes from.
+        uniform: whether records of one size are to be expected; without it every payload gets memory of its
+            own.
+        expected_bytes: the length of their payloads, if it is known: one of another length then makes no
+            block. Where it is not known, a block has 64 MiB at most, or the first record, if it is a large
+            one, would reserve its size for every sample.
+        to_hash: whose payloads are hashed as they arrive, shape (size,); all of them if it is not given.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        memory: Memory | None = None,
+        uniform: bool = True,
+        expected_bytes: int | None = None,
+        to_hash: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.size = size
+        self.memory: Memory = memory or FreshMemory()
+        self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
+        self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)
+        self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
+        self.own: dict[int, memoryview] = {}
+        self.errors: dict[int, str] = {}
+        self.to_hash = np.ones(size, dtype=np.bool_) if to_hash is None else to_hash
+        self.digests: dict[int, int] = {}
+        self.item_bytes = -1
+        """Payload bytes of one slot of the block; -1 while there is no block."""
+        self._uniform = uniform
+        self._expected_bytes = expected_bytes
+        self._block: torch.Tensor | None = None
+        self._bytes = memoryview(bytearray())
+
+    @property
+    def block(self) -> torch.Tensor | None:
+        """The block, uint8 of shape (size * item_bytes,), or ``None`` if no record asked for one."""
+        return self._block
+
+    def slot(self, offset: int) -> memoryview:
+        """The block's room for one sample's payload."""
+        start = offset * self.item_bytes
+        return self._bytes[start : start + self.item_bytes]
+
+    def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
+        """A record with this header is about to come; where its payload is to be received.
+
+        The first sound data record decides how large the block's slots are.
+        """
+        if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self._block is None:
+            self._allocate_for(header, payload_bytes)
+        if payload_bytes == self.item_bytes:
+            return self.place_in_block(offset, header)
+        return Incoming(offset, header, np.empty(payload_bytes, dtype=np.uint8).data, in_block=False)
+
+    def place_in_block(self, offset: int, header: bytes) -> Incoming:
+        """The same, for a record whose payload is as long as a slot."""
+        return Incoming(offset, header, self.slot(offset), in_block=True)
+
+    def place_short(self, offset: int, record_bytes: int) -> Incoming:
+        """The same, for a record too short to have a header."""
+        return Incoming(offset, b"", memoryview(bytearray(record_bytes)), in_block=False)
+
+    def payload(self, offset: int) -> memoryview:
+        """The received payload of one sample."""
+        return self.own[offset] if offset in self.own else self.slot(offset)
+
+    def note_record(self, record: Incoming) -> None:
+        """One record has been received as a whole: it is the sample's from now on."""
+        offset = record.offset
+        self.raw_headers[offset] = np.frombuffer(record.header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
+        self.record_bytes[offset] = record.record_bytes
+        self.own.pop(offset, None)
+        if not record.in_block:
+            self.own[offset] = record.payload
+        self.digests.pop(offset, None)
+        if self.to_hash[offset]:
+            self.digests[offset] = payload_hash(record.payload)
+        self.replies[offset] = Reply.RECORD
+
+    def note_records(
+        self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
+    ) -> None:
+        """Records have filled their slots; ``headers`` is uint8 of shape (offsets, 64).
+
+        ``digests`` has the xxh3-64 of those payloads that are to be hashed.
+        """
+        self.raw_headers[offsets] = headers
+        self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
+        for offset in offsets if self.own or self.digests else ():
+            self.own.pop(offset, None)
+            self.digests.pop(offset, None)
+        self.digests.update(digests)
+        self.replies[offsets] = Reply.RECORD
+
+    def note_nil(self, offset: int) -> None:
+        """There is no record."""
+        self.replies[offset] = Reply.NIL
+
+    def note_error(self, offset: int, text: str) -> None:
+        """The cache answered with an error."""
+        self.replies[offset] = Reply.ERROR
+        self.errors[offset] = text
+
+    def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
+        says = int.from_bytes(header[_PAYLOAD_BYTES], "little")
+        known = self._expected_bytes == payload_bytes
+        if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
+            return
+        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != Kind.DATA or says != payload_bytes:
+            return
+        self._block = self.memory.take(self.size * payload_bytes)
+        self._bytes = self._block.numpy().data
+        self.item_bytes = payload_bytes

@@ -1,0 +1,204 @@
+"""Says what each received record is: a good sample, a tombstone, or corrupt and why.
+
+The headers of a whole batch are compared at once with the first good one, and with the ids that were asked
+for; only those that differ are read one by one. Payloads are hashed as they arrive
+(:class:`superdl.super_dataset.reading.buffer.BatchBuffer`); whose, :class:`SeenRecords` decides.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.record import (
+    HEADER_BYTES,
+    Kind,
+    Tombstone,
+    id_prefixes,
+    parse_header,
+    read_tombstone,
+    verify_payload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.reading.buffer import BatchBuffer
+    from superdl.super_wire.record import Header
+
+__all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_records", "layout_columns"]
+
+Verify: TypeAlias = Literal["auto", "all"]
+
+HASHED_SHARE = 64
+"""Of the payloads that this process has hashed before, one in so many is hashed again in each epoch."""
+
+# The bytes of a header that two samples of one layout share: magic to payload length, and shape.
+_LAYOUT = np.r_[0:16, 24:48]
+
+_SLOTS = 2**20  # of eight bytes each: 8 MiB, of which the system gives what is touched
+_UPPER = np.uint64(0xFFFFFFFF00000000)
+_LOWER = np.uint64(0x00000000FFFFFFFF)
+
+
+class SeenRecords:
+    """Which records this process has read and hashed: a direct-mapped table of 8 MiB at most.
+
+    Of each record it keeps 32 bits of the sample id, beside the 20 that choose its slot, and 32 bits that the
+    times of its production give: a record that was produced again is a new one. What another record has
+    pushed out of its slot is hashed again. Threads may share it: an entry is written in one step.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+
+    def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
+        """Whose payload is to be hashed, shape (samples,): new ones, and the share whose turn it is.
+
+        The turn goes round with the epochs, so that each sample has it once in :data:`HASHED_SHARE` of them.
+        """
+        if self._pid != os.getpid():  # also in a fork: what the parent has read, this process has not
+            self._pid, self._entries = os.getpid(), np.zeros(_SLOTS, dtype=np.uint64)
+        slots, upper = _slots_of(sample_ids)
+        entries = self._entries[slots]
+        turn = (id_prefixes(sample_ids) + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
+        new = (entries & _UPPER != upper) | (entries == 0)
+        chosen: NDArray[np.bool_] = new | turn
+        return chosen
+
+    def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
+        """Those of ``offsets`` whose record is not the one that was hashed before."""
+        slots, upper = _slots_of(sample_ids)
+        differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
+        found: list[int] = offsets[differs].tolist()
+        return found
+
+    def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
+        """The payloads of the records at ``offsets`` have been hashed, and are right."""
+        slots, upper = _slots_of(sample_ids)
+        self._entries[slots[offsets]] = upper[offsets] | _times(buffer, offsets)
+
+
+def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+    words = np.frombuffer(sample_ids, dtype="<u8")[1::2]
+    return (words & np.uint64(_SLOTS - 1)).astype(np.intp), words & _UPPER
+
+
+def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """What tells one production of a sample from another; never 0, which is an empty slot."""
+    headers = buffer.headers[offsets]
+    mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
+    times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
+    return times
+
+
+@dataclass(slots=True)
+class CheckedRecords:
+    """What was found out about some samples of a batch, by offset."""
+
+    tombstones: dict[int, Tombstone] = field(default_factory=dict)
+    corrupt: dict[int, RecordError] = field(default_factory=dict)
+
+    @property
+    def astray(self) -> str:
+        """How it shows that another sample's record came, if one did: replies are out of step."""
+        return next((str(error) for error in self.corrupt.values() if isinstance(error, RecordIdError)), "")
+
+
+def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of headers as uint8 of shape (n, 64), the bytes that are equal where dtype and shape are."""
+    return raw_headers[:, _LAYOUT]
+
+
+def check_records(
+    buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
+) -> CheckedRecords:
+    """Check the records received for ``offsets``; those in neither of the answer's mappings are good.
+
+    Args:
+        buffer: every one of ``offsets`` has a record in it.
+        sample_ids: of the whole batch, concatenated.
+        offsets: the samples to check.
+        seen: what this process has hashed; without it, all payloads are.
+    """
+    checked = CheckedRecords()
+    if not offsets:
+        return checked
+    places = np.array(offsets, dtype=np.intp)
+    prefixes = id_prefixes(sample_ids)
+    first = _check_one(buffer, sample_ids, offsets[0], checked)
+    if first is None:
+        strangers = offsets[1:]
+    else:
+        layout = layout_columns(buffer.raw_headers[places])
+        lengths = buffer.record_bytes[places]
+        alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
+        alike &= buffer.headers["id_prefix"][places] == prefixes[places]
+        strangers = places[~alike].tolist()
+    for offset in strangers:
+        _check_one(buffer, sample_ids, offset, checked)
+    if checked.corrupt or checked.tombstones:
+        places = np.array(
+            [o for o in offsets if o not in checked.corrupt and o not in checked.tombstones], np.intp
+        )
+    _check_payloads(buffer, sample_ids, places, seen, checked)
+    return checked
+
+
+def _check_payloads(
+    buffer: BatchBuffer,
+    sample_ids: bytes,
+    places: NDArray[np.intp],
+    seen: SeenRecords | None,
+    checked: CheckedRecords,
+) -> None:
+    """Compare the digests that were taken with the headers', and take those that still are to be."""
+    digests = buffer.digests
+    hashed = np.array([offset in digests for offset in places.tolist()], dtype=np.bool_)
+    left = places[~hashed]
+    late = left.tolist() if seen is None else seen.unlike(sample_ids, buffer, left)
+    for offset in late:
+        _verify_one(buffer, offset, checked)
+    taken = places[hashed]
+    found = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
+    for offset in taken[found != buffer.headers["payload_hash"][taken]].tolist():
+        _verify_one(buffer, offset, checked)
+    if seen is not None:
+        fresh = [offset for offset in (*taken.tolist(), *late) if offset not in checked.corrupt]
+        seen.remember(sample_ids, buffer, np.array(fresh, dtype=np.intp))
+
+
+def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: CheckedRecords) -> Header | None:
+    """Check one record on its own; its header if it is good data."""
+    try:
+        record_bytes = int(buffer.record_bytes[offset])
+        if record_bytes < HEADER_BYTES:
+            parse_header(buffer.payload(offset))
+        raw_header = bytes(buffer.raw_headers[offset])
+        sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
+        header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
+        if header.kind is Kind.TOMBSTONE:
+            checked.tombstones[offset] = read_tombstone(raw_header + bytes(buffer.payload(offset)))
+            return None
+        if header.kind is not Kind.DATA:
+            msg = f"this version of SUPER reads no records of kind {header.kind.name.lower()}"
+            raise RecordVersionError(msg)
+    except RecordError as error:
+        checked.corrupt[offset] = error
+        return None
+    return header
+
+
+def _verify_one(buffer: BatchBuffer, offset: int, checked: CheckedRecords) -> None:
+    try:
+        verify_payload(parse_header(bytes(buffer.raw_headers[offset])), buffer.payload(offset))
+    except RecordError as error:
+        checked.corrupt[offset] = error

@@ -1,0 +1,268 @@
+"""One socket to one cache node: connecting, greeting, sending, receiving into given memory.
+
+A socket of our own, since a client library's objects and copies cost more than the transfer. Which process
+and thread may use it is :mod:`superdl.super_dataset.reading.reader_state`'s, which nodes there are is
+:mod:`superdl.super_dataset.reading.link`'s. Foreign errors are mapped here: whatever the network does becomes
+:class:`~superdl.super_wire.errors.CacheUnreachableError`, whatever the cache refuses, and what only a setting
+can mend, :class:`~superdl.super_wire.errors.CacheError`.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from superdl.super_dataset.reading.refusals import is_passing, no_redis, refusal, tls_failure, unheard
+from superdl.super_dataset.reading.resp import ProtocolDoubtError
+from superdl.super_dataset.reading.tls import TlsStream
+from superdl.super_wire.errors import CacheUnreachableError
+from superdl.super_wire.resp import ErrorReply, MalformedReplyError, PushReply, encode_command, parse_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from superdl.super_wire.address import CacheAddress, Credentials
+    from superdl.super_wire.errors import CacheError
+    from superdl.super_wire.resp import Reply
+
+__all__ = ["IO_TIMEOUT_S", "CacheConnection"]
+
+IO_TIMEOUT_S = 10.0
+"""How long a connection waits for a connect, or for the next byte, at most."""
+
+_TIMEVAL = struct.Struct("ll")
+_MIN_TIMEOUT_S = 0.001  # a zero would mean no limit at all
+_MAX_ANSWER_BYTES = 16 * 2**20
+_PIECE_BYTES = 65536
+_DEFAULT_PROTOCOL = 2
+
+
+class CacheConnection:
+    """An open, authenticated connection.
+
+    ``owed`` counts replies to commands whose answer nobody waited for; whoever reads next must first let them
+    pass, and leaves those of them that were errors in ``late_errors``. Any exception out of a method leaves
+    the stream in an unknown state: close the connection.
+
+    Args:
+        address: where the node is.
+        credentials: sent by AUTH if there is a password.
+        timeout_s: bound of the connect, of the TLS handshake and, until :meth:`limit_wait` says otherwise, of
+            each wait for bytes, in seconds.
+        context: for TLS; made of the credentials if it is not given.
+
+    Raises:
+        CacheUnreachableError: nobody answered, or not in time.
+        CacheError: the cache refused credentials, certificate or database, or its own certificate is refused.
+        ConfigError: the files named for TLS cannot be used, or the node is beyond loopback without TLS.
+    """
+
+    def __init__(
+        self,
+        address: CacheAddress,
+        credentials: Credentials,
+        *,
+        timeout_s: float = IO_TIMEOUT_S,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address = address
+        self.owed = 0
+        self.late_errors: list[str] = []
+        self._tls: TlsStream | None = None
+        self._limit_s = 0.0
+        self._heard = False  # whether the peer has ever said a word
+        credentials.admit(address)
+        if address.tls and context is None:
+            context = credentials.tls_context()
+        try:
+            self._socket = _connect(address, max(timeout_s, _MIN_TIMEOUT_S))
+        except OSError as error:
+            raise self._failure(error) from error
+        # A dataset need not be closed: its connection goes with it.
+        weakref.finalize(self, self._socket.close).atexit = False
+        try:
+            self.limit_wait(timeout_s)
+            if context is not None:
+                self._encrypt(context)
+            self._greet(credentials)
+        except BaseException:
+            self.close()
+            raise
+
+    def limit_wait(self, timeout_s: float) -> None:
+        """Bound each further wait for bytes, to at most :data:`IO_TIMEOUT_S`.
+
+        A kernel timeout on a blocking socket: Python's own would cost a ``poll`` before every receive.
+        """
+        limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
+        if limit_s == self._limit_s:
+            return
+        timeval = _TIMEVAL.pack(int(limit_s), int(limit_s % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        self._limit_s = limit_s
+
+    def fileno(self) -> int:
+        """The socket's descriptor: readable when something came."""
+        return self._socket.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes may be here that the socket no longer tells of."""
+        return self._tls is not None and self._tls.pending
+
+    def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        try:
+            if self._tls is None:
+                self._socket.sendall(data)
+            else:
+                self._tls.send(data)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def receive(self, buffers: Sequence[memoryview]) -> int:
+        """Receive what is there, at least one byte, into ``buffers`` in order; how many bytes came."""
+        count = self.receive_some(buffers)
+        while not count:
+            count = self.receive_some(buffers)
+        return count
+
+    def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        """The same, waiting for the socket at most once: there may be no bytes where they are encrypted."""
+        try:
+            if self._tls is None:
+                count = self._socket.recvmsg_into(buffers)[0]
+            else:
+                count = self._tls.receive_some(buffers)
+        except (OSError, EOFError) as error:
+            raise self._failure(error) from error
+        if not count and self._tls is None:
+            raise self._failure(EOFError())
+        self._heard = True
+        return count
+
+    def ask(self, *words: bytes) -> Reply:
+        """One command, and what the cache answers.
+
+        Raises:
+            CacheUnreachableError: it is not ready to answer.
+            CacheError: it answered with an error.
+        """
+        (answer,) = self.converse(words)
+        if isinstance(answer, ErrorReply):
+            raise self.refused(answer.text)
+        return answer
+
+    def refused(self, text: str) -> CacheError:
+        """The error for an error reply: ``CacheUnreachableError`` if it passes by itself."""
+        if is_passing(text):
+            return CacheUnreachableError(f"the cache at {self.address} is not ready: {text}")
+        return refusal(self.address, text)
+
+    def converse(self, *commands: Sequence[bytes]) -> list[Reply]:
+        """Commands in one go, and the answer to each, errors among them; what is owed passes before.
+
+        Raises:
+            CacheError: what answers is no Redis.
+        """
+        if commands:
+            self.send(b"".join([encode_command(*words) for words in commands]))
+        until_s = time.monotonic() + IO_TIMEOUT_S
+        received = bytearray()
+        answers: list[Reply] = []
+        while len(answers) < self.owed + len(commands):
+            try:
+                found = parse_reply(received)
+            except MalformedReplyError as error:
+                raise no_redis(self.address, bytes(received), error) from error
+            if found is None:
+                self._receive_more(received, until_s)
+                continue
+            answer, end = found
+            del received[:end]
+            if not isinstance(answer, PushReply):
+                answers.append(answer)
+        late, answers = answers[: self.owed], answers[self.owed :]
+        self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
+        self.owed = 0
+        if received:
+            raise self._failure(ProtocolDoubtError(f"{bytes(received[:40])!r} answers nothing"))
+        return answers
+
+    def close(self) -> None:
+        """Close this process's end; a copy that a fork left in another process is not disturbed."""
+        self._socket.close()
+
+    def _receive_more(self, received: bytearray, until_s: float) -> None:
+        if len(received) > _MAX_ANSWER_BYTES:
+            raise self._failure(ProtocolDoubtError("an endless answer"))
+        if time.monotonic() > until_s:
+            raise self._failure(TimeoutError())
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        received += piece[: self.receive([piece])]
+
+    def _encrypt(self, context: ssl.SSLContext) -> None:
+        try:
+            self._tls = TlsStream(
+                self._socket, context, self.address.host, timeout_s=self._limit_s or IO_TIMEOUT_S
+            )
+        except (OSError, EOFError) as error:
+            raise self._failure(error) from error
+
+    def _greet(self, credentials: Credentials) -> None:
+        """AUTH, HELLO and SELECT, those that are needed, in one go.
+
+        Where HELLO is not known or not allowed, RESP2 does as well.
+        """
+        commands: list[tuple[bytes, ...]] = []
+        if credentials.password:
+            words = [word.encode() for word in (credentials.username, credentials.password) if word]
+            commands.append((b"AUTH", *words))
+        if self.address.protocol != _DEFAULT_PROTOCOL:
+            commands.append((b"HELLO", b"%d" % self.address.protocol))
+        if self.address.db:
+            commands.append((b"SELECT", b"%d" % self.address.db))
+        if not commands:
+            return
+        for command, answer in zip(commands, self.converse(*commands), strict=True):
+            if isinstance(answer, ErrorReply) and command[0] != b"HELLO":
+                raise self.refused(answer.text)
+
+    def _failure(self, error: Exception) -> CacheError:
+        """The error for what the network or TLS did."""
+        if isinstance(error, ssl.SSLError):
+            return tls_failure(self.address, error)
+        reason: object = error
+        hung_up = isinstance(error, EOFError | ConnectionResetError)
+        silent = isinstance(error, BlockingIOError | TimeoutError)
+        if isinstance(error, EOFError):
+            reason = "it closed the connection"
+        elif silent:
+            reason = f"nothing came for {self._limit_s or IO_TIMEOUT_S:.3g} s"
+        # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
+        doubt = hung_up or (silent and self.address.tls)
+        hint = ""
+        if doubt and not self._heard:
+            hint = unheard(self.address, encrypted=self._tls is not None)
+        return CacheUnreachableError(f"the cache at {self.address} is not to be reached: {reason}{hint}")
+
+
+def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
+    if address.path:
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            opened.settimeout(timeout_s)
+            opened.connect(address.path)
+        except BaseException:
+            opened.close()
+            raise
+    else:
+        opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    opened.settimeout(None)
+    return opened

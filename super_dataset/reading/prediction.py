@@ -1,0 +1,118 @@
+"""Receives many replies by one call: while records are of one size, what frames their payloads is known.
+
+The bytes of ``n`` replies to GETs of one length alternate: payload, row, payload, row, ... where a row is the
+line end of the reply before, the frame (``$``, length, line end) and the record's header. Every byte of a
+frame is compared with the prediction before more is awaited, so that a reply of another kind is noticed
+however short it is. Replies that cannot be predicted are :mod:`superdl.super_dataset.reading.scatter`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.super_wire.record import HEADER_BYTES, payload_hash
+from superdl.super_wire.resp import CRLF
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["PredictedReplies"]
+
+_VIEWS_PER_CALL = 64
+_BYTES_PER_CALL = 2**21
+
+
+class PredictedReplies:
+    """The rest of the current payload, then a row and a payload for each reply that follows.
+
+    A row holds the line end of the reply before, the frame and the header.
+
+    ``complete`` replies are whole up to their line end, counting the current one first. ``digests`` has, by
+    sample, the xxh3-64 of the payloads after the current one that are to be hashed, also of some that are not
+    confirmed yet.
+
+    Args:
+        rest: what is still to come of the current payload.
+        record_bytes: the length of each record.
+        offsets: the samples whose replies follow.
+        slots: where their payloads go.
+        to_hash: of each sample of the batch, whether its payload is hashed as soon as it is there: then the
+            processor's cache still holds it, which is four times as fast as later.
+    """
+
+    def __init__(
+        self,
+        rest: memoryview,
+        record_bytes: int,
+        offsets: Sequence[int],
+        slots: list[memoryview],
+        to_hash: NDArray[np.bool_],
+    ) -> None:
+        self.offsets = offsets
+        self.complete = 0
+        self.digests: dict[int, int] = {}
+        self._to_hash: list[bool] = to_hash[offsets].tolist()
+        self._frame = CRLF + b"$%d\r\n" % record_bytes
+        self._stride = len(self._frame) + HEADER_BYTES
+        self._rows = memoryview(bytearray(self._stride * len(offsets)))
+        self._views = [rest]
+        for row, slot in enumerate(slots):
+            self._views += (self._rows[row * self._stride : (row + 1) * self._stride], slot)
+        self._at = 0  # the view that receives next
+        self._part = 0  # how much of it has been received
+        pairs = max(1, min(_VIEWS_PER_CALL // 2, _BYTES_PER_CALL // record_bytes))
+        self._views_per_call = 2 * pairs
+
+    def buffers(self) -> list[memoryview]:
+        """Where the next bytes belong, in order."""
+        views = self._views[self._at : self._at + self._views_per_call]
+        if self._part:
+            views[0] = views[0][self._part :]
+        return views
+
+    def received(self, count: int) -> bytes | None:
+        """Take note of ``count`` more bytes; at the window's end, the bytes to be read the general way."""
+        views, at = self._views, self._at
+        count += self._part
+        while at < len(views) and count >= len(views[at]):
+            count -= len(views[at])
+            if at and not at % 2 and self._to_hash[at // 2 - 1]:
+                self.digests[self.offsets[at // 2 - 1]] = payload_hash(views[at])
+            at += 1
+        self._at, self._part = at, count
+        wrong = self._compare_rows()
+        if wrong:
+            return b"".join([*views[wrong:at], views[at][:count]] if count else views[wrong:at])
+        return b"" if at == len(views) else None
+
+    def _compare_rows(self) -> int:
+        """Compare the frames that came since the last time; the view at which prediction failed, or 0."""
+        frame, rows, stride = self._frame, self._rows, self._stride
+        row = self.complete
+        whole_rows = self._at // 2  # views alternate: payload, row, payload, row, ...
+        while row < whole_rows:
+            start = row * stride
+            if rows[start : start + len(frame)] != frame:
+                return 2 * row + 1
+            row += 1
+            self.complete = row
+        if self._at % 2 and self._part:
+            start = row * stride
+            come = min(self._part, len(frame))
+            if rows[start : start + come] != frame[:come]:
+                return 2 * row + 1
+        return 0
+
+    def headers(self, count: int) -> NDArray[np.uint8]:
+        """Headers of the first ``count`` predicted replies, uint8 of shape (count, 64)."""
+        rows = np.frombuffer(self._rows, dtype=np.uint8).reshape(-1, self._stride)
+        return rows[:count, len(self._frame) :]
+
+    def header(self, row: int) -> bytes:
+        """The header of the predicted reply ``row``."""
+        start = row * self._stride + len(self._frame)
+        return bytes(self._rows[start : start + HEADER_BYTES])

@@ -1,0 +1,141 @@
+"""What is known of one batch while it is read: what is there, bad, corrupt or missing, and the cost.
+
+It sorts what the gather received and puts it into words: the read report, the error when time is up. The loop
+around it is :mod:`superdl.super_dataset.reading.reader`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.checks import check_records
+from superdl.super_dataset.reading.explanations import batch_name, timeout_message
+from superdl.super_dataset.reading.refusals import is_passing, refusal, wants_credentials
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
+from superdl.super_wire.record import SPENDING_CAP
+from superdl.super_wire.report import ReadReport
+
+if TYPE_CHECKING:
+    from superdl.super_dataset.reading.buffer import BatchBuffer
+    from superdl.super_dataset.reading.checks import SeenRecords
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = ["BatchProgress"]
+
+
+@dataclass(slots=True)
+class BatchProgress:
+    """A batch being read, and at the end what was read.
+
+    Once ``missing`` is empty, every sample is in ``buffer`` or, with the reason, in ``bad``.
+    """
+
+    ref: BatchRef
+    buffer: BatchBuffer
+    seen: SeenRecords | None
+    """What this process has hashed before; without it, all payloads are hashed."""
+    missing: list[int]
+    """Offsets of the samples to be asked for, ascending."""
+    bad: dict[int, str] = field(default_factory=dict)
+    corrupt: dict[int, str] = field(default_factory=dict)
+    """Of the missing, those whose record failed its check at the last attempt, and how."""
+    not_hit: set[int] = field(default_factory=set)
+    """Samples that some answered GET did not find, or found corrupt."""
+    astray: str = ""
+    """How it shows that replies and requests of the last attempt were out of step, if they were."""
+    trouble: CacheError | None = None
+    """What kept the last attempt from being answered in full."""
+    out_of_memory: bool = False
+    """Whether the cache refused the last report for want of memory."""
+    attempts: int = 0
+    read_s: float = 0.0
+    check_s: float = 0.0
+    wait_s: float = 0.0
+    size_bytes: int = 0
+
+    @property
+    def hits(self) -> int:
+        """Samples that the first answered GET found."""
+        return len(self.ref) - len(self.not_hit.union(self.missing))
+
+    def sort(self) -> None:
+        """Say of each missing sample what the last attempt made of it.
+
+        Raises:
+            CacheError: the cache refused.
+            SpendingCapError: a sample would have to be produced, for which there is no money.
+        """
+        asked, buffer = self.missing, self.buffer
+        replies = buffer.replies[asked].tolist()
+        whole = replies.count(Reply.RECORD) == len(asked)
+        records = (
+            asked
+            if whole
+            else [at for at, reply in zip(asked, replies, strict=True) if reply == Reply.RECORD]
+        )
+        checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
+        self.size_bytes += int(buffer.record_bytes[records].sum())
+        for offset, stone in checked.tombstones.items():
+            if stone.reason == SPENDING_CAP:  # of no policy's concern: the sample itself is not bad
+                raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
+            self.bad[offset] = f"{stone.reason}: {stone.message}"
+        self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
+        self.astray = checked.astray
+        for offset in asked if buffer.errors else ():
+            if offset in buffer.errors:
+                self._sort_error(offset, buffer.errors.pop(offset))
+        if whole and not self.corrupt:
+            self.missing = []
+            return
+        good = set(records).difference(self.corrupt)
+        self.missing = [offset for offset in asked if offset not in good]
+        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == Reply.NIL]
+        self.not_hit.update(nil, self.corrupt)
+
+    def _sort_error(self, offset: int, text: str) -> None:
+        if text.startswith("WRONGTYPE"):
+            self.corrupt[offset] = f"the cache holds something else than a record there: {text}"
+        elif is_passing(text):
+            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+        elif text.startswith("ERR ") and not wants_credentials(text):
+            # No GET of ours is answered so: on the way, commands or replies were spoilt or fell out of step.
+            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+            self.astray = text
+        else:
+            raise refusal(self.ref.cache, text)
+
+    def report(self, *, done: bool) -> ReadReport:
+        """What to tell the coordinator. Only what the cache said it lacks counts as missed."""
+        ref = self.ref
+        return ReadReport(
+            rank=ref.rank,
+            epoch=ref.epoch,
+            position=ref.position,
+            samples=len(ref),
+            hits=self.hits,
+            wait_us=int(self.wait_s * 1e6),
+            read_us=int(self.read_s * 1e6),
+            check_us=int(self.check_s * 1e6),
+            size_bytes=self.size_bytes,
+            attempt=self.attempts,
+            done=int(done),
+            missed=tuple(offset for offset in self.missing if offset in self.not_hit),
+            corrupt=tuple(sorted(self.corrupt)),
+        )
+
+    def timeout_error(self, waited_s: float) -> CacheError | ReadTimeoutError:
+        """The error for a batch whose time or attempts are used up."""
+        text = timeout_message(
+            self.ref,
+            self.missing,
+            attempts=self.attempts,
+            waited_s=waited_s,
+            trouble=str(self.trouble or ""),
+            corrupt=sorted(set(self.corrupt.values())),
+            out_of_memory=self.out_of_memory,
+        )
+        if isinstance(self.trouble, CacheUnreachableError):
+            return CacheUnreachableError(text)
+        return CacheError(text) if self.trouble else ReadTimeoutError(text)

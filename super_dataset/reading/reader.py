@@ -1,0 +1,238 @@
+"""Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
+
+Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
+misses leaves a read report that says so, since a report may be lost. The link to the cache belongs to the
+thread (:mod:`superdl.super_dataset.reading.reader_state`). Tensors are :mod:`superdl.super_dataset.tensors`'.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from superdl.super_dataset.reading.backoff import Backoff
+from superdl.super_dataset.reading.bad_samples import bad_sample_error
+from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.checks import SeenRecords
+from superdl.super_dataset.reading.gather import Wanted
+from superdl.super_dataset.reading.link import open_link
+from superdl.super_dataset.reading.progress import BatchProgress
+from superdl.super_dataset.reading.reader_state import ReaderState, ReaderStates
+from superdl.super_dataset.reading.resp import encode_gets, encode_report
+from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.keys import report_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from superdl.super_dataset.memory.memory import Memory
+    from superdl.super_dataset.reading.checks import Verify
+    from superdl.super_dataset.reading.link import OpenLink
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = ["BatchReader", "ReadSettings"]
+
+_LOG = logging.getLogger("super_dataset")
+
+_LAST_LOOK_S = 0.25
+
+_SEEN = SeenRecords()  # of this process, whatever dataset it reads
+
+
+@functools.lru_cache(maxsize=64)
+def _keeps_bytes(cache: str) -> bool:
+    return CacheAddress.parse(cache).keeps_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a reader reads.
+
+    ``read_timeout_s`` bounds the wait for one batch, ``in_flight_bytes`` the replies asked for and not yet
+    received; ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch
+    with a bad sample is given up at once.
+
+    ``verify="all"`` hashes every payload; ``"auto"`` does so on plain TCP, and on a unix socket or TLS hashes
+    each record when this process reads it for the first time, later one in 64.
+    """
+
+    read_timeout_s: float = 120.0
+    verify: Verify = "auto"
+    in_flight_bytes: int = 16 * 2**20
+    record_bytes: int | None = None
+    stop_at_bad: bool = True
+
+
+class BatchReader:
+    """Turns ``BatchRef`` s into received batches. It pickles, and threads may share it.
+
+    Args:
+        settings: how to read.
+        clock: monotonic seconds.
+        sleep: waits that many seconds.
+        open_link: connects to a cache.
+    """
+
+    def __init__(
+        self,
+        settings: ReadSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        open_link: OpenLink = open_link,
+    ) -> None:
+        self._settings = settings
+        self._backoff = Backoff(settings.read_timeout_s)
+        self._clock = clock
+        self._sleep = sleep
+        self._open_link = open_link
+        self._states = ReaderStates(settings.record_bytes, clock, open_link)
+
+    def state(self) -> ReaderState:
+        """What this reader owns in this thread."""
+        return self._states.here()
+
+    def ping(self, cache: str, *, timeout_s: float) -> None:
+        """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
+        state = ReaderState(None, self._clock, self._open_link)
+        try:
+            state.link(cache, timeout_s=timeout_s).ping()
+        finally:
+            state.drop()
+
+    def read(self, ref: BatchRef, memory: Memory | None = None) -> BatchProgress:
+        """Wait until every sample of the batch is in memory or known to be bad.
+
+        Args:
+            ref: the batch.
+            memory: where to receive it; fresh memory if it is not given.
+
+        Raises:
+            BadSampleError: a sample is bad and the settings say to stop there.
+            ReadTimeoutError: samples were still missing when the time or the attempts ran out.
+            CacheUnreachableError: the same, and the cache was not to be reached.
+            CacheError: the cache refused.
+        """
+        state = self._states.here()
+        seen = _SEEN if self._settings.verify == "auto" and _keeps_bytes(ref.cache) else None
+        buffer = BatchBuffer(
+            len(ref),
+            memory=memory,
+            uniform=state.uniform,
+            expected_bytes=state.payload_bytes,
+            to_hash=None if seen is None else seen.to_hash(ref.sample_ids, ref.epoch),
+        )
+        read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
+        requests = encode_gets(ref.sample_ids)
+        began_s = self._clock()
+        deadline_s = began_s + self._settings.read_timeout_s
+        # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
+        last_begin_s = deadline_s - min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
+        while True:
+            self._attempt(state, read, requests, deadline_s)
+            stop = bool(read.bad) and self._settings.stop_at_bad
+            late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
+            self._report(state, read, done=stop or late or not read.missing)
+            if stop:
+                raise bad_sample_error(ref, read.bad)
+            if not read.missing:
+                return read
+            if late:
+                raise read.timeout_error(self._clock() - began_s)
+            self._pause(state, read, last_begin_s)
+
+    def _attempt(
+        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
+    ) -> None:
+        """Ask for all that is missing, and sort what came.
+
+        Where another sample's record came, replies and requests no longer belong together on that connection:
+        it is given up, and the samples are asked for once more. A record that lies under a wrong key comes
+        astray again; that is told as corrupt.
+        """
+        read.attempts += 1
+        for _ in range(2):
+            self._look(state, read, requests, deadline_s)
+            if not read.astray:
+                return
+            if not state.told_astray:
+                state.told_astray = True
+                _LOG.warning("the cache at %s answered what was not asked: %s", read.ref.cache, read.astray)
+            state.drop()
+
+    def _look(
+        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
+    ) -> None:
+        """Ask once for all that is missing, and sort what came."""
+        replies = read.buffer.replies
+        replies[read.missing] = Reply.NONE
+        began_s = self._clock()
+        # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
+        # more is tried at once.
+        asked: Sequence[int] = read.missing
+        for _ in range(2 if state.connected else 1):
+            read.trouble = self._gather(state, read, requests, asked, deadline_s)
+            if read.trouble is None or self._clock() >= deadline_s:
+                break
+            asked = [offset for offset in asked if replies[offset] == Reply.NONE]
+        received_s = self._clock()
+        read.read_s += received_s - began_s
+        state.learn(read.buffer)
+        read.sort()
+        read.check_s += self._clock() - received_s
+
+    def _gather(
+        self,
+        state: ReaderState,
+        read: BatchProgress,
+        requests: Sequence[bytes],
+        asked: Sequence[int],
+        deadline_s: float,
+    ) -> CacheUnreachableError | None:
+        left_s = deadline_s - self._clock()
+        wanted = Wanted(
+            requests=requests,
+            sample_ids=read.ref.sample_ids,
+            buffer=read.buffer,
+            in_flight_bytes=self._settings.in_flight_bytes,
+            record_bytes=state.record_bytes,
+            deadline_s=deadline_s,
+            clock=self._clock,
+        )
+        try:
+            link = state.link(read.ref.cache, timeout_s=left_s)
+            trouble = link.gather(wanted, asked, left_s=left_s)
+            read.out_of_memory = link.out_of_memory
+            return trouble
+        except CacheUnreachableError as error:
+            state.drop()
+            return error
+        except BaseException:  # also a Ctrl-C: replies are under way that nobody would read
+            state.drop()
+            raise
+
+    def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
+        """Leave a read report, without waiting for the answer. Its loss is harmless."""
+        if not state.connected and not read.astray:
+            return
+        job = read.ref.job
+        command = encode_report(job, read.report(done=done))
+        try:
+            link = state.link(read.ref.cache, timeout_s=self._settings.read_timeout_s)
+            link.report(report_stream(job), command)
+        except CacheError as error:
+            state.drop()
+            _LOG.debug("a read report was lost: %s", error)
+        except BaseException:
+            state.drop()
+            raise
+
+    def _pause(self, state: ReaderState, read: BatchProgress, until_s: float) -> None:
+        now_s = self._clock()
+        delay_s = self._backoff.delay_s(read.attempts, state.random.random())
+        self._sleep(max(0.0, min(delay_s, until_s - now_s)))
+        read.wait_s += self._clock() - now_s

@@ -1,0 +1,108 @@
+"""What a cache's error replies and a connection's failures mean, in sentences that say what to do.
+
+Which of them pass by themselves decides whether a reader waits or gives up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from superdl.super_wire.address import CacheAddress
+
+__all__ = [
+    "is_for_memory",
+    "is_passing",
+    "is_redirection",
+    "no_redis",
+    "refusal",
+    "tls_failure",
+    "unheard",
+    "wants_credentials",
+]
+
+_PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
+_CREDENTIALS = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH")
+_REDIRECTIONS = ("MOVED ", "ASK ")
+_TLS_ALERT = b"\x15\x03"
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
+
+
+def is_passing(text: str) -> bool:
+    """Whether an error reply tells of a state of the cache that ends by itself."""
+    return text.startswith(_PASSING)
+
+
+def is_for_memory(text: str) -> bool:
+    """Whether an error reply says that the cache has no memory left to write to."""
+    return text.startswith("OOM")
+
+
+def wants_credentials(text: str) -> bool:
+    """Whether an error reply says that credentials are missing, wrong or needless."""
+    return text.startswith(_CREDENTIALS)
+
+
+def is_redirection(text: str) -> bool:
+    """Whether an error reply names another node of the cluster."""
+    return text.startswith(_REDIRECTIONS)
+
+
+def refusal(address: CacheAddress | str, text: str) -> CacheError:
+    """The error for an error reply of the cache, with the remedy where one is known."""
+    remedy = ""
+    if wants_credentials(text):
+        remedy = (
+            " (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD for the trainer as the cache wants them)"
+        )
+    elif text.startswith("NOPERM"):
+        remedy = (
+            " (a reader needs GET on super:r1:* and XADD on super:n1:*, in a cluster also CLUSTER SLOTS and "
+            "ASKING)"
+        )
+    elif is_redirection(text):
+        remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: let the user call it)"
+    return CacheError(f"the cache at {address} refused: {text}{remedy}")
+
+
+def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
+    """The error for a peer that answers with something else than replies."""
+    remedy = " (that is TLS: write rediss://)" if received.startswith(_TLS_ALERT) else ""
+    return CacheError(f"what answers at {address} does not speak the Redis protocol: {error}{remedy}")
+
+
+def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
+    """The error for what OpenSSL says: of lasting kind if certificates do not fit, else it may pass."""
+    reason = error.reason or str(error)
+    place = f"the cache at {address}"
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        said = getattr(error, "verify_message", "") or reason
+        return CacheError(
+            f"{place} showed a certificate that was not accepted: {said} (SUPER_CACHE_CA_FILE names the "
+            "authorities to trust, in PEM; the certificate must be for the host in the address)"
+        )
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return CacheError(
+            f"{place} did not accept our certificate: {reason} (SUPER_CACHE_CERT_FILE and "
+            "SUPER_CACHE_KEY_FILE name one and its key)"
+        )
+    remedy = " (is there TLS at that port? redis:// goes without)" if reason in _NOT_TLS else ""
+    return CacheUnreachableError(f"{place} is not to be reached: TLS failed: {reason}{remedy}")
+
+
+def unheard(address: CacheAddress, *, encrypted: bool) -> str:
+    """What may be wrong where a peer was reached, and then said nothing at all or hung up.
+
+    ``encrypted``: it took part in a TLS handshake to its end.
+    """
+    if encrypted:
+        return (
+            " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"
+        )
+    if address.tls:
+        return " (is there TLS at that port? redis:// goes without)"
+    return "" if address.path else " (does it want TLS at that port? That is rediss://)"

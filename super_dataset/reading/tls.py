@@ -1,0 +1,114 @@
+"""TLS over a connected socket, decrypting into given memory.
+
+The socket stays plain and blocking, with the kernel's own time limits, and is read in large pieces: one
+system call and one look at the batch's progress for each, where a wrapped socket takes two and one for every
+16 KiB. What fails is raised as the system's and OpenSSL's own errors, which
+:mod:`superdl.super_dataset.reading.connection` puts into words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+__all__ = ["TlsStream"]
+
+_PIECE_BYTES = 256 * 1024
+
+
+class TlsStream:
+    """An encrypted stream; the handshake is done when this has been made.
+
+    Args:
+        connected: a blocking socket, whose time limits hold for every wait. It is not closed here.
+        context: verifies the peer.
+        host: the name or address that the peer's certificate must be for.
+        timeout_s: bound of the whole handshake, in seconds, to within one of the socket's waits.
+
+    Raises:
+        ssl.SSLError: the handshake failed.
+        TimeoutError: it took too long.
+        OSError: the connection was lost.
+    """
+
+    def __init__(
+        self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
+    ) -> None:
+        self.pending = False
+        """Whether bytes may be here already, so that waiting for the socket could be in vain."""
+        self._socket = connected
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
+        self._shake_hands(time.monotonic() + timeout_s)
+
+    def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+        self._flush()
+
+    def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        """Wait for the socket at most once; how many bytes came into ``buffers``, in order.
+
+        None have come where an encrypted record is still incomplete.
+
+        Raises:
+            EOFError: the peer closed the stream.
+        """
+        if not self.pending:
+            self._take()
+        count = self._decrypt(buffers)
+        if self._outgoing.pending:  # the protocol's own answers, such as those to a change of keys
+            self._flush()
+        return count
+
+    def _decrypt(self, buffers: Sequence[memoryview]) -> int:
+        # With a buffer it returns a number, which typeshed does not know.
+        read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
+        total = 0
+        self.pending = True
+        try:
+            for view in buffers:
+                at, size = 0, len(view)
+                while at < size:
+                    count = read(size - at, view[at:])
+                    if not count:
+                        raise EOFError
+                    at += count
+                    total += count
+        except ssl.SSLWantReadError:
+            self.pending = False
+        return total
+
+    def _take(self) -> None:
+        count = self._socket.recv_into(self._piece)
+        if not count:
+            raise EOFError
+        self._incoming.write(self._piece[:count])
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._outgoing.read())
+
+    def _shake_hands(self, until_s: float) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if time.monotonic() > until_s:
+                    raise TimeoutError from None
+                self._take()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):  # the peer is told, if it still listens
+                    self._flush()
+                raise
+        self._flush()

@@ -1,0 +1,12 @@
+"""What an epoch and a month of training cost, by way of loading: pure functions over the price table.
+
+``scenario`` has the inputs and where each is from, ``model`` and ``reuse`` the arithmetic, ``tables`` what
+people see. What running jobs have cost is :mod:`superdl.coordinator.core.ledger`'s.
+"""
+
+from __future__ import annotations
+
+from superdl.cost.model import Bill, Period, bills
+from superdl.cost.scenario import PRESETS, Scenario, load_scenario
+
+__all__ = ["PRESETS", "Bill", "Period", "Scenario", "bills", "load_scenario"]

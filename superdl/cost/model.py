@@ -1,0 +1,286 @@
+"""What each way of loading costs: for a first epoch, a later one, and a month. Pure functions.
+
+Jobs are alike: each has a machine, trains the same number of epochs, and all begin together. How fast each
+goes is the least of what its GPU takes, its CPUs load and the cache's network brings. What a cache holds of a
+dataset, the share that is reused, is :mod:`superdl.cost.reuse`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from superdl.cost.reuse import embedded_reuse, reuse
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from superdl.coordinator.executors.price_table import PriceTable
+    from superdl.coordinator.executors.priced_things import Machine
+    from superdl.cost.scenario import Scenario
+
+__all__ = ["MONTH_HOURS", "Bill", "Period", "bills"]
+
+MONTH_HOURS = 730.0
+
+_GB = 1e9
+_MIB_PER_GIB = 1024
+_MS = 1e-3
+_VCPU_MB = 1769  # of a function's memory, for one vCPU
+_TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A span of time of all jobs: what is produced and fetched in it, and what that costs in US dollars."""
+
+    hours: float = 0.0
+    produced: float = 0.0
+    trainer: float = 0.0
+    functions: float = 0.0
+    gets: float = 0.0
+    cache: float = 0.0
+    coordinator: float = 0.0
+    transfer: float = 0.0
+    disk: float = 0.0
+
+    @property
+    def usd(self) -> float:
+        """All of it."""
+        return math.fsum(getattr(self, name) for name in PARTS)
+
+    def times(self, count: float) -> Period:
+        """So many of it."""
+        return Period(*(getattr(self, entry.name) * count for entry in fields(self)))
+
+    def plus(self, other: Period) -> Period:
+        """Both."""
+        return Period(*(getattr(self, entry.name) + getattr(other, entry.name) for entry in fields(self)))
+
+
+PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk")
+"""The costs of a period, by what is paid for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A way of loading, and what it costs.
+
+    ``images_per_s`` of each job in an epoch after the first; ``bound`` says what keeps it from more;
+    ``functions_at_once`` as many as Lambda runs, or hosts of Ray, in the first epoch.
+    """
+
+    loader: str
+    machine: str
+    images_per_s: float
+    bound: str
+    reuse: float
+    functions_at_once: float
+    first: Period
+    later: Period
+    month: Period
+
+
+def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
+    """The bill of every way of loading, SUPER's first.
+
+    Raises:
+        ConfigError: the price table has no machine or node of a name, or the training loop leaves its
+            machine no vCPU.
+    """
+    return [
+        _shared(scenario, prices, "lambda"),
+        _shared(scenario, prices, "ray"),
+        _embedded(scenario, prices),
+        _local(scenario, prices, scenario.machine, disk=False),
+        _local(scenario, prices, scenario.machine, disk=True),
+        *filter(None, (_bigger(scenario, prices, disk=disk) for disk in (False, True))),
+    ]
+
+
+def vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
+    """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
+    worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
+    return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
+
+
+def _least(bounds: dict[str, float], scenario: Scenario, machine: str) -> tuple[str, float]:
+    bound, rate = min(bounds.items(), key=lambda one: one[1])
+    if not rate > 0:
+        kept = f"trainer_vcpus is {scenario.trainer_vcpus:g}"
+        raise ConfigError(f"{machine} has no vCPU left to load with: {kept}; take fewer, or another machine")
+    return bound, rate
+
+
+def produced(scenario: Scenario, share: float) -> tuple[float, float]:
+    """Samples that functions make for all jobs, in a first epoch and in a later one.
+
+    The first use of a sample makes it; of all others a part, as much as the cache does not hold. Jobs in step
+    use a sample once together.
+    """
+    size = float(scenario.samples)
+    uses = size if scenario.in_step else size * scenario.jobs
+    first = size + (uses - size) * (1 - share)
+    return (first, first) if scenario.random else (first, uses * (1 - share))
+
+
+def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
+    """SUPER, functions and cache apart from the trainers and shared by them."""
+    share = reuse(scenario, prices)
+    epochs = [_shared_epoch(scenario, prices, executor, made) for made in produced(scenario, share)]
+    (first, _, _), (later, rate, bound) = epochs
+    at_once = first.produced / (first.hours * 3600) * _function_s(scenario, prices, executor)
+    month = first.plus(later.times(scenario.epochs - 1))
+    if scenario.always_up:
+        up = max(MONTH_HOURS, month.hours)
+        month = _with_standing(scenario, prices, executor, month, up)
+    hosts = executor == "ray"
+    return Bill(
+        loader=f"{scenario.machine}, SUPER with {'Ray' if hosts else 'Lambda'}",
+        machine=scenario.machine,
+        images_per_s=rate,
+        bound=bound,
+        reuse=0.0 if scenario.random else share,
+        functions_at_once=math.ceil(at_once / prices.machine(scenario.cpu_host).vcpus) if hosts else at_once,
+        first=first,
+        later=later,
+        month=month,
+    )
+
+
+def _function_s(scenario: Scenario, prices: PriceTable, executor: str) -> float:
+    """Seconds of a vCPU that one sample takes there, what is done in vain included."""
+    if executor == "lambda":
+        # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
+        vcpus = scenario.function_mb / _VCPU_MB
+        work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
+        return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
+    host = prices.machine(scenario.cpu_host)
+    return scenario.spare * host.vcpus / vcpus_rate(scenario, host, scenario.function_cpu_ms)
+
+
+def _shared_epoch(
+    scenario: Scenario, prices: PriceTable, executor: str, made: float
+) -> tuple[Period, float, str]:
+    """One epoch of all jobs in which ``made`` samples are produced; each job's pace and what bounds it."""
+    machine, node = prices.machine(scenario.machine), prices.cache_node(scenario.cache_node)
+    read = float(scenario.samples * scenario.jobs)
+    network = scenario.cache_nodes * node.network_gbps * _GB / 8 / scenario.record_bytes
+    bound, rate = _least(
+        {
+            "GPU": scenario.images_per_s * max(machine.gpus, 1),
+            "trainer's CPU": vcpus_rate(scenario, machine, scenario.read_cpu_ms, kept=scenario.trainer_vcpus),
+            "cache's network": network * scenario.samples / (read + made),
+        },
+        scenario,
+        scenario.machine,
+    )
+    hours = scenario.samples / rate / 3600
+    of = prices.of(executor)
+    done = made * scenario.spare
+    if executor == "lambda":
+        memory_gb = scenario.function_mb / _MIB_PER_GIB
+        functions = made * _function_s(scenario, prices, executor) * memory_gb * of.gb_s
+        functions += done / scenario.request_samples * of.invocation
+    else:
+        host = prices.machine(scenario.cpu_host)
+        vcpus = made / (hours * 3600) * _function_s(scenario, prices, executor)
+        functions = math.ceil(vcpus / host.vcpus) * host.hour * hours
+    crossing = 0.0 if scenario.one_zone else (read + made) * scenario.record_bytes / _GB
+    moved = done * scenario.source_bytes * of.source_gb + (done + read) * scenario.record_bytes * of.record_gb
+    period = Period(
+        hours=hours,
+        produced=made,
+        trainer=scenario.jobs * machine.hour * hours,
+        functions=functions,
+        gets=done * of.source_request,
+        transfer=crossing * prices.transfer.between_zones_gb + moved / _GB,
+    )
+    return _with_standing(scenario, prices, executor, period, hours), rate, bound
+
+
+def _with_standing(
+    scenario: Scenario, prices: PriceTable, executor: str, period: Period, hours: float
+) -> Period:
+    """The same with what is paid by the hour whether it is used or not, for so many hours."""
+    costs = {entry.name: getattr(period, entry.name) for entry in fields(period)}
+    task = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
+    endpoints = scenario.endpoints * prices.endpoint.hour if executor == "lambda" else 0.0
+    costs["cache"] = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour * hours
+    costs["coordinator"] = (task + endpoints) * hours
+    return Period(**costs)
+
+
+def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
+    """SUPER without a deployment: functions and cache in the training machine, each job for itself."""
+    machine = prices.machine(scenario.machine)
+    share = embedded_reuse(scenario, machine)
+    epochs = []
+    for made in (1.0, 1.0 - share):
+        cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
+        bound, rate = _least(
+            {
+                "GPU": scenario.images_per_s * max(machine.gpus, 1),
+                "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+            },
+            scenario,
+            scenario.machine,
+        )
+        count = made * scenario.samples * scenario.jobs
+        hours = scenario.samples / rate / 3600
+        period = Period(
+            hours=hours,
+            produced=count,
+            trainer=scenario.jobs * machine.hour * hours,
+            gets=count * prices.of("local").source_request,
+        )
+        epochs.append((period, rate, bound))
+    (first, _, _), (later, rate, bound) = epochs
+    month = first.plus(later.times(scenario.epochs - 1))
+    loader = f"{scenario.machine}, SUPER embedded"
+    return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)
+
+
+def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> Bill:
+    """DataLoader and Pillow on a training machine, from S3 or from a copy on a volume of its own."""
+    machine = prices.machine(name)
+    cpu_ms = scenario.disk_cpu_ms if disk else scenario.s3_cpu_ms
+    bounds = {
+        "GPU": scenario.images_per_s * max(machine.gpus, 1),
+        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+    }
+    if disk:
+        bounds["disk"] = scenario.disk_mb_per_s * 1e6 / scenario.source_bytes
+    bound, rate = _least(bounds, scenario, name)
+    hours = scenario.samples / rate / 3600
+    gets = scenario.jobs * scenario.samples * prices.of("local").source_request
+    volume_gb = scenario.jobs * scenario.samples * scenario.source_bytes / _GB
+    volume_hour = volume_gb * prices.storage.disk_gb_month / MONTH_HOURS if disk else 0.0
+    later = Period(
+        hours=hours,
+        trainer=scenario.jobs * machine.hour * hours,
+        gets=0.0 if disk else gets,
+        disk=volume_hour * hours,
+    )
+    first = later.plus(Period(gets=gets)) if disk else later
+    month = first.plus(later.times(scenario.epochs - 1))
+    if disk and scenario.always_up:
+        month = month.plus(Period(disk=volume_hour * max(MONTH_HOURS - month.hours, 0.0)))
+    where = "a disk" if disk else "S3"
+    loader = f"{name}, local decoding from {where}"
+    return Bill(loader, name, rate, bound, 0.0, 0.0, first, later, month)
+
+
+def _bigger(scenario: Scenario, prices: PriceTable, *, disk: bool) -> Bill | None:
+    """Local decoding on a machine with more vCPUs and as many of the same GPUs: of the fastest, the cheapest.
+    ``None`` where the table has none.
+    """
+    own = prices.machine(scenario.machine)
+    choices = [
+        _local(scenario, prices, name, disk=disk)
+        for name, machine in prices.machines.items()
+        if (machine.gpu, machine.gpus) == (own.gpu, own.gpus) and machine.vcpus > own.vcpus
+    ]
+    fast = max((bill.images_per_s for bill in choices), default=0.0)
+    alike = [bill for bill in choices if bill.images_per_s == fast]
+    return min(alike, key=lambda bill: bill.later.usd, default=None)

@@ -1,0 +1,224 @@
+"""The inputs of the cost model: a workload, a deployment, rates; each with where its figure is from.
+
+A rate is *measured* (in this repository, with the command that repeats it) or *assumed*. The measured ones
+are CPU times of one core of the machine of docs/performance.md; what share of such a core a vCPU elsewhere is
+worth is an assumption of its own. What follows from the inputs is :mod:`superdl.cost.model`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PRESETS", "Input", "Scenario", "load_scenario"]
+
+
+def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen") -> Any:
+    return field(default=default, metadata={"about": about, "unit": unit, "basis": basis})
+
+
+def _measured(about: str, unit: str, default: float, by: str) -> Any:
+    return _given(about, unit, default, f"measured: {by}")
+
+
+def _assumed(about: str, unit: str, default: float, why: str) -> Any:
+    return _given(about, unit, default, f"assumed: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input as people are shown it."""
+
+    name: str
+    value: Any
+    unit: str
+    about: str
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload, where it runs, and the rates of its parts; each field says what it is."""
+
+    name: str = _given("name of the preset", default="mine")
+    samples: int = _given("samples of the dataset", default=1_281_167)
+    source_bytes: int = _given("mean size of an encoded image", "bytes", 110_000)
+    record_bytes: int = _given("a decoded sample in the cache, header included", "bytes", 150_592)
+    random: bool = _given(
+        "whether the recipe is random: samples of an epoch are of no use later", default=False
+    )
+    jobs: int = _given("jobs at the same time, a training machine each", default=1)
+    in_step: bool = _given("jobs read in one order (one seed) and keep step", default=True)
+    epochs: int = _given("epochs of each job in the month", default=90)
+    machine: str = _given("training machine", default="g4dn.xlarge")
+    cache_node: str = _given("node type of the cache", default="cache.r7g.large")
+    cache_nodes: int = _given("nodes of the cache", default=1)
+    always_up: bool = _given("cache and coordinator stay all month, else while jobs train", default=False)
+    one_zone: bool = _given("trainers, functions and cache are in one availability zone", default=True)
+    disk_mb_per_s: float = _given(
+        "what a gp3 volume reads without more being paid", unit="MB/s", default=125.0
+    )
+    endpoints: int = _given("interface endpoints of the stack on Lambda", default=5)
+    cpu_host: str = _given("CPU host of Ray", default="c6i.2xlarge")
+
+    images_per_s: float = _assumed(
+        "what one GPU of the training machine takes",
+        "images/s",
+        427.0,
+        "ResNet-50 with mixed precision on a T4, 0.6 s for a batch of 256; set your own",
+    )
+    trainer_vcpus: float = _assumed(
+        "vCPUs that the training loop itself keeps busy", "", 1.0, "its Python thread"
+    )
+    x86_vcpu: float = _assumed(
+        "a vCPU of x86, against a core of the machine measured",
+        "",
+        0.5,
+        "a vCPU is a hyperthread whose sibling is busy, and g4dn's cores are older",
+    )
+    arm_vcpu: float = _assumed(
+        "a vCPU of Graviton, against the same core", "", 0.75, "a core, but a slower one"
+    )
+    lambda_vcpu: float = _assumed(
+        "the vCPU of a function (1,769 MB), against the same core", "", 0.5, "as for x86, to be safe"
+    )
+    function_cpu_ms: float = _measured(
+        "CPU of a function for a sample: fetch, decode, push", "ms", 1.91, "superdl bench function"
+    )
+    disk_cpu_ms: float = _measured(
+        "CPU of DataLoader and Pillow for a sample on a disk", "ms", 1.91, "superdl bench read"
+    )
+    s3_cpu_ms: float = _measured(
+        "CPU of DataLoader, boto3 and Pillow for a sample in S3", "ms", 2.75, "superdl bench read"
+    )
+    read_cpu_ms: float = _measured(
+        "CPU of the trainer for a ready sample by TLS, 2 workers", "ms", 0.065, "superdl bench read --tls"
+    )
+    request_samples: int = _given("samples for each invocation, at most", default=64)
+    request_s: float = _assumed(
+        "time of an invocation beside its samples' CPU",
+        "s",
+        0.05,
+        "the first GETs' latency, its share of cold starts",
+    )
+    function_mb: int = _given(
+        "memory of a function; with less than 1,769 it has less than one vCPU", "MB", 1769
+    )
+    spare: float = _assumed(
+        "functions' work against what is needed", "", 1.05, "hedges are 5% at most; retries"
+    )
+    reserved_share: float = _given("memory of a cache node that ElastiCache keeps", default=0.15)
+
+    def __post_init__(self) -> None:
+        """See that every number can be reckoned with."""
+        least = {"endpoints": 0, "trainer_vcpus": 0, "request_s": 0, "reserved_share": 0}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, bool | str):
+                continue
+            if (
+                not math.isfinite(value)
+                or value < least.get(entry.name, 0)
+                or (value == 0 and entry.name not in least)
+            ):
+                raise ConfigError(f"{entry.name} is a number above 0; not {value!r}")
+        if self.reserved_share >= 1:
+            raise ConfigError(f"reserved_share is below 1; not {self.reserved_share!r}")
+        if self.spare < 1:
+            raise ConfigError(f"spare is at least 1; not {self.spare!r}")
+
+    def inputs(self) -> list[Input]:
+        """All inputs, in their order; one that is not the preset's own says so."""
+        preset, found = PRESETS.get(self.name), []
+        for entry in fields(self):
+            value, about = getattr(self, entry.name), dict(entry.metadata)
+            if preset is not None and value != getattr(preset, entry.name):
+                about["basis"] = "given"
+            else:
+                about["basis"] = _BASES.get(self.name, {}).get(entry.name, about["basis"])
+            if entry.name != "name":
+                found.append(Input(entry.name, value, **about))
+        return found
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+_TINY_BYTES = 2_100
+
+PRESETS = {
+    "imagenet": Scenario(name="imagenet"),
+    "tiny-imagenet": Scenario(
+        name="tiny-imagenet",
+        samples=100_000,
+        source_bytes=_TINY_BYTES,
+        function_cpu_ms=0.37,
+        disk_cpu_ms=0.36,
+        s3_cpu_ms=1.10,
+    ),
+    "tiny-imagenet-64": Scenario(
+        name="tiny-imagenet-64",
+        samples=100_000,
+        source_bytes=_TINY_BYTES,
+        record_bytes=12_352,
+        images_per_s=4000.0,
+        function_cpu_ms=0.096,
+        disk_cpu_ms=0.090,
+        s3_cpu_ms=0.835,
+        read_cpu_ms=0.0129,
+    ),
+}
+"""Workloads that are known by name: uint8 at 224x224, or at 64x64 where the name says so."""
+
+_ENLARGED = "derived: as measured at 64x64, 0.22 ms for making 224x224 of it, 0.05 ms for 140 KB more"
+_SMALL = "assumed: a small network at 64x64 on a T4; set your own"
+_BASES = {
+    "tiny-imagenet": {
+        "source_bytes": "assumed: about what its files have",
+        "function_cpu_ms": _ENLARGED,
+        "disk_cpu_ms": _ENLARGED,
+        "s3_cpu_ms": _ENLARGED,
+    },
+    "tiny-imagenet-64": {"source_bytes": "assumed: about what its files have", "images_per_s": _SMALL},
+}
+"""Where a preset's own figures are from."""
+
+
+def load_scenario(preset: str, overrides: Sequence[str] = ()) -> Scenario:
+    """A preset with values replaced, each given as ``key=value``.
+
+    Raises:
+        ConfigError: there is no such preset or input, or the value is none that it may have.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"a preset is one of {', '.join(PRESETS)}; not {preset!r}")
+    scenario = PRESETS[preset]
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or name not in {one.name for one in scenario.inputs()}:
+            known = ", ".join(one.name for one in scenario.inputs())
+            raise ConfigError(f"--set takes KEY=VALUE with one of {known}; not {text!r}")
+        changes[name] = _value(name, value, type(getattr(scenario, name)))
+    return replace(scenario, **changes)
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        if text not in {"true", "false"}:
+            raise ConfigError(f"{name} is true or false; not {text!r}")
+        return text == "true"
+    try:
+        return kind(text.replace("_", "").replace(",", ""))
+    except ValueError as error:
+        number = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name} is {number}; not {text!r}") from error

@@ -1,0 +1,193 @@
+"""``superdl doctor``: can this machine train, and if not, what is to be done? The checks are
+:mod:`superdl.doctor`'s.
+
+Exit codes: 0 nothing is wrong (warnings and what was skipped are told), 1 something is, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from superdl.recipe_options import add_recipe_options, recipe_of
+
+if TYPE_CHECKING:
+    import argparse
+
+    from superdl.doctor import Finding
+    from superdl.doctor.case import Case
+
+__all__ = ["add_arguments", "run"]
+
+# Of the coordinator's settings, those that say how functions run: the variables that the doctor reads too.
+_SETTINGS = (
+    "executor",
+    "function",
+    "lambda_function",
+    "lambda_region",
+    "lambda_endpoint_url",
+    "lambda_concurrency",
+    "ray_address",
+    "ray_nodes",
+    "ray_cpus_per_function",
+    "ray_shared_files",
+    "file_roots",
+    "insecure",
+)
+_USUAL = (256, 224)  # as the README has it
+_INDENT = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path"
+    )
+    add_recipe_options(parser)
+    parser.epilog = "Images are taken to be resized to {} and cropped to {} where nothing is said.".format(
+        *_USUAL
+    )
+    parser.add_argument(
+        "--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels"
+    )
+    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
+    parser.add_argument(
+        "--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's"
+    )
+    parser.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="a deployed stack, or JSON that aws cloudformation describe-stacks printed",
+    )
+    parser.add_argument("--executor", help="how functions run; default the coordinator's, else local")
+    parser.add_argument("--lambda-function", help="name or ARN; default the coordinator's")
+    parser.add_argument("--lambda-region", help="its region")
+    parser.add_argument(
+        "--lambda-concurrency", type=int, help="functions at once, at most; default the coordinator's"
+    )
+    parser.add_argument("--batch-size", type=_positive, default=256, help="samples in a batch; default 256")
+    parser.add_argument(
+        "--batches-per-s", type=float, default=0.0, help="what the training loop takes a second"
+    )
+    parser.add_argument(
+        "--workers", type=_positive, default=4, help="reading processes or threads; default 4"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=120.0, metavar="SECONDS", help="for the first sample; default 120"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check one after the other, and print; 1 if something is bad."""
+    from superdl.doctor import Verdict
+    from superdl.doctor.case import Seen
+    from superdl.doctor.checks import CHECKS
+    from superdl.doctor.running import run_checks
+
+    case = _case_of(arguments)
+    width = max(len(check.name) for check in CHECKS)
+    findings = []
+    live = sys.stdout.isatty() and not arguments.json
+    for finding in run_checks(CHECKS, case, Seen(), _show_begun if live else lambda _: None):
+        findings.append(finding)
+        if not arguments.json:
+            _print(finding, width)
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    else:
+        counts = Counter(finding.verdict for finding in findings)
+        sys.stdout.write(", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "\n")
+    return int(any(finding.verdict is Verdict.BAD for finding in findings))
+
+
+def _case_of(arguments: argparse.Namespace) -> Case:
+    """What was named, by arguments, by variables or by a stack.
+
+    Raises:
+        ConfigError: something of it cannot be meant.
+    """
+    from superdl.coordinator.server.settings import load_settings
+    from superdl.doctor.case import Case
+    from superdl.doctor.stack import Stack, read_stack
+    from superdl.super_wire.discretion import keep_secrets_out_of_logs
+    from superdl.super_wire.recipe import Recipe
+
+    keep_secrets_out_of_logs()
+    stack = read_stack(arguments.stack) if arguments.stack else Stack()
+    variables = {name: os.environ.get(f"SUPER_{name.upper()}", "") for name in _SETTINGS}
+    words = {name: getattr(arguments, name, None) for name in _SETTINGS}
+    named = {name: variables[name] or None if word is None else word for name, word in words.items()}
+    if stack.function and not (named["executor"] or named["lambda_function"]):
+        named |= {"executor": "lambda", "lambda_function": stack.function, "lambda_region": stack.region}
+    return Case(
+        settings=load_settings(named, {}),
+        recipe=recipe_of(arguments) or Recipe.image(resize=_USUAL[0], crop=_USUAL[1]),
+        source=_source(arguments.source),
+        key_list=_key_list(arguments.key_list),
+        coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,
+        cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache,
+        given=frozenset(name for name in _SETTINGS if named[name] is not None),
+        batch_size=arguments.batch_size,
+        batches_per_s=_amount("--batches-per-s", arguments.batches_per_s),
+        workers=arguments.workers,
+        readable=stack.readable,
+        patience_s=_amount("--patience", arguments.patience, above=True),
+    )
+
+
+def _source(named: str) -> str:
+    """The source's URL; empty where none is named. It is read without torch, which not every machine has."""
+    from superdl.coordinator.catalog.source import parse_source
+    from superdl.super_wire.errors import ConfigError, SourceError
+
+    try:
+        return parse_source(named).url if named else ""
+    except SourceError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _key_list(named: str) -> str:
+    from superdl.coordinator.catalog.source import scheme_of
+    from superdl.super_wire.errors import ConfigError, SourceError
+
+    try:
+        return named if not named or scheme_of(named, "key list") else ""
+    except SourceError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    """A whole number above 0."""
+    from argparse import ArgumentTypeError
+
+    if not (text.isdecimal() and int(text)):
+        msg = f"a whole number above 0 is wanted; not {text!r}"
+        raise ArgumentTypeError(msg)
+    return int(text)
+
+
+def _amount(name: str, value: float, *, above: bool = False) -> float:
+    from superdl.super_wire.errors import ConfigError
+
+    if not (0 < value < float("inf") or (value == 0 and not above)):
+        msg = f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}"
+        raise ConfigError(msg)
+    return value
+
+
+def _show_begun(check: str) -> None:
+    """What is looked at now, until its line takes this one's place."""
+    sys.stdout.write(f"{'...':{_INDENT}}{check}\r")
+    sys.stdout.flush()
+
+
+def _print(finding: Finding, width: int) -> None:
+    """A line for the verdict and the reason, and one below it for the remedy."""
+    remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""
+    sys.stdout.write(f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n")
+    sys.stdout.flush()

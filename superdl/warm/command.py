@@ -1,0 +1,170 @@
+"""``superdl warm SOURCE``: fill a coordinator's cache ahead of the jobs. The work is
+:mod:`superdl.warm`'s.
+
+Exit codes beside the command's own: 0 all samples that fit are in the cache, 1 some failed or it ended early.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from superdl.recipe_options import add_recipe_options, recipe_of
+
+if TYPE_CHECKING:
+    import argparse
+
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = ["add_arguments", "run"]
+
+_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it"
+    )
+    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
+    add_recipe_options(parser)
+    parser.add_argument("--key-list", metavar="URL", help="the dataset's key list, if it has one")
+    parser.add_argument(
+        "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that job's shuffle")
+    parser.add_argument(
+        "--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="give up when no sample of a batch comes for so long (120)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long"
+    )
+    parser.add_argument("--estimate", action="store_true", help="say what it would take, and end")
+    parser.add_argument("--yes", action="store_true", help="do not ask whether to begin")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Estimate, ask, fill, report."""
+    from rich.console import Console  # --help needs none of this
+
+    from superdl.sampler.address import checked_address
+    from superdl.super_dataset import SuperDataset
+    from superdl.warm import Limits, estimate_of, fill, standing_of
+    from superdl.warm.report import Ended
+    from superdl.warm.show import WarmProgress, print_estimate, print_report
+
+    recipe = _recipe(arguments)
+    limits = Limits(
+        max_usd=_above_zero("--max-usd", arguments.max_usd),
+        patience_s=_above_zero("--patience", arguments.patience),
+        timeout_s=_above_zero("--timeout", arguments.timeout),
+    )
+    address = checked_address(_address(arguments), "--coordinator")
+    dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list)
+    console = Console(stderr=True, highlight=False)
+    estimate = estimate_of(
+        standing_of(
+            address,
+            dataset,
+            run=os.urandom(16).hex(),
+            listed=lambda count: console.print(f"{count:,} listed"),
+        ),
+        recipe,
+        dataset.source,
+    )
+    print_estimate(estimate, console)
+    if arguments.estimate:
+        _print_json(arguments, {"estimate": estimate.to_mapping()})
+        return 0
+    if not _agreed(arguments):
+        console.print("nothing was done")
+        return 0
+    progress = WarmProgress(console, estimate.samples)
+    try:
+        report = fill(
+            dataset,
+            estimate,
+            coordinator=address,
+            limits=limits,
+            shuffle=arguments.shuffle,
+            seed=arguments.seed,
+            tell=progress.tell,
+        )
+    finally:
+        progress.close()
+    print_report(report, console)
+    _print_json(arguments, {"estimate": estimate.to_mapping(), **report.to_mapping()})
+    if report.ended is Ended.INTERRUPTED:
+        return _INTERRUPTED
+    return 0 if report.done else 1
+
+
+def _address(arguments: argparse.Namespace) -> str:
+    from superdl.super_wire.errors import ConfigError
+
+    address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
+    if not address:
+        raise ConfigError(
+            "superdl warm needs a coordinator that stays (superdl coordinator --listen ...): the embedded "
+            "one goes with its run, and its cache with it. Name it: --coordinator host:port, or "
+            "SUPER_COORDINATOR"
+        )
+    return str(address)
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe that the options name.
+
+    Raises:
+        ConfigError: they name none, or two, or one that is random.
+    """
+    from superdl.super_wire.errors import ConfigError
+
+    recipe = recipe_of(arguments)
+    if recipe is None:
+        raise ConfigError(
+            "say what is done to the images as the jobs will: --resize 256 --crop 224, or --recipe FILE.json"
+        )
+    if recipe.random:
+        raise ConfigError(
+            "this recipe is random: each epoch has samples of its own, which no warming can have ready. Put "
+            "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
+        )
+    return recipe
+
+
+def _above_zero(option: str, value: float) -> float:
+    from superdl.super_wire.errors import ConfigError
+
+    if not value > 0:
+        raise ConfigError(f"{option} is above 0; not {value}")
+    return value
+
+
+def _agreed(arguments: argparse.Namespace) -> bool:
+    from superdl.super_wire.errors import ConfigError
+
+    if arguments.yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError("nobody can be asked here: --yes begins without asking, --estimate only tells")
+    sys.stderr.write("fill the cache? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _print_json(arguments: argparse.Namespace, mapping: dict[str, Any]) -> None:
+    from superdl.experiments.strict_json import strict_json
+
+    if arguments.json:
+        sys.stdout.write(strict_json(mapping, indent=2) + "\n")

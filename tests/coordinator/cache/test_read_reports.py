@@ -1,0 +1,295 @@
+"""Read reports in real streams become events; what cannot be read is counted and skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+
+import pytest
+import redis
+
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.super_wire.errors import CacheUnreachableError
+from superdl.super_wire.keys import REPORT_PREFIX, report_stream
+from superdl.super_wire.report import ReadReport
+
+REPORT = ReadReport(
+    rank=1,
+    epoch=2,
+    position=3,
+    samples=8,
+    hits=6,
+    wait_us=40,
+    read_us=50,
+    check_us=0,
+    size_bytes=60,
+    attempt=1,
+    done=0,
+    missed=(2, 5),
+    corrupt=(5,),
+)
+
+
+@contextlib.asynccontextmanager
+async def reading(valkey):
+    cache = Cache(valkey.unix_url, owner="")
+    events = []
+    try:
+        yield ReportReader(cache, events.extend), events
+    finally:
+        await cache.close()
+
+
+def send(valkey, job="job", **changes):
+    with valkey.client() as client:
+        client.xadd(report_stream(job), dataclasses.replace(REPORT, **changes).to_fields())
+
+
+async def read_until(reader, condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await reader.read_once()
+
+
+def test_a_report_becomes_an_event(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            send(valkey)
+            await read_until(reader, lambda: events)
+            return events
+
+    (event,) = asyncio.run(work())
+    assert (event.job, event.rank, event.epoch, event.position) == ("job", 1, 2, 3)
+    assert (event.samples, event.hits, event.wait_us, event.read_us) == (8, 6, 40, 50)
+    assert event.missed.tolist() == [2, 5]
+    assert event.corrupt.tolist() == [5]
+    assert event.done is False
+
+
+def test_every_report_comes_once_and_in_order(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("a")
+            await reader.follow("b")
+            for position in range(700):
+                send(valkey, "a" if position % 2 else "b", position=position)
+            await read_until(reader, lambda: len(events) >= 700)
+            send(valkey, "a", position=9999)
+            await read_until(reader, lambda: events[-1].position == 9999)
+            return events
+
+    events = asyncio.run(work())
+    assert len(events) == 701
+    for job, odd in (("a", 1), ("b", 0)):
+        positions = [event.position for event in events[:-1] if event.job == job]
+        assert positions == list(range(odd, 700, 2))
+
+
+def test_what_was_reported_to_an_earlier_coordinator_is_past(valkey):
+    async def work():
+        send(valkey, position=1)
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            await reader.follow("job")  # another rank of it
+            send(valkey, position=2)
+            await read_until(reader, lambda: events)
+            return events
+
+    assert [event.position for event in asyncio.run(work())] == [2]
+
+
+def test_a_stream_that_nobody_keeps_expires(valkey):
+    """Also where readers made it anew, after the cache was emptied."""
+
+    async def work():
+        async with reading(valkey) as (reader, _):
+            await reader.follow("job")
+            lives_s = [client.ttl(report_stream("job"))]
+            send(valkey)
+            await reader.keep(0.0)
+            lives_s.append(client.ttl(report_stream("job")))
+            client.flushall()
+            send(valkey)
+            await reader.keep(59.0)
+            assert client.ttl(report_stream("job")) == -1, "once in a minute"
+            await reader.keep(60.0)
+            return [*lives_s, client.ttl(report_stream("job"))]
+
+    with valkey.client() as client:
+        assert all(3500 < life_s <= 3600 for life_s in asyncio.run(work()))
+
+
+def test_following_empties_a_stream_that_an_earlier_coordinator_has_left(valkey):
+    async def work():
+        async with reading(valkey) as (reader, _):
+            await reader.follow("job")
+
+    send(valkey)
+    asyncio.run(work())
+    with valkey.client() as client:
+        assert client.xlen(report_stream("job")) == 0
+
+
+def test_a_new_job_is_heard_while_others_are_waited_for(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("quiet")
+            waiting = asyncio.create_task(reader.read_once())
+            await reader.follow("new")  # rings the bell, upon which the wait ends
+            await waiting
+            send(valkey, "new")
+            await reader.read_once()
+            return events
+
+    assert [event.job for event in asyncio.run(work())] == ["new"]
+
+
+def test_a_job_that_is_left_is_not_read_any_more_and_its_stream_is_gone(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("left")
+            await reader.follow("kept")
+            send(valkey, "left", position=1)
+            await reader.leave("left")
+            await reader.leave("left")
+            await reader.leave("never followed")
+            with valkey.client() as client:
+                assert not client.exists(report_stream("left"))
+            send(valkey, "left", position=2)
+            send(valkey, "kept", position=3)
+            await read_until(reader, lambda: events)
+            return events
+
+    assert [(event.job, event.position) for event in asyncio.run(work())] == [("kept", 3)]
+
+
+def numbers(**changes):
+    """The numbers of a report in which some are other words."""
+    words = REPORT.to_fields()[b"r"].split(b" ")
+    names = [field.name for field in dataclasses.fields(REPORT)]
+    for name, word in changes.items():
+        words[names.index(name)] = word
+    return {**REPORT.to_fields(), b"r": b" ".join(words)}
+
+
+BAD_ENTRIES = {
+    "no fields of ours": {b"x": b"y"},
+    "a number that is none": numbers(rank=b"one"),
+    "a negative number": numbers(position=b"-1"),
+    "an endless number": numbers(position=b"9" * 5000),
+    "a number beyond reason": numbers(wait_us=b"9" * 30),
+    "more hits than samples": numbers(hits=b"9"),
+    "half an offset": {**REPORT.to_fields(), b"m": b"abc"},
+}
+
+
+@pytest.mark.parametrize("entry", BAD_ENTRIES.values(), ids=BAD_ENTRIES.keys())
+def test_an_entry_that_cannot_be_read_is_counted_and_skipped(valkey, caplog, entry):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            with valkey.client() as client:
+                client.xadd(report_stream("job"), entry)
+            send(valkey, position=7)
+            await read_until(reader, lambda: events)
+            return reader.unreadable, events
+
+    unreadable, events = asyncio.run(work())
+    assert unreadable == 1
+    assert [event.position for event in events] == [7]
+    assert "a read report of job job is skipped" in caplog.text
+
+
+LARGEST = 2**64 - 1
+FORGED_IDS = {
+    "the largest": f"{LARGEST}-{LARGEST}",
+    "one less": f"{LARGEST}-{LARGEST - 1}",
+    "beyond any clock": f"{2**63}-0",
+    "in a thousand years": f"{10**14}-0",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED_IDS.values(), ids=FORGED_IDS.keys())
+def test_an_id_that_only_a_forger_gives_is_ignored_and_its_stream_begun_again(valkey, caplog, forged):
+    """By its ACL user a reader may XADD to every report stream, the bell among them, and do nothing else."""
+
+    async def work():
+        async with reading(valkey) as (reader, events):
+            with valkey.client() as client:
+                bell = REPORT_PREFIX + b"%bell"
+                client.xadd(bell, {"x": ""}, id=forged)
+                client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anybody follows
+                for job in ("job", "another"):
+                    await reader.follow(job)
+                for turn in range(3):
+                    client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)
+                    send(valkey, "another", position=turn)
+                    await read_until(reader, lambda turn=turn: len(events) == 2 * turn + 1)
+                    while (
+                        int(client.xinfo_stream(report_stream("job"))["last-generated-id"].split(b"-")[0])
+                        > 10**13
+                    ):
+                        await reader.read_once()
+                    send(valkey, position=turn)
+                    await read_until(reader, lambda turn=turn: len(events) == 2 * turn + 2)
+                    with contextlib.suppress(redis.exceptions.ResponseError):  # it may be there still
+                        client.xadd(bell, {"x": ""}, id=forged)
+                    await reader.follow(f"new {turn}")
+            return events
+
+    events = asyncio.run(work())
+    assert [(event.job, event.position) for event in events] == [
+        (job, turn) for turn in range(3) for job in ("another", "job")
+    ]
+    told = {record.cause for record in caplog.records if "no reader of ours gave" in record.message}
+    assert told == {"forged report"}
+
+
+def test_after_the_cache_was_emptied_old_positions_hide_nothing(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            with valkey.client() as client:
+                seconds, _ = client.time()
+                client.xadd(
+                    report_stream("job"), REPORT.to_fields(), id=f"{seconds + 30}000-0"
+                )  # a clock ahead
+                await read_until(reader, lambda: events)
+                client.flushall()
+            reader.rewind()
+            send(valkey, position=8)
+            await read_until(reader, lambda: len(events) > 1)
+            return events
+
+    assert [event.position for event in asyncio.run(work())] == [3, 8]
+
+
+def test_a_cache_that_is_away_is_an_error_and_reading_goes_on_when_it_is_back(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            valkey.kill()
+            with pytest.raises(CacheUnreachableError):
+                await reader.read_once()
+            valkey.start()
+            send(valkey, position=4)
+            await read_until(reader, lambda: events)
+            return events
+
+    assert [event.position for event in asyncio.run(work())] == [4]
+
+
+def test_the_bell_is_no_jobs_stream(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            await reader.read_once()
+            return events, reader.unreadable
+
+    assert asyncio.run(work()) == ([], 0)
+    with valkey.client() as client:
+        (bell,) = {*client.keys(REPORT_PREFIX + b"*")} - {report_stream("job")}
+    assert not bell.removeprefix(REPORT_PREFIX).isalnum()

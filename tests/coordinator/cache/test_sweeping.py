@@ -1,0 +1,203 @@
+"""What nobody accounts for is deleted from a real cache, and nothing else, whatever comes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+
+from superdl.coordinator.cache import sweeping
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.sweeping import Sweep, known_ids, strangers_among
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.server.datasets import Dataset, Listing
+from superdl.super_wire.errors import CacheUnreachableError, SourceError
+from superdl.super_wire.keys import RECORD_PREFIX, cache_keys
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import pack
+
+
+def ids_of(seed, count):
+    return np.random.default_rng(seed).integers(0, 256, (count, 16), dtype=np.uint8)
+
+
+def fill(valkey, *several):
+    with valkey.client() as client:
+        for ids in several:
+            client.mset(dict.fromkeys(cache_keys(ids.tobytes()), b"record"))
+
+
+def left(valkey):
+    with valkey.client() as client:
+        return set(client.keys(RECORD_PREFIX + b"*"))
+
+
+def keys_of(*several):
+    return {key for ids in several for key in cache_keys(ids.tobytes())}
+
+
+@contextlib.asynccontextmanager
+async def sweeping_of(valkey, known):
+    cache = Cache(valkey.unix_url, owner="")
+    try:
+        yield Sweep(cache, known)
+    finally:
+        await cache.close()
+
+
+def steps(valkey, known, times):
+    async def work():
+        async with sweeping_of(valkey, known) as sweep:
+            for now_s in times:
+                await sweep.step(now_s)
+
+    asyncio.run(work())
+
+
+def test_strangers_are_told_from_all_that_is_known():
+    ours, theirs = ids_of(0, 700_000), ids_of(1, 3000)
+    found = np.concatenate((theirs, ours[::1000], theirs[:5]))
+    strangers = np.frombuffer(strangers_among(found.tobytes(), [ours[:10], ours]), dtype=np.uint8)
+    assert {one.tobytes() for one in strangers.reshape(-1, 16)} == {one.tobytes() for one in theirs}
+    assert strangers_among(b"", [ours]) == b""
+    assert strangers_among(ours.tobytes(), [ours]) == b""
+
+
+def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
+    ours, others, strangers = ids_of(0, 3000), ids_of(1, 3000), ids_of(2, 6000)
+    fill(valkey, ours, others, strangers)
+    with valkey.client() as client:
+        client.set(RECORD_PREFIX + b"no id of ours", b"x")
+        client.set(b"somebody else's", b"x")
+    steps(valkey, lambda: [ours, others], range(20))
+    assert left(valkey) == keys_of(ours, others) | {RECORD_PREFIX + b"no id of ours"}
+    with valkey.client() as client:
+        assert client.exists(b"somebody else's")
+
+
+def test_no_more_is_deleted_than_is_wanted(valkey):
+    ours, strangers = ids_of(0, 100), ids_of(2, 3000)
+    records = [b"".join(pack(np.zeros((4, 4, 3), dtype=np.uint8), one.tobytes())) for one in strangers]
+    record = records[0]
+    fill(valkey, ours)
+    with valkey.client() as client:
+        client.mset(dict(zip(cache_keys(strangers.tobytes()), records, strict=True)))
+    each = int(footprint(np.array([len(record)]))[0])
+
+    async def work():
+        async with sweeping_of(valkey, lambda: [ours]) as sweep:
+            for now_s in range(6):  # a pass over all keys, and then what it found
+                await sweep.step(now_s, 0.0)
+            assert left(valkey) == keys_of(ours, strangers)
+            counts = [3100]
+            for _ in range(9):
+                await sweep.step(0.0, 1200.5 * each)
+                if len(left(valkey)) < counts[-1]:
+                    counts.append(len(left(valkey)))
+            return counts
+
+    assert asyncio.run(work()) == [3100, 1899, 698, 100]
+
+
+def test_steps_are_small(valkey):
+    strangers = ids_of(2, 50_000)
+    fill(valkey, strangers)
+    steps(valkey, list, range(5))
+    assert left(valkey) == keys_of(strangers), "too few were seen to be compared"
+    steps(valkey, list, range(12))
+    assert 0 < 50_000 - len(left(valkey)) < 2 * sweeping._KEYS_AT_ONCE
+
+
+def test_nothing_is_deleted_while_it_cannot_be_told_what_is_known(valkey):
+    strangers = ids_of(2, 100)
+    fill(valkey, strangers)
+    steps(valkey, lambda: None, range(5))
+    assert left(valkey) == keys_of(strangers)
+
+
+def test_what_becomes_known_during_a_step_is_spared(valkey):
+    late = ids_of(3, 100)
+    fill(valkey, late)
+    answers = iter([[], [], [late], [late], [late], [late]])
+    steps(valkey, lambda: next(answers), range(2))
+    assert left(valkey) == keys_of(late)
+
+
+def test_a_pass_that_found_nothing_is_followed_by_a_pause(valkey):
+    strangers = ids_of(2, 100)
+
+    async def work():
+        async with sweeping_of(valkey, list) as sweep:
+            await sweep.step(0.0)
+            fill(valkey, strangers)
+            await sweep.step(599.0)
+            assert left(valkey) == keys_of(strangers)
+            await sweep.step(600.0)
+
+    asyncio.run(work())
+    assert not left(valkey)
+
+
+def test_a_cache_that_is_away_is_an_error(valkey):
+    valkey.kill()
+    with pytest.raises(CacheUnreachableError):
+        steps(valkey, list, [0])
+
+
+def a_dataset(recipe=None, all_ids=None, error=None):
+    return Dataset(b"id", recipe or Recipe([]), Listing("file:///nowhere", "", error=error), all_ids)
+
+
+def test_ids_are_known_once_all_datasets_are(catalog):
+    ids = ids_of(0, 3)
+    listed = a_dataset(all_ids=ids)
+    listed.listing.catalog = catalog
+    assert told([]) == []
+    (known,) = told([listed, listed, a_dataset(error=SourceError("gone"))])
+    assert known is ids
+    assert told([listed, a_dataset()]) is None, "one that is still being listed"
+
+
+def told(datasets, *, wanted=(), held=(), now_s=0.0):
+    return known_ids(
+        datasets, wanted=lambda content: content in wanted, held=lambda content: list(held), now_s=now_s
+    )
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    for number in range(5):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
+    return list_source(tmp_path.as_uri())
+
+
+def test_of_a_dataset_that_nobody_reads_any_more_only_what_is_held_is_known(catalog):
+    dataset = a_dataset()
+    dataset.listing.catalog = catalog
+    dataset.all_ids = np.frombuffer(catalog.sample_ids(dataset.recipe.digest), dtype=np.uint8).reshape(-1, 16)
+    held = [(0, np.array([1, 3]))]
+    (young,) = told([dataset], held=held, now_s=10.0)
+    assert young is dataset.all_ids
+    (read,) = told([dataset], wanted={dataset.content}, held=held, now_s=1e6)
+    assert read is dataset.all_ids
+    (rest,) = told([dataset], held=held, now_s=1e6)
+    assert (rest.rows() == dataset.all_ids[[1, 3]]).all()
+    assert keys_of(
+        np.frombuffer(strangers_among(dataset.all_ids.tobytes(), [rest]), np.uint8).reshape(-1, 16)
+    ) == (keys_of(dataset.all_ids[[0, 2, 4]]))
+
+
+def test_of_a_random_recipe_what_is_held_is_known_epoch_by_epoch(catalog):
+    recipe = Recipe([{"op": "horizontal_flip"}], augment_seed=3)
+    assert recipe.random
+    dataset = a_dataset(recipe)
+    dataset.listing.catalog = catalog
+    held = [(4, np.array([0, 1])), (5, np.array([2]))]
+    known = told([dataset], wanted={dataset.content}, held=held)
+    rows = np.concatenate([entry.rows() for entry in known])
+    expected = catalog.sample_ids(recipe.digest, (3, 4), np.array([0, 1]))
+    assert rows.tobytes() == expected + catalog.sample_ids(recipe.digest, (3, 5), np.array([2]))

@@ -1,0 +1,275 @@
+"""The upkeep sweeps a crowded cache, once those of before a restart have had time to come back.
+
+It tells the core what is lost: all of a server that was emptied, or what one node of a cluster had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from superdl.coordinator.cache import upkeep as upkeep_module
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.sweeping import Sweep
+from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden
+from superdl.coordinator.core.events import BatchRead, CacheEvicted, CacheReset
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.executors import ExecutorError
+from superdl.coordinator.server.engine import Engine
+from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
+from superdl.super_wire.record import HEADER_BYTES, pack
+from tests.coordinator.running import ScriptedExecutor, running
+from tests.fixtures.valkey import Valkey
+
+MAXMEMORY = 8 * 2**20
+IMAGE = np.zeros((100, 166, 3), dtype=np.uint8)
+RECORD_BYTES = HEADER_BYTES + IMAGE.nbytes
+
+
+@pytest.fixture
+def small():
+    server = Valkey(maxmemory=str(MAXMEMORY))
+    server.start()
+    yield server
+    server.close()
+
+
+def fill(valkey, share):
+    with valkey.client() as client:
+        while client.info("memory")["used_memory"] < share * MAXMEMORY:
+            sample_id = os.urandom(16)
+            client.set(cache_key(sample_id), b"".join(pack(IMAGE, sample_id)))
+        return client.dbsize()
+
+
+@contextlib.asynccontextmanager
+async def kept(valkey):
+    async with kept_at(valkey.unix_url) as upkeep:
+        yield upkeep
+
+
+@contextlib.asynccontextmanager
+async def kept_at(address):
+    cache = Cache(address, owner="me")
+    info = await cache.info()
+    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, [ScriptedExecutor(address)])
+    reports = ReportReader(cache, engine.post_all)
+    try:
+        yield Upkeep(
+            cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=OutcomeReader(cache)
+        )
+    finally:
+        await engine.close()
+        await cache.close()
+
+
+def left(valkey):
+    with valkey.client() as client:
+        return sum(client.strlen(key) == RECORD_BYTES for key in client.keys(RECORD_PREFIX + b"*"))
+
+
+def records_after_a_look(valkey, source, serving_loop, *, settled=True):
+    """What is left in the cache by an upkeep's looks before and after a job misses samples."""
+
+    async def work():
+        async with kept(valkey) as upkeep:
+            await agree_on_golden(upkeep._cache, "aa")  # else the cache is taken for a new one
+            budget_bytes = (await upkeep._cache.info()).budget(0)
+            async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
+                upkeep._engine = coordinator.engine
+                if settled:
+                    upkeep._settled_at_s = 0.0
+                await upkeep.once()
+                await coordinator.open(await coordinator.register(source))
+                await coordinator.page()
+                coordinator.engine.post(MISSED)
+                await coordinator.until(lambda: coordinator.executor.requests)
+                await upkeep.once()
+
+    serving_loop.run(work())
+    return left(valkey)
+
+
+FILES = 8
+MISSED = BatchRead(
+    "job", 0, 0, 0, 4, 0, np.arange(4), np.array([], dtype=np.int64), done=False, read_us=0, wait_us=0
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for number in range(FILES):
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
+    return tmp_path
+
+
+def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(small, source, serving_loop):
+    records = fill(small, 0.92)
+    assert 0.8 * records < records_after_a_look(small, source, serving_loop) < records
+
+
+def test_it_stays_while_no_job_is_open(small):
+    records = fill(small, 0.92)
+
+    async def work():
+        async with kept(small) as upkeep:
+            upkeep._settled_at_s = 0.0
+            for _ in range(3):
+                await upkeep.once()
+
+    asyncio.run(work())
+    assert left(small) == records
+
+
+def test_it_stays_while_there_is_room(small, source, serving_loop):
+    records = fill(small, 0.6)
+    assert records_after_a_look(small, source, serving_loop) == records
+
+
+def test_it_stays_while_its_readers_may_come_back(small, source, serving_loop):
+    records = fill(small, 0.92)
+    assert records_after_a_look(small, source, serving_loop, settled=False) == records
+
+
+def told_after(address, fault):
+    """The kinds of event that the core is told of by the look after a fault."""
+    told = []
+
+    async def work():
+        async with kept_at(address) as upkeep:
+            await upkeep.once()
+            upkeep._engine.post = told.append
+            await asyncio.to_thread(fault)
+            await upkeep.once()
+
+    asyncio.run(work())
+    return {type(event) for event in told} & {CacheReset, CacheEvicted}
+
+
+def test_all_of_a_server_that_was_emptied_is_lost(valkey):
+    assert told_after(valkey.url, valkey.restart_empty) == {CacheReset}
+    assert told_after(valkey.url, lambda: valkey.client().flushall()) == {CacheReset}
+    assert told_after(valkey.url, lambda: None) == set()
+
+
+def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
+    async def work():
+        async with kept(valkey) as upkeep:
+            await upkeep.once()
+            outcomes = upkeep._outcomes
+            with outcomes.expecting("r") as outcome:
+                await asyncio.to_thread(valkey.restart_empty)
+                with valkey.client() as client:  # a function that ended meanwhile has made it anew
+                    client.xadd(outcomes.stream, {"r": "{}"})
+                await upkeep.once()
+                with pytest.raises(ExecutorError, match="lost the stream"):
+                    await outcome
+
+    asyncio.run(work())
+
+
+def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            outcomes = upkeep._outcomes
+            await outcomes.begin()
+            await upkeep.once()
+            node = valkey_cluster.node_of(outcomes.stream.encode())
+            with outcomes.expecting("r") as outcome:
+                await asyncio.to_thread(node.restart_empty)
+                await asyncio.to_thread(valkey_cluster.wait_until_ready)
+                with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
+                    client.xadd(outcomes.stream, {"x": ""})
+                await upkeep.once()
+                with pytest.raises(ExecutorError, match="lost the stream"):
+                    await asyncio.wait_for(outcome, 5.0)
+
+    asyncio.run(work())
+
+
+def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
+    for node in valkey_cluster.nodes:
+
+        def empty(node=node):
+            node.restart_empty()
+            valkey_cluster.wait_until_ready()
+
+        assert told_after(valkey_cluster.url, empty) == {CacheEvicted}
+    slot = key_slot(b"any")
+    assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
+
+
+def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
+    locking = valkey_cluster.node_of(LOCK_KEY)
+    hanging = next(node for node in valkey_cluster.nodes if node is not locking)
+
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            await upkeep.once()
+            hanging.process.send_signal(signal.SIGSTOP)
+            try:
+                with locking.client() as client:
+                    client.pexpire(LOCK_KEY, 5000)
+                    for _ in range(2):
+                        await upkeep.once()
+                    assert client.pttl(LOCK_KEY) > 5000
+            finally:
+                hanging.process.send_signal(signal.SIGCONT)
+
+    asyncio.run(work())
+
+
+def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
+    def empty():
+        for node in valkey_cluster.nodes:
+            node.restart_empty()
+        valkey_cluster.wait_until_ready()
+
+    assert told_after(valkey_cluster.url, empty) == {CacheReset}
+
+
+def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
+    async def work():
+        async with kept(small) as upkeep:
+            upkeep._cache_bytes = 20 * 2**20
+            budgets = []
+            for megabytes in (8, 4, 64, 8):
+                with small.client() as client:
+                    client.config_set("maxmemory", megabytes * 2**20)
+                await upkeep.once()
+                budgets.append(upkeep._engine.core.budget_bytes / 2**20)
+            return budgets
+
+    assert asyncio.run(work()) == [6, 3, 20, 6]
+
+
+def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
+    """Also where no command of the coordinator has met a slot that was moved."""
+
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            await upkeep.once()
+            before = upkeep._engine.core.budget_bytes
+            for slot in range(3):  # the fullest node is the measure, and counts differ by one
+                await asyncio.to_thread(valkey_cluster.move, slot, 1)
+            async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
+                while (after := upkeep._engine.core.budget_bytes) == before:
+                    await upkeep.once()
+            for node in valkey_cluster.nodes:
+                with node.client() as client:
+                    client.config_set("maxmemory", 16 * 2**20)
+            await upkeep.once()
+            return before, after, upkeep._engine.core.budget_bytes
+
+    before, after, small = asyncio.run(work())
+    assert small < after < before

@@ -1,0 +1,153 @@
+"""Which files of its own machine a coordinator reads for a client, and how many samples it takes in."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.allowed import Allowed, parse_roots
+from superdl.coordinator.executors.making import make_executor
+from superdl.coordinator.server.settings import Settings
+from superdl.coordinator.server.trust import allowed_to_listings
+from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
+
+
+@pytest.fixture
+def places(tmp_path):
+    """An allowed directory with a source and a key list, and the same beside it, which is not."""
+    for name in ("data", "data-private"):
+        place = tmp_path / name
+        for kind in ("cat", "dog"):
+            (place / "pets" / kind).mkdir(parents=True)
+            (place / "pets" / kind / "1.jpg").write_bytes(b"x")
+        (place / "labels.csv").write_text("key,label\ncat/1.jpg,0\n")
+    return tmp_path
+
+
+@pytest.fixture
+def allowed(places):
+    return Allowed(roots=parse_roots(str(places / "data")))
+
+
+def test_what_lies_in_a_root_is_read(places, allowed):
+    pets = places / "data" / "pets"
+    assert len(list_source(pets.as_uri(), allowed=allowed)) == 2
+    assert len(list_source(str(pets), str(places / "data" / "labels.csv"), allowed=allowed)) == 1
+    assert len(list_source(str(places / "data" / "x" / ".." / "pets"), allowed=allowed)) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["data-private/pets", "data/../data-private/pets", "data/away", "data/away/cat", "", "data/none/../.."],
+)
+def test_a_source_outside_of_all_roots_is_refused_whether_it_exists_or_not(places, allowed, path):
+    (places / "data" / "away").symlink_to(places / "data-private" / "pets")
+    source = f"file://{places}/{path}"
+    with pytest.raises(
+        SourceForbiddenError, match=re.escape(f"may not read the source {source}: it lies in none")
+    ) as caught:
+        list_source(source, allowed=allowed)
+    assert allowed.roots[0] not in str(caught.value).replace(source, "")
+    with pytest.raises(SourceForbiddenError, match="may not read"):
+        list_source(f"{source}-that-is-not-there/../../../..", allowed=allowed)
+
+
+@pytest.mark.parametrize(
+    "path", ["data-private/labels.csv", "data/../data-private/labels.csv", "data/away.csv"]
+)
+def test_a_key_list_outside_of_all_roots_is_refused(places, allowed, path):
+    (places / "data" / "away.csv").symlink_to(places / "data-private" / "labels.csv")
+    for named in (str(places / path), f"file://{places}/{path}"):
+        with pytest.raises(SourceForbiddenError, match="may not read key_list"):
+            list_source(str(places / "data" / "pets"), named, allowed=allowed)
+
+
+def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, allowed):
+    pets = places / "data" / "pets"
+    (pets / "cat" / "away.jpg").symlink_to(places / "data-private" / "pets" / "cat" / "1.jpg")
+    (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
+    (pets / "guess").symlink_to(places / "data-private" / "there-is-none")
+    with pytest.raises(SourceForbiddenError, match="3 symbolic links lead out of it") as caught:
+        list_source(str(pets), allowed=allowed)
+    for path in (pets / "cat" / "away.jpg", pets / "secrets", pets / "guess"):
+        assert str(path) in str(caught.value)
+    assert "SUPER_FILE_ROOTS" in str(caught.value)
+    assert len(list_source(str(pets), str(places / "data" / "labels.csv"), allowed=allowed)) == 1
+
+
+def test_links_lead_from_root_to_root(places):
+    pets = places / "data" / "pets"
+    (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
+    roots = parse_roots(f"{places / 'data'}:{places / 'data-private'}")
+    catalog = list_source(str(pets), allowed=Allowed(roots))
+    assert catalog.classes == ("cat", "dog", "secrets")
+    assert f"1 symbolic links lead out of it and are followed, to {places}" in catalog.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "link_roots"),
+    [
+        ({}, ("/",)),
+        ({"listen": "unix:/x.sock"}, ("/",)),
+        ({"executor": "local,lambda"}, ("/",)),
+        ({"file_roots": "/data"}, ("/data",)),
+        ({"executor": "local,ray"}, ()),
+        ({"listen": "0.0.0.0:1", "insecure": True}, ()),
+    ],
+)
+def test_functions_are_told_where_links_may_lead(settings, link_roots):
+    """Listing and local functions follow the same links; the settings alone decide which."""
+    made = Settings(**settings)
+    assert allowed_to_listings(made).link_roots == link_roots
+    environment = make_executor("local", made)._environment
+    assert environment.get("SUPER_FILE_ROOTS", "") == os.pathsep.join(link_roots)
+
+
+def test_a_key_list_that_is_swapped_between_look_and_open_is_refused(places, allowed):
+    """The file that is open is looked at, wherever its name leads by now."""
+    within, outside = places / "data" / "labels.csv", places / "data-private" / "labels.csv"
+    allowed.check_path(os.path.realpath(within), "key_list")
+    within.unlink()
+    within.symlink_to(outside)
+    with within.open("rb") as swapped, pytest.raises(SourceForbiddenError, match="may not read key_list"):
+        allowed.check_open_file(swapped.fileno(), "key_list")
+
+
+def test_where_others_reach_the_coordinator_nothing_is_read_unless_it_is_named(places):
+    tls = {"tls_cert": "c", "tls_key": "k", "token": "0123456789abcdef"}
+    source = str(places / "data" / "pets")
+    reachable = allowed_to_listings(Settings(listen="0.0.0.0:50051", **tls))
+    with pytest.raises(
+        SourceForbiddenError, match="others can reach it, so its operator must allow directories by"
+    ):
+        list_source(source, allowed=reachable)
+    with pytest.raises(SourceForbiddenError, match="others can reach it"):
+        list_source("s3://bucket", str(places / "data" / "labels.csv"), allowed=reachable)
+    named = allowed_to_listings(Settings(listen="0.0.0.0:50051", file_roots=str(places / "data"), **tls))
+    for allowed in (named, allowed_to_listings(Settings())):
+        assert len(list_source(source, allowed=allowed)) == 2
+
+
+def test_roots_are_absolute_and_may_be_several(tmp_path):
+    (tmp_path / "link").symlink_to("/usr")
+    assert parse_roots(f"{tmp_path}/link::/tmp/") == ("/usr", os.path.realpath("/tmp"))
+    assert parse_roots("") == ()
+    with pytest.raises(
+        ConfigError, match="file_roots are absolute directories, separated by ':'; not 'data'"
+    ):
+        Settings(file_roots="/tmp:data")
+
+
+def test_the_root_of_all_allows_all():
+    Allowed(roots=("/",)).check_path("/anything", "it")
+
+
+@pytest.mark.parametrize("key_list", [False, True])
+def test_a_source_has_no_more_samples_than_are_allowed(places, key_list):
+    pets, listed = places / "data" / "pets", places / "data" / "both.csv"
+    listed.write_text("key,label,version\n" + "".join(f"cat/{n}.jpg,0,v\n" for n in range(2000)))
+    with pytest.raises(SourceError, match="more than 1 samples.* catalog_max_samples"):
+        list_source(str(pets), str(listed) if key_list else None, allowed=Allowed(samples=1))

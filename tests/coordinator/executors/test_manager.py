@@ -1,0 +1,230 @@
+"""Executors are started together, left out where they do not start or decode otherwise, and started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from superdl.coordinator.core.events import ExecutorResized
+from superdl.coordinator.executors import ExecutorError, Scaling
+from superdl.coordinator.executors import manager as crew_module
+from superdl.coordinator.executors.manager import Crew
+from superdl.super_wire.errors import ConfigError
+from tests.coordinator.running import ENOUGH_S
+
+
+class Startable:
+    """An executor that starts, or does not, as the test says."""
+
+    remote = False
+    region = ""
+
+    def __init__(self, name="one", golden="aa", fails=(), waits=None, closing=None):
+        self.name = name
+        self.golden = golden
+        self.fails = list(fails)
+        self.waits = waits
+        self.closing = closing
+        self.scaling = Scaling(2, burst=2, per_s=math.inf, backlog=2)
+        self.starts = self.closes = 0
+
+    async def start(self):
+        self.starts += 1
+        if self.waits is not None:
+            await self.waits.wait()
+        if self.fails:
+            raise self.fails.pop(0)
+
+    async def invoke(self, request, *, timeout_s):
+        return self.name
+
+    async def close(self):
+        self.closes += 1
+        if isinstance(self.closing, asyncio.Event):
+            await self.closing.wait()
+        elif self.closing is not None:
+            raise self.closing
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(crew_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(crew_module, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(crew_module, "_GRACE_S", 0.05)
+
+
+async def agree_on(digest):
+    if digest != "aa":
+        raise ConfigError("other pixels")
+
+
+def using(executors, work, agree=agree_on):
+    """Starts a crew of them and works with it."""
+
+    async def body():
+        crew = Crew([lambda one=one: one for one in executors])
+        try:
+            async with asyncio.timeout(ENOUGH_S):
+                await crew.start()
+                await crew.agree(agree)
+                return await work(crew)
+        finally:
+            await crew.close()
+
+    return asyncio.run(body())
+
+
+async def presence(crew):
+    return [post.absence for post in crew.posts]
+
+
+async def until_there(crew):
+    while any(post.absence for post in crew.posts):  # noqa: ASYNC110  # nobody tells of it
+        await asyncio.sleep(0)
+    return [post.scaling.capacity for post in crew.posts]
+
+
+def test_all_that_start_are_there():
+    executors = [Startable("one"), Startable("two")]
+    assert using(executors, presence) == ["", ""]
+    assert [executor.closes for executor in executors] == [1, 1]
+
+
+def test_one_alone_that_does_not_start_is_the_error():
+    with pytest.raises(ConfigError, match="no such function"):
+        using([Startable(fails=[ConfigError("no such function")])], presence)
+
+
+def test_one_alone_that_decodes_otherwise_is_the_error():
+    with pytest.raises(ConfigError, match="other pixels"):
+        using([Startable(golden="bb")], presence)
+
+
+def test_several_of_which_none_starts_say_all_why():
+    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", golden="bb")]
+    with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
+        using(executors, presence)
+
+
+def test_one_that_does_not_start_is_left_out_and_started_later(caplog):
+    first = Startable("one", fails=[ExecutorError("asleep"), ExecutorError("still asleep")])
+
+    async def work(crew):
+        told = await presence(crew)
+        assert crew.posts[0].scaling.capacity == 0
+        with pytest.raises(ExecutorError, match="executor one is not there: asleep") as caught:
+            await crew.posts[0].invoke(None, timeout_s=1.0)
+        assert caught.value.refused
+        return told, await until_there(crew)
+
+    told, capacities = using([first, Startable("two")], work)
+    assert told == ["asleep", ""]
+    assert capacities == [2, 2]
+    assert first.starts == 3
+    assert "the executor one is left out for now: asleep" in caplog.text
+    assert "still asleep" in caplog.text
+
+
+def test_one_that_decodes_otherwise_is_left_out():
+    async def work(crew):
+        assert crew.golden == "aa"
+        return await presence(crew)
+
+    assert using([Startable("one", golden="bb"), Startable("two")], work) == ["other pixels", ""]
+
+
+def test_one_that_takes_long_holds_nobody_up():
+    async def work(crew):
+        told = await presence(crew)
+        slow.waits.set()
+        return told, await until_there(crew)
+
+    slow = Startable("one", waits=asyncio.Event())
+    told, capacities = using([slow, Startable("two")], work)
+    assert told == ["it has not been started", ""]
+    assert capacities == [2, 2]
+
+
+def test_a_start_under_way_is_given_up_at_the_end():
+    slow = Startable("one", waits=asyncio.Event())
+    assert using([slow, Startable("two")], presence) == ["it has not been started", ""]
+    assert slow.closes == 1
+
+
+def test_the_core_is_told_of_what_changes():
+    executors = [Startable("one"), Startable("two")]
+
+    async def work(crew):
+        events = []
+        crew.tell(events.append)
+        crew.tell(events.append)
+        executors[1].scaling = Scaling(7, burst=3, per_s=1.0, backlog=0)
+        crew.tell(events.append)
+        return events
+
+    told = using(executors, work)
+    assert [event.executor for event in told] == [0, 1, 1]
+    assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
+
+
+def test_whatever_one_fails_by_is_its_absence_alone(caplog):
+    second = Startable("two", fails=[OSError("no space"), KeyError("k")])
+
+    async def work(crew):
+        return await presence(crew), await until_there(crew)
+
+    told, capacities = using([Startable("one"), second], work)
+    assert told == ["", "its start failed unexpectedly (OSError: no space)"]
+    assert capacities == [2, 2]
+    assert second.starts == 3
+    assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
+
+
+def test_one_alone_that_fails_by_a_bug_says_of_what_kind():
+    with pytest.raises(ExecutorError, match=r"unexpectedly \(OSError: no space\)"):
+        using([Startable(fails=[OSError("no space")])], presence)
+
+
+def test_one_that_cannot_be_made_anew_is_tried_again():
+    """As where a file that a setting names is not there for a while."""
+    made, second = [ConfigError("no such file")], Startable("two", fails=[ExecutorError("asleep")])
+    known = [second]
+
+    def make():
+        if known:
+            return known.pop()
+        if made:
+            raise made.pop()
+        return second
+
+    async def body():
+        crew = Crew([lambda: Startable("one"), make])
+        async with asyncio.timeout(ENOUGH_S):
+            await crew.start()
+            await crew.agree(agree_on)
+            told = await until_there(crew)
+            await crew.close()
+            return told
+
+    assert asyncio.run(body()) == [2, 2]
+    assert not made
+
+
+def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
+    monkeypatch.setattr(crew_module, "_CLOSE_S", 0.05)
+    second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
+
+    async def work(crew):
+        return await until_there(crew)
+
+    assert using([Startable("one"), second], work) == [2, 2]
+    assert "the executor two did not end within 0.05 s" in caplog.text
+
+
+def test_one_that_ends_badly_is_told_and_the_others_end(caplog):
+    executors = [Startable("one", closing=OSError("no space")), Startable("two")]
+    using(executors, presence)
+    assert [executor.closes for executor in executors] == [1, 1]
+    assert "the executor one did not end well" in caplog.text

@@ -1,0 +1,190 @@
+"""Pages of a plan: what fits, what is left out, and that batches are what the plan says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from superdl.coordinator.catalog import Catalog, PackedStrings
+from superdl.coordinator.core.core import Core
+from superdl.coordinator.core.events import CacheReset, DatasetAdded, ExecutorResized, JobOpened, RequestDone
+from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.server.datasets import Dataset, Listing
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
+from superdl.super_wire.ids import ID_BYTES, batch_id, split_ids
+from superdl.super_wire.protocol import MAX_REPLY_BYTES
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Outcome
+
+RECIPE = Recipe.image(resize=8, crop=8)
+RANDOM = Recipe([{"op": "random_resized_crop", "size": 8}])
+
+
+class Planned:
+    """A job on a catalog in memory: ``page()`` is what NextBatches would answer."""
+
+    def __init__(self, size=10, batch_size=4, *, key_bytes=12, recipe=RECIPE, float_labels=False, **plan):
+        keys = [f"class/{number:0{key_bytes - 6}d}".encode() for number in range(size)]
+        labels = np.arange(size) * 0.5 if float_labels else np.arange(size)
+        catalog = Catalog.build(
+            "s3://bucket", PackedStrings.pack(keys), PackedStrings.pack([b"v"] * size), labels
+        )
+        listing = Listing("s3://bucket/class", "", catalog=catalog)
+        self.dataset = Dataset(b"d" * 16, recipe, listing)
+        if not recipe.random:
+            ids = catalog.sample_ids(recipe.digest)
+            self.dataset.all_ids = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
+        self.plan = Plan(size, batch_size, **{"shuffle": False, **plan})
+        self.core = Core(CoreSettings(budget_bytes=2**30))
+        self.core.handle(DatasetAdded(self.dataset.content, size, recipe.random, 300, known_absent=True), 0.0)
+        for rank in range(self.plan.replicas):
+            self.core.handle(JobOpened("job", self.dataset.content, self.plan, rank), 0.0)
+
+    def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False):
+        job = self.core.job("job")
+        return page_of(
+            self.core,
+            job,
+            self.dataset,
+            rank=rank,
+            epoch=epoch,
+            start=start,
+            count=count,
+            with_keys=with_keys,
+        )
+
+
+def test_batches_are_those_of_the_plan():
+    planned = Planned(100, 8, shuffle=True, seed=5, replicas=2)
+    page = planned.page(rank=1, epoch=3, start=2, count=3, with_keys=True)
+    assert [batch.position for batch in page.batches] == [2, 3, 4]
+    for batch in page.batches:
+        indices = planned.plan.batch(3, batch.position, 1).indices
+        assert batch.sample_ids == planned.dataset.ids(indices, 3)
+        assert np.frombuffer(batch.labels, dtype=np.int64).tolist() == indices.tolist()
+        assert list(batch.keys) == [key.decode() for key in planned.dataset.catalog.keys.take(indices)]
+        assert batch.batch_id == batch_id(batch.sample_ids)
+        assert batch.padding == b""
+
+
+def test_labels_keep_their_dtype():
+    planned = Planned(float_labels=True)
+    (batch,) = planned.page(count=1).batches
+    assert np.frombuffer(batch.labels, dtype=np.float64).tolist() == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_equal_samples_in_another_order_are_another_batch():
+    planned = Planned(40, 8, shuffle=True)
+    batches = planned.page().batches
+    assert len({batch.batch_id for batch in batches}) == 5
+    forward = batches[0].sample_ids
+    backward = b"".join(reversed(split_ids(forward)))
+    assert batch_id(backward) != batch_id(forward)
+
+
+def test_a_batch_that_comes_again_has_the_same_id():
+    planned = Planned()
+    assert planned.page(epoch=0).batches[0].batch_id == planned.page(epoch=1).batches[0].batch_id
+
+
+def test_a_random_recipe_has_new_batches_each_epoch():
+    planned = Planned(recipe=RANDOM)
+    assert planned.page(epoch=0).batches[0].batch_id != planned.page(epoch=1).batches[0].batch_id
+
+
+def test_the_end_of_an_epoch_is_an_empty_page():
+    planned = Planned()
+    assert [batch.position for batch in planned.page(start=1).batches] == [1, 2]
+    assert not planned.page(start=3).batches
+
+
+def test_padding_is_flagged_by_a_byte_for_each_sample():
+    planned = Planned(10, 4, replicas=2)
+    pages = [planned.page(rank=rank).batches for rank in range(2)]
+    assert [batch.padding for batch in pages[0]] == [b"", b""]
+    assert [batch.padding for batch in pages[1]] == [b"", b""]
+    planned = Planned(9, 4, replicas=2)
+    first, second = (planned.page(rank=rank).batches[-1] for rank in range(2))
+    assert (first.padding, second.padding) == (b"", b"\x01")
+    planned = Planned(11, 4, replicas=2)
+    assert planned.page(rank=1).batches[-1].padding == b"\x00\x01"
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+@pytest.mark.parametrize(
+    ("batch_size", "key_bytes"), [(1, 60), (64, 60), (1000, 200), (4096, 60), (5000, 12)]
+)
+def test_a_page_stays_below_a_mebibyte(batch_size, key_bytes, with_keys):
+    planned = Planned(60_000, batch_size, key_bytes=key_bytes)
+    page = planned.page(count=100_000, with_keys=with_keys)
+    assert page.ByteSize() < MAX_REPLY_BYTES
+    one_bytes = page.batches[0].ByteSize()
+    assert page.ByteSize() + 2 * one_bytes > 0.4 * MAX_REPLY_BYTES  # and not needlessly small
+
+
+def test_pages_follow_each_other_without_a_gap():
+    planned = Planned(60_000, 512, key_bytes=100)
+    seen, start = [], 0
+    while page := planned.page(start=start, with_keys=True).batches:
+        seen += [batch.position for batch in page]
+        start = seen[-1] + 1
+    assert seen == list(range(planned.plan.batches_per_epoch))
+
+
+def test_a_batch_larger_than_a_page_comes_alone_and_without_keys():
+    planned = Planned(100_000, 50_000)
+    (batch,) = planned.page(with_keys=True).batches
+    assert len(batch.sample_ids) == 50_000 * ID_BYTES
+    assert not batch.keys
+
+
+def test_keys_are_left_out_where_they_alone_do_not_fit():
+    planned = Planned(4000, 2000, key_bytes=1000)
+    (batch,) = planned.page(count=1, with_keys=True).batches
+    assert len(batch.sample_ids) == 2000 * ID_BYTES
+    assert not batch.keys
+    assert planned.page(count=1, with_keys=False).batches[0].sample_ids == batch.sample_ids
+
+
+def test_status_counts_what_is_resident_and_what_failed():
+    planned = Planned(8, 4)
+    actions = planned.core.handle(ExecutorResized(4), 0.0)
+    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(0, 0), (0, 0)]
+    for action in actions:
+        outcomes = [Outcome.TOMBSTONE if index == 2 else Outcome.CACHED for index in action.indices]
+        numbers = np.array([OUTCOME_ORDER.index(outcome) for outcome in outcomes], dtype=np.uint8)
+        lengths = np.where(action.indices == 2, 0, 300)
+        planned.core.handle(RequestDone(action.request_id, numbers, lengths, 0, 0, 0, 0), 1.0)
+    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(3, 1), (4, 0)]
+    planned.core.handle(CacheReset(), 2.0)
+    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(0, 0), (0, 0)]
+
+
+def place(epoch, job="job"):
+    return Occurrence(job, rank=0, epoch=epoch, position=1)
+
+
+def test_planned_batches_are_found_with_their_occurrences_newest_last():
+    planned = PlannedBatches()
+    for epoch in (0, 1, 0):
+        planned.add(b"a", place(epoch))
+    assert planned.find(b"a") == [place(1), place(0)]
+    assert planned.find(b"b") == []
+
+
+def test_of_planned_batches_the_newest_are_remembered():
+    planned = PlannedBatches(capacity=3)
+    for name in (b"a", b"b", b"c", b"a", b"d"):
+        planned.add(name, place(0))
+    assert [bool(planned.find(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+
+
+def test_the_occurrences_of_a_batch_are_bounded():
+    planned = PlannedBatches()
+    for epoch in range(1000):
+        planned.add(b"a", place(epoch))
+    found = planned.find(b"a")
+    assert len(found) <= 16
+    assert found[-1] == place(999)

@@ -1,0 +1,221 @@
+"""Every RPC over real gRPC: what it answers, and that asking again is safe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import (
+    UnknownJobError,
+)
+from superdl.super_wire.ids import batch_id
+from superdl.super_wire.keys import report_stream
+from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.report import ReadReport
+from superdl.super_wire.request import Outcome
+from tests.coordinator.running import RECORD_BYTES
+
+
+def report(position=0, missed=(), *, done=1, hits=4, **changes):
+    facts = {
+        "rank": 0,
+        "epoch": 0,
+        "wait_us": 5,
+        "read_us": 7,
+        "check_us": 1,
+        "size_bytes": 9,
+        "attempt": 1,
+        "samples": 4,
+    }
+    return ReadReport(
+        position=position, hits=hits, done=done, missed=tuple(missed), **(facts | changes)
+    ).to_fields()
+
+
+def test_health_says_serving(run):
+    async def work(coordinator):
+        health = health_pb2_grpc.HealthStub(coordinator.channel)
+        for name in ("", "super.v1.Coordinator"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    run(work)
+
+
+def test_a_registered_dataset_is_described_once_listed(run, source):
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        assert dataset.protocol_version == PROTOCOL_VERSION
+        assert (dataset.ready, dataset.size, dataset.listed) == (True, 10, 10)
+        assert list(dataset.classes) == ["cat", "dog"]
+        assert dataset.label_dtype == "int64"
+        assert len(dataset.fingerprint) == len(dataset.dataset_id) == 16
+        assert await coordinator.register(source) == dataset
+        other = await coordinator.register(source, "another run")
+        assert other.dataset_id != dataset.dataset_id
+        assert other.fingerprint == dataset.fingerprint
+
+    run(work)
+
+
+def test_an_opened_job_names_the_cache_and_its_batches(run, valkey, source):
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        job = await coordinator.open(dataset)
+        assert job == pb.Job(job="job", cache=valkey.unix_url, batches_per_epoch=3)
+        assert await coordinator.open(dataset) == job
+        assert (await coordinator.open(dataset, "other", drop_last=True)).batches_per_epoch == 2
+        assert (await coordinator.open(dataset, "ranks", replicas=2, rank=1)).batches_per_epoch == 2
+        assert (await coordinator.open(dataset, "all", batch_size=1000)).batches_per_epoch == 1
+
+    run(work)
+
+
+def test_a_page_gives_batches_with_ids_labels_and_keys(run, source):
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source))
+        page = await coordinator.page(with_keys=True)
+        assert [batch.position for batch in page.batches] == [0, 1, 2]
+        assert [list(batch.keys) for batch in page.batches][1] == [
+            "cat/4.jpg",
+            "dog/0.jpg",
+            "dog/1.jpg",
+            "dog/2.jpg",
+        ]
+        labels = b"".join(batch.labels for batch in page.batches)
+        assert np.frombuffer(labels, dtype=np.int64).tolist() == [0] * 5 + [1] * 5
+        assert all(batch.batch_id == batch_id(batch.sample_ids) for batch in page.batches)
+        again = await coordinator.page(with_keys=True)
+        assert [batch.batch_id for batch in again.batches] == [batch.batch_id for batch in page.batches]
+        assert not (await coordinator.page(position=3)).batches
+        assert len((await coordinator.page(position=1, count=1)).batches) == 1
+        assert len((await coordinator.page(count=0)).batches) == 1
+
+    run(work)
+
+
+def test_what_is_planned_becomes_resident_and_the_page_says_so(run, source):
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source))
+        await coordinator.until(lambda: coordinator.engine.core.job("job").counters.samples_produced == 10)
+        page = await coordinator.page()
+        assert [batch.resident for batch in page.batches] == [4, 4, 2]
+
+    run(work)
+
+
+def test_the_status_of_batches_sample_by_sample(run, source):
+    async def work(coordinator):
+        coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
+        await coordinator.open(await coordinator.register(source))
+        counters = coordinator.engine.core.job("job").counters
+        await coordinator.until(lambda: counters.samples_produced + counters.samples_failed == 10)
+        first, second, _ = (await coordinator.page()).batches
+        unknown = b"u" * 16
+        request = pb.GetBatchStatusRequest(batch_ids=[second.batch_id, unknown, first.batch_id])
+        good, none, bad = (await coordinator.call("GetBatchStatus", request)).statuses
+        assert (none.batch_id, none.known, none.samples, len(none.details)) == (unknown, False, 0, 0)
+        assert (good.known, good.samples, good.resident, good.failed, good.in_flight) == (True, 4, 4, 0, 0)
+        assert list(good.occurrences) == [pb.Occurrence(job="job", epoch=0, position=1, rank=0)]
+        assert (bad.samples, bad.resident, bad.failed) == (4, 3, 1)
+        assert b"".join(detail.sample_id for detail in bad.details) == first.sample_ids
+        assert [(one.key, one.state, one.message) for one in bad.details] == [
+            ("cat/0.jpg", "resident", ""),
+            ("cat/1.jpg", "failed", "cat/1.jpg is no image"),
+            ("cat/2.jpg", "resident", ""),
+            ("cat/3.jpg", "resident", ""),
+        ]
+
+    run(work)
+
+
+def test_the_status_of_more_samples_than_fit_leaves_details_out_and_counts_in(run, source):
+    for number in range(3000):
+        (source / "cat" / f"{number:05d}-with-a-name-that-takes-some-room.jpg").write_bytes(b"x")
+
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source), batch_size=100)
+        batches = (await coordinator.page()).batches
+        ids = [batch.batch_id for batch in batches] * 100
+        answer = await coordinator.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids))
+        assert [status.batch_id for status in answer.statuses] == ids
+        assert all(status.known and status.samples for status in answer.statuses)
+        assert len(answer.statuses[0].details) == 100
+        assert not answer.statuses[-1].details
+        assert answer.ByteSize() < 2 * 2**20
+
+    run(work)
+
+
+def test_stats_account_for_what_was_read_and_produced(run, valkey, source):
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source))
+        await coordinator.page(yielded=2)
+        counters = coordinator.engine.core.job("job").counters
+        await coordinator.until(lambda: counters.samples_produced == 10)
+        with valkey.client() as client:
+            client.xadd(report_stream("job"), report(0))
+            client.xadd(report_stream("job"), report(1, hits=3))
+        await coordinator.until(lambda: counters.batches_read == 2)
+        answer = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
+        (stats,) = answer.jobs
+        assert stats.source == f"file://{source}"
+        assert (stats.epoch, stats.position, stats.batches_read) == (0, 2, 2)
+        assert (stats.cache_hits, stats.cache_misses) == (7, 1)
+        assert (stats.samples_produced, stats.samples_failed, stats.retries) == (10, 0, 0)
+        assert stats.invocations == len(coordinator.executor.requests)
+        assert (stats.requests_in_flight, stats.source_bytes, stats.record_bytes) == (
+            0,
+            1000,
+            10 * RECORD_BYTES,
+        )
+        assert stats.fetch_s == pytest.approx(1e-4)
+        assert stats.decode_s == pytest.approx(2e-4)
+        assert stats.push_s == pytest.approx(3e-4)
+        assert stats.read_s == pytest.approx(14e-6)
+        assert stats.wait_s == pytest.approx(10e-6)
+        assert answer.cache.budget_bytes == 2**24
+        assert answer.cache.resident_samples == 10
+        assert answer.cache.resident_bytes >= 10 * RECORD_BYTES
+        assert answer.cache.free_bytes <= 2**24 - answer.cache.resident_bytes
+        assert [one.name for one in answer.prices] == ["local"]
+        every = await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
+        assert [job.job for job in every.jobs] == ["job"]
+
+    run(work)
+
+
+def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(run, valkey, source):
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        for rank in range(2):
+            await coordinator.open(dataset, replicas=2, rank=rank)
+        with valkey.client() as client:
+            client.xadd(report_stream("job"), report())
+        close = [pb.CloseJobRequest(job="job", rank=rank) for rank in range(2)]
+        assert (await coordinator.call("CloseJob", close[0])).closed
+        assert (await coordinator.page(rank=1)).batches
+        assert (await coordinator.call("CloseJob", close[1])).closed
+        assert not (await coordinator.call("CloseJob", close[1])).closed
+        with valkey.client() as client:
+            assert not client.exists(report_stream("job"))
+        with pytest.raises(UnknownJobError, match="no job 'job' is open here: open it"):
+            await coordinator.page()
+        await coordinator.open(dataset)
+        assert (await coordinator.page()).batches
+
+    run(work)
+
+
+def test_a_second_job_on_the_same_content_has_nothing_produced_again(run, source):
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source, "one"), "one")
+        await coordinator.until(lambda: coordinator.engine.core.job("one").counters.samples_produced == 10)
+        await coordinator.open(await coordinator.register(source, "two"), "two", shuffle=True, seed=4)
+        page = await coordinator.page("two")
+        assert sum(batch.resident for batch in page.batches) == 10
+        assert len(coordinator.executor.keys_asked) == 10
+
+    run(work)

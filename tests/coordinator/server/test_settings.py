@@ -1,0 +1,229 @@
+"""Settings: which source wins, which values are refused, and that the refusal names what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from superdl.coordinator.server.settings import Settings, load_settings, parse_bytes
+from superdl.super_wire.errors import ConfigError
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Writes a settings file."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "coordinator.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_without_sources_there_are_defaults():
+    assert load_settings({}, {}) == Settings()
+
+
+def test_arguments_win_over_variables_over_the_file_over_defaults(toml):
+    file = toml("workers = 2\nrequest_samples = 2\nlookahead_batches = 2\n")
+    environment = {"SUPER_WORKERS": "3", "SUPER_REQUEST_SAMPLES": "3"}
+    settings = load_settings({"workers": 4}, environment, file)
+    assert (settings.workers, settings.request_samples, settings.lookahead_batches) == (4, 3, 2)
+    assert settings.catalog_max_age_s == Settings().catalog_max_age_s
+
+
+def test_what_was_not_given_hides_nothing():
+    settings = load_settings({"workers": None}, {"SUPER_WORKERS": "3", "SUPER_LISTEN": ""})
+    assert settings.workers == 3
+    assert settings.listen == Settings().listen
+
+
+def test_every_setting_can_be_given_as_a_variable():
+    given = {
+        "listen": ("127.0.0.1:50051", "127.0.0.1:50051"),
+        "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        "executor": ("local", "local"),
+        "function": ("mine:handler", "mine:handler"),
+        "workers": ("7", 7),
+        "cache_bytes": ("1.5gb", 3 * 2**29),
+        "lookahead_batches": ("9", 9),
+        "request_samples": ("11", 11),
+        "request_timeout_s": ("2.5", 2.5),
+        "catalog_max_age_s": ("60", 60.0),
+        "catalog_max_samples": ("1000", 1000),
+        "lease_s": ("20", 20.0),
+        "function_memory_mb": ("512", 512),
+        "prices": ("mine.toml", "mine.toml"),
+        "max_usd": ("2.5", 2.5),
+        "max_usd_per_hour": ("1", 1.0),
+        "owner": ("me", "me"),
+        "insecure": ("true", True),
+        "tls_cert": ("server.pem", "server.pem"),
+        "tls_key": ("server.key", "server.key"),
+        "tls_client_ca": ("clients.pem", "clients.pem"),
+        "token": ("sixteen-or-more1", "sixteen-or-more1"),
+        "token_file": ("tokens.txt", "tokens.txt"),
+        "health_listen": ("127.0.0.1:50052", "127.0.0.1:50052"),
+        "file_roots": ("/data:/more", "/data:/more"),
+        "lambda_function": ("mine:live", "mine:live"),
+        "lambda_region": ("eu-west-1", "eu-west-1"),
+        "lambda_endpoint_url": ("http://127.0.0.1:9001", "http://127.0.0.1:9001"),
+        "lambda_invocation": ("Event", "Event"),
+        "lambda_concurrency": ("500", 500),
+        "lambda_warm": ("0", 0),
+        "ray_address": ("10.0.0.1:6379", "10.0.0.1:6379"),
+        "ray_nodes": ("all", "all"),
+        "ray_cpus_per_function": ("0.5", 0.5),
+        "ray_shared_files": ("true", True),
+        "exit_with_stdin": ("true", True),
+        "log_level": ("debug", "DEBUG"),
+    }
+    assert set(given) == {field.name for field in dataclasses.fields(Settings)}
+    settings = load_settings({}, {f"SUPER_{name.upper()}": text for name, (text, _) in given.items()})
+    assert dataclasses.asdict(settings) == {name: value for name, (_, value) in given.items()}
+
+
+def test_a_file_gives_typed_values(toml):
+    settings = load_settings(
+        {},
+        {},
+        toml(
+            'cache_bytes = 4294967296\nexit_with_stdin = true\nrequest_timeout_s = 5\nlog_level = "error"\n'
+        ),
+    )
+    assert settings.cache_bytes == 2**32
+    assert settings.exit_with_stdin is True
+    assert settings.request_timeout_s == 5.0
+    assert settings.log_level == "ERROR"
+
+
+@pytest.mark.parametrize("text", ['"local, lambda"', '["local", "lambda"]', '"local,lambda"'])
+def test_several_executors_have_their_order(toml, text):
+    assert load_settings({}, {}, toml(f"executor = {text}")).executors == ("local", "lambda")
+
+
+@pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])
+def test_executors_are_known_and_named_once(text):
+    with pytest.raises(ConfigError, match="executor is one of local, ray, lambda, or several"):
+        Settings(executor=text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "executor = [1]",
+        "workers = 2.5",
+        "workers = true",
+        'workers = "many"',
+        "listen = 5",
+        "exit_with_stdin = 1",
+        "cache_bytes = 1.5",
+    ],
+)
+def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
+    file = toml(line)
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, {}, file)
+    assert file in str(caught.value)
+    assert line.split()[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SUPER_WORKERS", "two"),
+        ("SUPER_WORKERS", "1.5"),
+        ("SUPER_REQUEST_TIMEOUT_S", "soon"),
+        ("SUPER_EXIT_WITH_STDIN", "perhaps"),
+        ("SUPER_CACHE_BYTES", "4 apples"),
+    ],
+)
+def test_an_ill_typed_variable_is_named(variable, text):
+    with pytest.raises(ConfigError, match=variable) as caught:
+        load_settings({}, {variable: text})
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("workers", 0),
+        ("workers", 4097),
+        ("cache_bytes", -1),
+        ("lookahead_batches", 0),
+        ("request_samples", 0),
+        ("request_samples", 4097),
+        ("request_timeout_s", 0.0),
+        ("request_timeout_s", float("nan")),
+        ("request_timeout_s", float("inf")),
+        ("catalog_max_age_s", -1.0),
+        ("executor", "lambada"),
+        ("log_level", "CHATTY"),
+    ],
+)
+def test_a_value_out_of_range_is_named(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is .*{value}"):
+        load_settings({name: value}, {})
+
+
+def test_addresses_are_checked():
+    with pytest.raises(ConfigError, match="beyond loopback"):
+        Settings(listen="0.0.0.0:50051")
+    with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD"):
+        Settings(cache="redis://:secret@127.0.0.1:6379")
+
+
+@pytest.mark.parametrize("name", ["token", "tls_key"])
+def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
+    with pytest.raises(ConfigError, match=f"{name} is of type str; not int") as caught:
+        load_settings({}, {}, toml(f"{name} = 1234567890123456\n"))
+    assert "1234567890123456" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
+        load_settings({}, {}, str(tmp_path / "missing.toml"))
+
+
+@pytest.mark.parametrize("content", [b"workers = ", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(tmp_path, content):
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
+        load_settings({}, {}, str(file))
+
+
+def test_unknown_settings_of_a_file_are_named(toml):
+    with pytest.raises(ConfigError, match="unknown settings: pool, wokers; there are listen, "):
+        load_settings({}, {}, toml("wokers = 2\npool = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("1048576", 2**20),
+        ("10b", 10),
+        ("4gb", 4 * 2**30),
+        ("4G", 4 * 2**30),
+        ("512MB", 512 * 2**20),
+        (" 1.5 kb ", 1536),
+        ("2tb", 2 * 2**40),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_sizes_are_read_exactly(text, size_bytes):
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "gb", "-1", "1e9", "4xb", "4 g b", "1,5gb", "٤gb", "nan", "9" * 5000])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="such as 4gb"):
+        parse_bytes(text)
+
+
+def test_a_size_beyond_all_memory_is_out_of_range():
+    with pytest.raises(ConfigError, match="cache_bytes is from 0 to"):
+        load_settings({"cache_bytes": "9" * 20}, {})

@@ -1,0 +1,139 @@
+"""A coordinator's certificates: from files and from text, renewed while it serves, and wrong ones told."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.tls import ServerTls
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
+from superdl.super_wire.errors import ConfigError
+from tests.fixtures.valkey import free_port
+
+
+def shown(port, ca_file, client=None):
+    """The names in the certificate that a server shows to a client of TLS."""
+    context = ssl.create_default_context(cafile=ca_file)
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    if client is not None:
+        context.load_cert_chain(client.cert_file, client.key_file)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as connected,
+        context.wrap_socket(connected) as encrypted,
+    ):
+        if not encrypted.recv(1):
+            raise EOFError
+        return [name for _, name in encrypted.getpeercert()["subjectAltName"]]
+
+
+def serving(serving_loop, tls, use):
+    """Listen with ``tls``, and call ``use(port)`` in a thread meanwhile."""
+    port = free_port()
+
+    async def work():
+        server, _ = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
+        try:
+            await asyncio.to_thread(use, port)
+        finally:
+            await server.stop(0)
+
+    serving_loop.run(work())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [str, lambda file: Path(file).read_text(), lambda file: Path(file).read_text().replace("\n", "\\n")],
+)
+def test_a_certificate_is_a_file_or_its_text(serving_loop, certificates, form):
+    tls = ServerTls(form(certificates.server.cert_file), form(certificates.server.key_file))
+    serving(serving_loop, tls, lambda port: shown(port, certificates.ca_file))
+
+
+def test_clients_without_a_certificate_of_the_authority_are_turned_away(serving_loop, certificates):
+    def use(port):
+        assert "localhost" in shown(port, certificates.ca_file, certificates.client)
+        for wrong in (None, certificates.stranger):
+            with pytest.raises((EOFError, OSError)):
+                shown(port, certificates.ca_file, wrong)
+
+    pair = certificates.server
+    serving(serving_loop, ServerTls(pair.cert_file, pair.key_file, certificates.ca_file), use)
+
+
+def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
+    serving_loop, certificates, tmp_path, caplog
+):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(cert_file, key_file):
+        shutil.copy(cert_file, cert)
+        shutil.copy(key_file, key)
+
+    def use(port):
+        assert "localhost" in shown(port, certificates.ca_file)
+        put(certificates.server.cert_file, certificates.elsewhere.key_file)  # as in the midst of renewing
+        assert "localhost" in shown(port, certificates.ca_file)
+        put(certificates.elsewhere.cert_file, certificates.elsewhere.key_file)
+        assert shown(port, certificates.ca_file) == ["cache.example"]
+        cert.unlink()
+        assert shown(port, certificates.ca_file) == ["cache.example"]
+
+    put(certificates.server.cert_file, certificates.server.key_file)
+    serving(serving_loop, ServerTls(str(cert), str(key)), use)
+    assert caplog.text.count("the renewed certificate is not used") == 2
+
+
+def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_path):
+    pair, secret = certificates.server, "MHcCAQEEIIIIIIIIIIIIIIIIIIIIIIIIII"
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    broken = Path(pair.key_file).read_text().replace("A", "B")
+    cases = [
+        ((str(tmp_path / "none.pem"), pair.key_file), "tls_cert is the path.*none.pem.*No such file"),
+        ((str(text), pair.key_file), f"tls_cert={text} is no PEM file"),
+        ((pair.cert_file, secret), "tls_key is the path.*No such file"),
+        ((pair.cert_file, broken), "tls_cert and tls_key cannot be used"),
+        ((pair.cert_file, certificates.client.key_file), "cannot be used: .*KEY_VALUES_MISMATCH"),
+        ((pair.cert_file, pair.key_file, pair.key_file), "tls_client_ca holds no certificates"),
+    ]
+    for given, reason in cases:
+        with pytest.raises(ConfigError, match=reason) as caught:
+            ServerTls(*given)
+        assert secret not in str(caught.value)
+        assert broken.splitlines()[1] not in str(caught.value)
+
+
+def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    port, probed = free_port(), f"127.0.0.1:{free_port()}"
+    tls = ServerTls(certificates.server.cert_file, certificates.server.key_file)
+
+    def check(service, status):
+        with grpc.insecure_channel(probed) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status == status
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary("/super.v1.Coordinator/GetJobStats")(b"", timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    async def work():
+        server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
+        second = await listen_for_health(probed, health)
+        try:
+            await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
+            health.end()
+            await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
+        finally:
+            await second.stop(0)
+            await server.stop(0)
+
+    serving_loop.run(work())

@@ -1,0 +1,137 @@
+"""Which tokens are let in, also after their file has changed, and what a wrong caller hears."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from superdl.coordinator.server.listening import listen
+from superdl.coordinator.server.tokens import Tokens
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import ERROR_METADATA_KEY
+from tests.fixtures.valkey import free_port
+
+ONE, TWO, THREE = "0123456789abcdef", "fedcba9876543210", "a-third-one-that-is-longer"
+
+
+def test_any_of_several_is_let_in_and_nothing_near():
+    tokens = Tokens(f" {ONE}, {TWO},")
+    assert tokens.accept(ONE)
+    assert tokens.accept(TWO)
+    for wrong in ("", ONE[:-1], ONE + "0", f"{ONE},{TWO}", ONE.upper(), "\udcff", "\0"):
+        assert not tokens.accept(wrong)
+
+
+def test_tokens_of_a_file_follow_it(tmp_path, caplog):
+    file = tmp_path / "tokens"
+    file.write_text(f"# of the first team\n{ONE}\r\n\n{TWO}\n")
+    tokens = Tokens(THREE, str(file))
+    assert all(map(tokens.accept, (ONE, TWO, THREE)))
+    file.write_text(f"{TWO}\n")
+    assert list(map(tokens.accept, (ONE, TWO, THREE))) == [False, True, True]
+    with caplog.at_level(logging.ERROR):
+        file.unlink()
+        assert tokens.accept(TWO)  # a file that is being replaced locks nobody out
+        file.write_text("short\n")
+        assert tokens.accept(TWO)
+    assert caplog.text.count("the tokens stay as they were") == 2
+    assert caplog.text.count("to let nobody in, empty the file") == 2
+    assert not any(token in caplog.text for token in (ONE, TWO, THREE, "short"))
+
+
+@pytest.mark.parametrize("content", ["", "# all revoked\n"])
+def test_a_file_that_is_emptied_lets_nobody_in(tmp_path, caplog, content):
+    file = tmp_path / "tokens"
+    file.write_text(f"{ONE}\n")
+    tokens, beside = Tokens("", str(file)), Tokens(TWO, str(file))
+    file.write_text(content)
+    assert not tokens.accept(ONE)
+    assert not beside.accept(ONE)
+    assert beside.accept(TWO)
+    assert "token_file has changed and now holds 0 tokens" in caplog.text
+    file.unlink()
+    assert not tokens.accept(ONE)
+    file.write_text(f"{THREE}\n")
+    assert tokens.accept(THREE)
+
+
+@pytest.mark.parametrize("token", [",", " ", "# only a remark"])
+def test_a_setting_without_a_token_is_refused(token):
+    with pytest.raises(ConfigError, match="token is set and holds no token"):
+        Tokens(token)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"", "holds no token"),
+        (b"# nothing\n", "holds no token"),
+        (b"\xff" * 20, "other than ASCII"),
+        (b"short", "has 5 characters"),
+    ],
+)
+def test_a_file_of_no_tokens_is_refused(tmp_path, content, reason):
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"token_file={file}.*{reason}"):
+        Tokens("", str(file))
+
+
+class Service(CoordinatorServicer):
+    """Answers one call."""
+
+    async def CloseJob(self, request, context):  # the others are not implemented
+        return pb.CloseJobReply(closed=True)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ((), "asks for a token: set SUPER_TOKEN"),
+        ((("authorization", ONE),), "asks for a token"),
+        ((("authorization", f"Basic {ONE}"),), "asks for a token"),
+        ((("authorization", f"Bearer {ONE}"), ("authorization", f"Bearer {ONE}")), "asks for a token"),
+        ((("authorization", f"Bearer {TWO}"),), "does not know this token"),
+        ((("authorization", "Bearer "),), "does not know this token"),
+    ],
+)
+def test_who_shows_no_token_or_a_wrong_one_hears_why_on_every_method(serving_loop, metadata, reason):
+    address = f"127.0.0.1:{free_port()}"
+
+    async def work():
+        server, _ = await listen(address, Service(), tokens=Tokens(ONE))
+        try:
+            await asyncio.to_thread(call)
+        finally:
+            await server.stop(0)
+
+    def call():
+        with grpc.insecure_channel(address) as channel:
+            right = (("authorization", f"Bearer {ONE}"),)
+            assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=right, timeout=10).closed
+            health = health_pb2_grpc.HealthStub(channel)
+            assert health.Check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
+            for method in (
+                "super.v1.Coordinator/CloseJob",
+                "super.v1.Coordinator/RegisterDataset",
+                "super.v1.Coordinator/NoSuchMethod",
+                "no.such.Service/Method",
+                "grpc.health.v1.Health/Watch",
+                "grpc.health.v1.Health/CheckNot",
+            ):
+                ask = channel.unary_unary(f"/{method}")
+                with pytest.raises(grpc.RpcError, match=reason) as caught:
+                    ask(b"", metadata=metadata, timeout=10)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert (ERROR_METADATA_KEY, "CoordinatorTrustError") in caught.value.trailing_metadata()
+                assert not any(token in caught.value.details() for token in (ONE, TWO))
+
+    serving_loop.run(work())

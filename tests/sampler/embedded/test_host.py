@@ -1,0 +1,121 @@
+"""Memory and cores that the embedded default may use, read from made-up /proc and /sys trees."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from superdl.sampler.embedded.host import (
+    available_memory_bytes,
+    cache_bytes,
+    parse_bytes,
+    pool_workers,
+    usable_cores,
+)
+from superdl.super_wire.errors import ConfigError
+
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    for name in ("SUPER_CACHE_BYTES", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    write(tmp_path, "proc/meminfo", f"MemTotal: 99 kB\nMemAvailable:   {16 * GIB // 1024} kB\n")
+    return tmp_path
+
+
+def write(root, name, text):
+    file = root / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_without_control_groups_the_host_decides(root):
+    assert available_memory_bytes(root) == 16 * GIB
+    assert cache_bytes(root) == 4 * GIB
+
+
+def test_version_2_limits_count_on_every_level(root):
+    write(root, "proc/self/cgroup", "0::/user/job\n")
+    write(root, "sys/fs/cgroup/user/job/memory.max", "max\n")
+    write(root, "sys/fs/cgroup/user/job/memory.current", "5\n")
+    write(root, "sys/fs/cgroup/user/memory.max", f"{8 * GIB}\n")
+    write(root, "sys/fs/cgroup/user/memory.current", f"{3 * GIB}\n")
+    write(root, "sys/fs/cgroup/user/memory.stat", f"anon 5\ninactive_file {GIB}\n")
+    assert available_memory_bytes(root) == 6 * GIB, "page cache that can be dropped is available"
+
+
+def test_version_1_limits_count(root):
+    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/\n4:memory:/box\n")
+    write(root, "sys/fs/cgroup/memory/box/memory.limit_in_bytes", f"{4 * GIB}")
+    write(root, "sys/fs/cgroup/memory/box/memory.usage_in_bytes", f"{2 * GIB}")
+    assert available_memory_bytes(root) == 2 * GIB
+
+
+def test_in_a_container_the_mount_is_the_group(root):
+    write(root, "proc/self/cgroup", "0::/docker/path-of-the-host\n")
+    write(root, "sys/fs/cgroup/memory.max", f"{2 * GIB}")
+    write(root, "sys/fs/cgroup/memory.current", f"{GIB}")
+    assert available_memory_bytes(root) == GIB
+
+
+def test_a_full_group_still_gets_a_small_cache(root):
+    write(root, "proc/self/cgroup", "0::/\n")
+    write(root, "sys/fs/cgroup/memory.max", "100\n")
+    write(root, "sys/fs/cgroup/memory.current", "200\n")
+    assert available_memory_bytes(root) == 0
+    assert cache_bytes(root) == 64 * 2**20
+
+
+def test_the_variable_wins(root, monkeypatch):
+    monkeypatch.setenv("SUPER_CACHE_BYTES", "1.5gb")
+    assert cache_bytes(root) == 3 * GIB // 2
+    monkeypatch.setenv("SUPER_CACHE_BYTES", "plenty")
+    with pytest.raises(ConfigError, match=r"SUPER_CACHE_BYTES.*'plenty'"):
+        cache_bytes(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4gb", 4 * GIB), ("4G", 4 * GIB), (" 500 MB ", 500 * 2**20), ("1048576", 2**20)]
+)
+def test_sizes(text, size):
+    assert parse_bytes(text, "x") == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1gb", "4 gigs", "1023kb", "nan"])
+def test_no_sizes(text):
+    with pytest.raises(ConfigError, match="at least 1mb"):
+        parse_bytes(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cores"),
+    [
+        ("sys/fs/cgroup/job/cpu.max", "100000 100000\n", 1),
+        ("sys/fs/cgroup/job/cpu.max", "50000 100000\n", 1),
+        ("sys/fs/cgroup/job/cpu.max", "max 100000\n", None),
+        ("sys/fs/cgroup/cpu.max", "100000 100000\n", 1),
+    ],
+)
+def test_cores_within_version_2_quota(root, name, text, cores):
+    write(root, "proc/self/cgroup", "0::/job\n")
+    write(root, name, text)
+    assert usable_cores(root) == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_cores_within_version_1_quota(root):
+    write(root, "proc/self/cgroup", "1:cpu:/\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    assert usable_cores(root) == len(os.sched_getaffinity(0))
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n")
+    assert usable_cores(root) == 1
+
+
+def test_the_pool_leaves_a_core_to_each_local_rank(root, monkeypatch):
+    cores = usable_cores(root)
+    assert pool_workers(root) == max(1, cores - 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores + 5))
+    assert pool_workers(root) == 1

@@ -1,0 +1,150 @@
+"""Where the ranks of a run meet: derived alike, private, short enough, locked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from superdl.sampler.embedded.run_directory import RunDirectory
+from superdl.super_wire.errors import EmbeddedError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory(tmp_path / "superdl-7" / "run")
+
+
+def test_a_run_has_one_and_another_run_another(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/short")
+    one = RunDirectory.of_run("elastic:a/../b")
+    assert one == RunDirectory.of_run("elastic:a/../b")
+    assert one != RunDirectory.of_run("elastic:b")
+    assert one.path.parent == Path(f"/short/superdl-{os.getuid()}"), "a run's name is no path"
+
+
+def test_a_long_temporary_directory_is_not_used(base, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(base / ("x" * 80)))
+    directory = RunDirectory.of_run("run")
+    assert directory.path.parent.parent == Path("/tmp")
+    assert len(str(directory.coordinator_socket)) <= 100
+
+
+def test_it_is_private_and_goes_as_a_whole(directory):
+    with directory.locked_for_start(1.0):
+        directory.create()
+        directory.create()
+        directory.log.write_text("words\n")
+        assert {d.stat().st_mode & 0o777 for d in (directory.path, directory.path.parent)} == {0o700}
+        directory.remove()
+    assert not list(directory.path.parent.iterdir())
+
+
+def test_one_that_others_may_enter_is_refused(directory):
+    directory.path.parent.mkdir(mode=0o700)
+    directory.path.mkdir()
+    directory.path.chmod(0o770)
+    with pytest.raises(EmbeddedError, match=r"not a directory of this user alone.*TMPDIR"):
+        directory.create()
+
+
+def test_a_link_to_somewhere_is_refused(directory, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    directory.path.parent.symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(EmbeddedError, match="not a directory of this user alone"),
+        directory.locked_for_start(1.0),
+    ):
+        pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_somebody_elses_is_refused(directory):
+    directory.path.parent.mkdir(mode=0o700)
+    os.chown(directory.path.parent, 12345, 12345)
+    with pytest.raises(EmbeddedError, match="owner 12345"), directory.locked_for_start(1.0):
+        pass
+
+
+def test_no_place_for_it_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmbeddedError, match=r"cannot be made.*TMPDIR"):
+        RunDirectory(tmp_path / "file" / "superdl" / "run").create()
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from superdl.sampler.embedded.run_directory import RunDirectory
+
+with RunDirectory(Path(sys.argv[1])).locked_for_start(5.0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(directory):
+    with directory.locked_for_start(1.0):
+        directory.create()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory.path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(EmbeddedError, match=r"held.*for 0.1 s"), directory.locked_for_start(0.1):
+            pass
+        holder.kill()
+        with directory.locked_for_start(30.0):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate(timeout=30)
+
+
+def test_a_lock_whose_file_was_removed_excludes_nobody(directory):
+    with directory.locked_for_start(1.0):
+        directory.start_lock.unlink()
+        with directory.locked_for_start(1.0):
+            assert directory.start_lock.exists()
+
+
+def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):
+    with directory.locked_for_start(1.0):
+        directory.create()
+    lock = directory.lock_for_children(1.0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(lock,)
+    )
+    os.close(lock)  # as when the supervisor dies
+    try:
+        with pytest.raises(EmbeddedError, match=r"earlier supervisor.*0.1 s"):
+            directory.lock_for_children(0.1)
+    finally:
+        child.communicate(timeout=30)
+    os.close(directory.lock_for_children(30.0))
+
+
+def test_the_tail_of_the_log_is_short(directory):
+    with directory.locked_for_start(1.0):
+        directory.create()
+    assert "no log" in directory.log_tail()
+    directory.log.write_bytes(b"\xff" * 100_000 + b"\n" + b"".join(b"line %d\n" % n for n in range(1000)))
+    tail = directory.log_tail()
+    assert tail.endswith("line 999")
+    assert len(tail.splitlines()) <= 16

@@ -1,0 +1,288 @@
+"""Augmentation as users call it: repeatable, fresh by epoch, and clear about what it cannot take."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+import superdl.super_dataset.augment.augment as module
+from superdl.super_dataset import Augment
+from superdl.super_dataset.memory.memory import FreshMemory, receiving_into
+from superdl.super_wire.errors import ConfigError, UsageError
+from tests.super_dataset.augmenting import batch, info_of, picture
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+
+
+@given(
+    numbers=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    jitter=st.booleans(),
+    size=st.sampled_from([None, 24, (20, 30)]),
+    seed=st.integers(-5, 5),
+    epoch=st.integers(0, 5),
+)
+def test_a_sample_looks_the_same_alone_and_in_any_batch(numbers, jitter, size, seed, epoch):
+    augment = Augment(size, seed=seed, mean=MEAN, std=STD, **(JITTER if jitter else {}))
+    together = augment.images(batch(*numbers), info_of(*numbers, epoch=epoch))
+    for at, number in enumerate(numbers):
+        alone = augment.images(batch(number), info_of(number, epoch=epoch))
+        assert torch.equal(alone[0], together[at])
+
+
+def test_every_epoch_seed_and_sample_is_fresh():
+    same = batch(1, 1)
+    made = [
+        Augment(24, seed=seed).images(same, info_of(7, 8, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)
+    ]
+    every = [image for images in made for image in images]
+    assert len({image.numpy().tobytes() for image in every}) == 8
+
+
+def test_torchs_generators_are_neither_read_nor_moved():
+    augment, images, info = Augment(24, **JITTER), batch(1, 2), info_of(1, 2)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = augment.images(images, info)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(augment.images(images, info), first)
+
+
+@pytest.mark.parametrize("extra", [{}, {"brightness": 0.0}, {"brightness": (1.0, 1.0), "hue": (0.0, 0.0)}])
+def test_augmentation_that_changes_nothing_gives_the_image(extra):
+    images = batch(1, 2, 3, height=32, width=32)
+    for size, kept in ((32, {"scale": (1, 1), "ratio": (1, 1)}), (None, {})):
+        augment = Augment(size, flip=0, dtype=torch.uint8, **kept, **extra)
+        assert torch.equal(augment.images(images, info_of(1, 2, 3)), images)
+    as_floats = Augment(flip=0).images(images, info_of(1, 2, 3))
+    assert torch.allclose(as_floats, images.float() / 255, atol=1e-6)
+
+
+def test_flips_are_exact_and_as_frequent_as_asked():
+    images = batch(*range(400), height=4, width=6)
+    numbers = range(400)
+    assert torch.equal(Augment(flip=1, dtype=torch.uint8).images(images, info_of(*numbers)), images.flip(-1))
+    some = Augment(flip=0.25, dtype=torch.uint8).images(images, info_of(*numbers))
+    flipped = [torch.equal(made, image.flip(-1)) for made, image in zip(some, images, strict=True)]
+    kept = [torch.equal(made, image) for made, image in zip(some, images, strict=True)]
+    assert all(a != b for a, b in zip(flipped, kept, strict=True))
+    assert 70 <= sum(flipped) <= 130  # 3.5 standard deviations
+
+
+def test_a_crop_is_the_same_whether_it_is_flipped_or_not():
+    images, info = batch(1, 2), info_of(1, 2)
+    kept, flipped = (Augment(24, flip=p, dtype=torch.uint8).images(images, info) for p in (0, 1))
+    assert torch.equal(kept.flip(-1), flipped)
+    brighter = Augment(24, flip=0, brightness=(2, 2), dtype=torch.uint8).images(images, info)
+    assert torch.equal(brighter, (kept.int() * 2).clamp(max=255).to(torch.uint8))
+
+
+@pytest.mark.parametrize("jitter", [{}, JITTER], ids=["plain", "jitter"])
+@pytest.mark.parametrize("size", [None, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
+def test_dtype_layout_and_normalisation(dtype, size, jitter):
+    images, info = batch(1, 2, 3), info_of(1, 2, 3)
+    grey = Augment(size, dtype=torch.uint8, **jitter).images(images, info).float()
+    normal = {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
+    made = Augment(size, dtype=dtype, **normal, **jitter).images(images, info)
+    assert made.dtype == dtype
+    assert made.shape == (3, 3, *((24, 24) if size else (48, 40)))
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    expected = grey
+    if normal:
+        mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+        expected = (grey / 255 - mean) / std
+    rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.uint8: 0}[dtype]
+    jittered = 0.5 / 255 / min(STD) if normal and jitter else 0  # uint8 images are rounded, floats are not
+    assert (made.float() - expected).abs().max() <= rounding + jittered
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_grey_images_and_those_with_four_channels(channels):
+    images = batch(1, 2, channels=channels)
+    made = Augment(24, mean=[0.5] * channels, std=[0.25] * channels).images(images, info_of(1, 2))
+    assert made.shape == (2, channels, 24, 24)
+    one_by_one = [
+        Augment(24, mean=[0.5], std=[0.25]).images(images[:, c : c + 1], info_of(1, 2))
+        for c in range(channels)
+    ]
+    assert torch.allclose(made, torch.cat(one_by_one, dim=1), atol=1.01 / 255 / 0.25)
+
+
+def test_images_of_different_sizes_become_one_batch():
+    ragged = [picture(1, 30, 50), picture(2, 64, 20), picture(3, 24, 24)]
+    augment = Augment(24, dtype=torch.uint8, **JITTER)
+    made = augment.images(ragged, info_of(1, 2, 3))
+    assert made.shape == (3, 3, 24, 24)
+    for at, image in enumerate(ragged):
+        assert torch.equal(augment.images(image[None], info_of(at + 1))[0], made[at])
+
+
+def compare_with_device_way(augment, images, info, monkeypatch, device="cpu"):
+    """The results on the host, and by the way of devices."""
+    host = augment.images(images, info)
+    with monkeypatch.context() as patched:
+        if device == "cpu":
+            patched.setattr(Augment, "_on_host", Augment._on_device)
+            patched.setattr(module, "_DEVICE_BYTES", 200_000)  # a few samples at once
+        there = [i.to(device) for i in images] if isinstance(images, list) else images.to(device)
+        made = augment.images(there, info)
+        assert made.device.type == device
+        return host.float(), made.cpu().float()
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [None, 24, (60, 20)])
+def test_the_way_of_devices_gives_the_same_but_for_rounding(size, device, monkeypatch):
+    numbers = list(range(30))
+    images, info = batch(*numbers), info_of(*numbers)
+    host, made = compare_with_device_way(Augment(size, dtype=torch.uint8), images, info, monkeypatch, device)
+    differ = (host - made).abs()
+    assert differ.max() <= (2 if size else 0)
+    assert (differ > 1).float().mean() < 1e-3
+    augment = Augment(size, mean=MEAN, std=STD, **JITTER)
+    host, made = compare_with_device_way(augment, images, info, monkeypatch, device)
+    levels = (host - made).abs() * min(STD) * 255
+    assert levels.mean() < 0.05
+    assert levels.quantile(0.999) < 4  # a grey level before jitter is a few after it
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_way_of_devices_takes_lists_and_autocast(device, monkeypatch):
+    ragged = [picture(n, 30 + n, 50 - n) for n in range(5)]
+    augment, info = Augment(24, dtype=torch.uint8), info_of(*range(5))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        host, made = compare_with_device_way(augment, ragged, info, monkeypatch, device)
+    assert (host - made).abs().max() <= 2
+
+
+class Batches(Dataset):
+    """What a SuperDataset with a transform is to a DataLoader."""
+
+    def __init__(self, augment):
+        self.augment = augment
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, at):
+        return self.augment(batch(at, at + 1), torch.tensor([at, at + 1]), info_of(at, at + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_workers_give_the_same_in_memory_that_the_trainer_maps(dtype):
+    dataset = Batches(Augment(128, dtype=dtype, **JITTER))
+    alone = list(DataLoader(dataset, batch_size=None))
+    for (images, labels), (expected, at) in zip(
+        DataLoader(dataset, batch_size=None, num_workers=2), alone, strict=True
+    ):
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, at)
+
+
+def test_a_batch_is_made_where_batches_are_received():
+    class Noted(FreshMemory):
+        def take(self, size):
+            self.taken = super().take(size)
+            return self.taken
+
+    memory = Noted()
+    with receiving_into(memory):
+        made = Augment(24).images(batch(1, 2), info_of(1, 2))
+    assert memory.taken.nbytes == made.nbytes
+    assert memory.taken.data_ptr() == made.data_ptr()
+
+
+def test_pickles():
+    augment = Augment(24, mean=MEAN, std=STD, seed=3, **JITTER)
+    images, info = batch(1, 2), info_of(1, 2)
+    again = pickle.loads(pickle.dumps(augment))
+    assert torch.equal(again.images(images, info), augment.images(images, info))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size is a side"),
+        ({"size": 224.5}, "size is a side"),
+        ({"size": True}, "size is a side"),
+        ({"size": (1, 2, 3)}, "size is a side"),
+        ({"scale": (0, 1)}, "scale is a pair"),
+        ({"scale": (0.5, 0.1)}, "scale is a pair"),
+        ({"scale": (0.5, 1.5)}, "scale is a pair"),
+        ({"scale": 0.5}, "scale is a pair"),
+        ({"ratio": (0, 1)}, "ratio is a pair"),
+        ({"ratio": (1, float("nan"))}, "ratio is a pair"),
+        ({"flip": 1.5}, "flip is a probability"),
+        ({"flip": "often"}, "flip is a probability"),
+        ({"brightness": -1}, "brightness is a number not below 0"),
+        ({"contrast": (-1, 1)}, "contrast is a number"),
+        ({"saturation": (1, 2, 3)}, "saturation is a number"),
+        ({"hue": 0.6}, "hue is a number from 0 to 0.5"),
+        ({"hue": (0.1, -0.1)}, "hue is a number"),
+        ({"mean": MEAN}, "mean and std go together"),
+        ({"mean": MEAN, "std": (1, 1)}, "mean and std go together"),
+        ({"mean": MEAN, "std": (0, 1, 1)}, "mean and std go together"),
+        ({"dtype": torch.float64}, "dtype is one of"),
+        ({"dtype": "float32"}, "dtype is one of"),
+        ({"dtype": torch.uint8, "mean": MEAN, "std": STD}, "are no uint8"),
+        ({"seed": 2**63}, "seed is a whole number"),
+        ({"seed": 1.0}, "seed is a whole number"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Augment(**arguments)
+
+
+def test_numbers_of_other_kinds_are_fine():
+    Augment(
+        np.int64(24).item(), scale=[0.1, 1], flip=1, brightness=1, hue=[0, 0.5], mean=[0], std=[1], seed=-1
+    )
+
+
+@pytest.mark.parametrize(
+    ("augment", "images", "message"),
+    [
+        (Augment(24), batch(1)[:0], "torch.uint8 of shape (0, 3, 48, 40)"),
+        (Augment(24), torch.zeros(2, 3, 8, 8), "torch.float32 of shape (2, 3, 8, 8)"),
+        (Augment(24), torch.zeros(2, 8, dtype=torch.uint8), "torch.uint8 of shape (2, 8)"),
+        (Augment(24), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "1, 3 or 4 channels"),
+        (Augment(24), [picture(1), torch.zeros(5)], "a list of 2"),
+        (Augment(24), [picture(1), picture(1, channels=1)], "a list of 2"),
+        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "give it a size, or the recipe a crop"),
+        (
+            Augment(24),
+            batch(1, 2, 3),
+            "3 images need the BatchInfo of the same batch (return_info=True); not that of 2",
+        ),
+        (Augment(24), [picture(1), picture(1).float()], "a list of 2"),
+        (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter is for images of 3 channels"),
+        (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std are of 3 channels"),
+    ],
+)
+def test_what_it_cannot_take(augment, images, message):
+    with pytest.raises(UsageError) as caught:
+        augment.images(images, info_of(1, 2))
+    assert message in str(caught.value)
+
+
+def test_without_an_info_it_says_where_to_get_one():
+    with pytest.raises(UsageError, match=r"2 images need the BatchInfo .*return_info=True.*; not None"):
+        Augment(24).images(batch(1, 2), None)

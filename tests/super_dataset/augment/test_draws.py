@@ -1,0 +1,80 @@
+"""Draws: the published generator, the same for a sample wherever it is, fresh by seed, epoch and purpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.super_dataset.augment.draws import BatchDraws, below, philox4x32, unit_interval
+from tests.super_dataset.augmenting import ids_of
+
+SAMPLES = 20_000
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),  # the vectors that the authors publish with Random123
+    [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_gives_the_published_numbers(counter, key, expected):
+    made = philox4x32(np.array(counter, dtype=np.uint64), np.array(key, dtype=np.uint64))
+    assert made.tolist() == expected
+
+
+@given(
+    numbers=st.lists(st.integers(0, 50), min_size=1, max_size=12),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(0, 2**40),
+    count=st.integers(1, 23),
+)
+def test_a_sample_draws_the_same_in_any_batch(numbers, seed, epoch, count):
+    together = BatchDraws(ids_of(*numbers), seed=seed, epoch=epoch).bits("crop", count)
+    assert together.shape == (count, len(numbers))
+    assert together.max() < 2**32
+    for at, number in enumerate(numbers):
+        alone = BatchDraws(ids_of(number), seed=seed, epoch=epoch).bits("crop", count)
+        assert alone[:, 0].tolist() == together[:, at].tolist()
+
+
+def test_every_seed_epoch_purpose_and_sample_is_a_stream_of_its_own():
+    streams = [
+        BatchDraws(ids_of(number), seed=seed, epoch=epoch).bits(purpose, 8)[:, 0].tolist()
+        for number in range(3)
+        for seed in (-1, 0, 1)
+        for epoch in range(3)
+        for purpose in ("crop", "flip", "jitter")
+    ]
+    drawn = [word for stream in streams for word in stream]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_draws_are_uniform_and_unrelated():
+    drawn = BatchDraws(ids_of(*range(SAMPLES)), seed=5, epoch=2).uniform("crop", 22)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    evenly = (np.arange(SAMPLES) + 0.5) / SAMPLES
+    distances = np.abs(np.sort(drawn, axis=1) - evenly).max(axis=1)
+    assert distances.max() < 1.95 / np.sqrt(SAMPLES)  # Kolmogorov and Smirnov, one in 1,000 for each
+    related = np.corrcoef(drawn) - np.eye(22)
+    assert np.abs(related).max() < 4.5 / np.sqrt(SAMPLES)
+
+
+def test_whole_numbers_below_a_bound_are_all_as_likely():
+    bits = BatchDraws(ids_of(*range(SAMPLES)), seed=0, epoch=0).bits("jitter", 1)[0]
+    counts = np.bincount(below(bits, np.full(SAMPLES, 24)), minlength=24)
+    assert len(counts) == 24
+    assert (
+        (counts - SAMPLES / 24) ** 2 / (SAMPLES / 24)
+    ).sum() < 49.7  # chi-squared, 23 degrees, one in 1,000
+    ends = np.array([0, 2**32 - 1], dtype=np.uint64)
+    assert below(ends, np.array([7, 7])).tolist() == [0, 6]
+    assert unit_interval(ends).tolist() == [0.0, 1 - 2.0**-32]

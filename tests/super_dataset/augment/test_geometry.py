@@ -1,0 +1,127 @@
+"""Boxes as torchvision draws them, and both ways to their pixels against Pillow's resize with a box."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from superdl.super_dataset.augment.draws import BatchDraws
+from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
+from tests.super_dataset.augmenting import batch, ids_of, picture
+
+SAMPLES = 20_000
+KS = 1.95 / math.sqrt(SAMPLES)  # distance of Kolmogorov and Smirnov that chance exceeds once in 1,000
+
+
+def boxes_of(count, height, width, *, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), seed=0):
+    draws = BatchDraws(ids_of(*range(count)), seed=seed, epoch=0)
+    sides = np.full(count, height), np.full(count, width)
+    return random_boxes(draws, *sides, scale=scale, ratio=ratio)
+
+
+def distance(values, low, high):
+    """How far the values' distribution is from the uniform one."""
+    shares = (np.sort(values) - low) / (high - low)
+    return np.abs(shares - (np.arange(len(values)) + 0.5) / len(values)).max()
+
+
+@given(
+    height=st.integers(1, 300),
+    width=st.integers(1, 300),
+    low=st.floats(0.01, 1),
+    high=st.floats(0.01, 1),
+    ratio=st.floats(0.1, 1),
+    seed=st.integers(0, 10),
+)
+def test_boxes_lie_in_the_image(height, width, low, high, ratio, seed):
+    scale = (min(low, high), max(low, high))
+    boxes = boxes_of(20, height, width, scale=scale, ratio=(ratio, 1 / ratio), seed=seed)
+    assert boxes.top.min() >= 0
+    assert boxes.left.min() >= 0
+    assert boxes.height.min() >= 1
+    assert boxes.width.min() >= 1
+    assert (boxes.top + boxes.height).max() <= height
+    assert (boxes.left + boxes.width).max() <= width
+
+
+def test_area_aspect_and_place_are_uniform_where_every_try_fits():
+    boxes = boxes_of(SAMPLES, 1000, 1000, scale=(0.1, 0.5))
+    area = boxes.height * boxes.width / 1e6
+    assert distance(area, 0.1, 0.5) < KS + 0.003  # whole pixels
+    aspect = np.log(boxes.width / boxes.height)
+    assert distance(aspect, math.log(3 / 4), math.log(4 / 3)) < KS + 0.003
+    for place, length in ((boxes.top, boxes.height), (boxes.left, boxes.width)):
+        assert distance((place + 0.5) / (1000 - length + 1), 0, 1) < KS + 0.003
+    facts = np.stack([area, aspect, boxes.top / (1001 - boxes.height), boxes.left / (1001 - boxes.width)])
+    assert np.abs(np.corrcoef(facts) - np.eye(4)).max() < 4.5 / math.sqrt(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(10, 1000, (10, 13, 0, 493)), (1000, 10, (13, 10, 493, 0)), (1, 1, (1, 1, 0, 0))],
+)
+def test_where_no_try_fits_the_largest_central_part_is_taken(height, width, expected):
+    boxes = boxes_of(50, height, width, scale=(1.0, 1.0))
+    for name, value in zip(("height", "width", "top", "left"), expected, strict=True):
+        assert set(getattr(boxes, name).tolist()) == {value}
+
+
+def pillow(image, box, size):
+    """The box as Pillow resizes it: the part is cut out first, as torchvision does."""
+    top, left, height, width = box
+    part = Image.fromarray(image.movedim(0, -1).numpy()).crop((left, top, left + width, top + height))
+    return np.asarray(part.resize(size[::-1], Image.Resampling.BILINEAR)).astype(int)
+
+
+def by_products(image, box, size, *, flip=False):
+    sides = torch.tensor(box)[:, None]
+    made = crop_resize_by_products(image[None].float(), sides, torch.tensor([flip]), size)
+    return made[0].movedim(0, -1).numpy().astype(int)
+
+
+@given(st.data())
+def test_both_ways_give_the_pixels_that_pillow_gives(data):
+    height, width = data.draw(st.integers(2, 90)), data.draw(st.integers(2, 90))
+    box_height, box_width = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    top, left = data.draw(st.integers(0, height - box_height)), data.draw(st.integers(0, width - box_width))
+    box = (top, left, box_height, box_width)
+    size = (data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60)))
+    image = picture(data.draw(st.integers(0, 5)), height, width)
+    expected = pillow(image, box, size)
+    one = crop_resize(image, box, size)[0].movedim(0, -1).numpy().astype(int)
+    assert np.abs(one - expected).max() <= 1
+    products = by_products(image, box, size)
+    assert np.abs(products - expected).max() <= 1
+    assert np.abs(products - one).max() <= 1
+    assert (by_products(image, box, size, flip=True) == products[:, ::-1]).all()
+
+
+def test_the_two_ways_hardly_ever_differ():
+    images = batch(*range(16), height=256, width=256)
+    boxes = boxes_of(16, 256, 256)
+    sides = torch.from_numpy(boxes.sides(0, 16))
+    products = crop_resize_by_products(images.float(), sides, torch.zeros(16, dtype=torch.bool), (224, 224))
+    ones = torch.cat(
+        [crop_resize(i, tuple(box), (224, 224)) for i, box in zip(images, sides.T.tolist(), strict=True)]
+    )
+    differ = (products - ones.float()).abs()
+    assert differ.max() <= 1
+    assert (differ > 0).float().mean() < 0.02
+
+
+def test_a_whole_image_at_its_own_size_stays_as_it_is():
+    image = picture(1, 33, 21)
+    assert torch.equal(crop_resize(image, (0, 0, 33, 21), (33, 21))[0], image)
+    assert (by_products(image, (0, 0, 33, 21), (33, 21)) == image.movedim(0, -1).numpy()).all()
+
+
+def test_sides_of_some_samples():
+    numbers = np.arange(8)
+    boxes = Boxes(numbers, numbers + 10, numbers + 20, numbers + 30)
+    assert boxes.sides(2, 4).tolist() == [[2, 3], [12, 13], [22, 23], [32, 33]]

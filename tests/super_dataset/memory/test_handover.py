@@ -1,0 +1,353 @@
+"""Batches go from real DataLoader workers to this process in memory that is used again; none is lost."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from superdl.super_dataset.memory import handover
+from superdl.super_dataset.memory.blocks import files_can_be_opened
+from superdl.super_dataset.memory.handover import WorkerMemory, send_by_value
+from superdl.super_dataset.memory.memory import memory_here
+from superdl.super_wire.errors import SuperError
+from tests.super_dataset.stored_batches import bound_dataset, images, stored
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create and /proc are Linux's")
+
+SIZE = 16
+SIDE = 64  # 196,608 bytes a batch
+BLOCK_BYTES = 200_000
+
+
+def blocks_of_this_process() -> int:
+    """How many of SUPER's blocks this process has open."""
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if "super-batch" in str(entry.readlink()):
+                inodes.add(entry.stat().st_ino)
+        except FileNotFoundError:  # the one that lists
+            continue
+    return len(inodes)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def with_blocks(batch, labels, info):
+    """A transform: how many blocks the worker has."""
+    return batch, labels, blocks_of_this_process()
+
+
+def lies_in_a_block(tensor: torch.Tensor) -> bool:
+    start = tensor.untyped_storage().data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= start < high:
+            return "super-batch" in line
+    return False
+
+
+def expected(n: int) -> np.ndarray:
+    return np.stack(images(SIZE, SIDE, seed=n))
+
+
+def pixels(batch: torch.Tensor) -> np.ndarray:
+    return batch.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.fixture
+def refs(valkey):
+    return [stored(valkey, images(SIZE, SIDE, seed=n), position=n) for n in range(30)]
+
+
+def loader_of(dataset, refs, workers=1, method="fork", **arguments) -> DataLoader:
+    return DataLoader(
+        dataset,
+        sampler=refs,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method,
+        timeout=60,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_few_blocks_serve_all_batches(refs, method):
+    most = 0
+    for n, (batch, labels, blocks) in enumerate(
+        loader_of(bound_dataset(transform=with_blocks), refs, 2, method)
+    ):
+        assert lies_in_a_block(batch)
+        assert np.array_equal(pixels(batch), expected(n))
+        assert labels.tolist() == list(range(100, 100 + SIZE))
+        assert not labels.is_shared()
+        most = max(most, blocks)
+    assert 1 <= most <= 6  # two asked ahead, one held here, one being filled, one or two on the way
+
+
+def test_all_batches_may_be_kept(refs):
+    kept = list(loader_of(bound_dataset(), refs))
+    assert {lies_in_a_block(batch) for batch, _ in kept} == {True, False}  # blocks ran short
+    gc.collect()
+    for n, (batch, _) in enumerate(kept):
+        assert np.array_equal(pixels(batch), expected(n))
+    del kept, batch
+    gc.collect()
+    assert blocks_of_this_process() == 0
+
+
+def test_a_slice_keeps_its_batch(refs):
+    kept = []
+    for batch, _ in loader_of(bound_dataset(), refs[:12]):
+        kept.append(batch[5:7, 1])
+        del batch
+    for n, part in enumerate(kept):
+        assert np.array_equal(part.numpy(), expected(n)[5:7, :, :, 1])
+
+
+def test_persistent_workers_use_their_blocks_epoch_after_epoch(refs):
+    loader = loader_of(bound_dataset(transform=with_blocks), [*refs[:7], refs[7]], 1, persistent_workers=True)
+    seen = [blocks for _ in range(4) for _, _, blocks in loader]
+    assert max(seen) <= 6
+    for batch, _, _ in loader:  # left in the middle: what was on the way comes back too
+        assert np.array_equal(pixels(batch), expected(0))
+        break
+    assert max(blocks for _, _, blocks in loader) <= 8
+
+
+def several(batch, labels, info):
+    """A transform that gives out one batch in many ways."""
+    return {"whole": batch, "half": batch[: SIZE // 2], "float": batch.float() / 255, "labels": labels[::2]}
+
+
+def test_whatever_a_transform_makes_of_a_batch_arrives(refs):
+    for n, item in enumerate(loader_of(bound_dataset(transform=several), refs[:6])):
+        assert lies_in_a_block(item["whole"])
+        assert lies_in_a_block(item["half"])
+        assert np.array_equal(pixels(item["whole"]), expected(n))
+        assert np.array_equal(pixels(item["half"]), expected(n)[: SIZE // 2])
+        assert np.array_equal(pixels(item["float"]), expected(n).astype(np.float32) / np.float32(255))
+        assert item["labels"].tolist() == list(range(100, 100 + SIZE, 2))
+
+
+def test_ragged_batches_lie_in_one_block(valkey):
+    arrays = [np.full((500 + n, 3), n, dtype=np.float32) for n in range(60)]
+    ref = stored(valkey, arrays, position=99)
+    before = open_files()
+    for batch, _ in loader_of(bound_dataset(), [ref] * 4):
+        assert all(np.array_equal(item.numpy(), array) for item, array in zip(batch, arrays, strict=True))
+        assert all(lies_in_a_block(item) for item in batch[1:])
+        assert open_files() < before + 20  # the loader's own, and one for each batch
+        del batch
+
+
+class Giver(Dataset):
+    """Gives filled blocks without a cache."""
+
+    def __getitem__(self, number):
+        block = memory_here().take(BLOCK_BYTES)
+        block.fill_(number)
+        return block
+
+
+def test_a_fork_of_the_trainer_frees_nothing():
+    batches = iter(DataLoader(Giver(), sampler=range(20), batch_size=None, num_workers=1, timeout=60))
+    held = next(batches)
+    child = os.fork()
+    if not child:
+        del held
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [int(block[0]) for block in batches] == list(range(1, 20))
+    assert bool((held == 0).all())
+
+
+def give_one(connection, go_on):
+    memory = WorkerMemory()
+    block = memory.take(BLOCK_BYTES)
+    connection.send_bytes(bytes(ForkingPickler.dumps(block)))
+    go_on.recv()
+    del block
+    connection.send(blocks_of_this_process())
+    memory.take(BLOCK_BYTES)
+    connection.send(blocks_of_this_process())
+
+
+def test_a_worker_that_is_gone_is_named():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    resume, go_on = context.Pipe()
+    worker = context.Process(target=give_one, args=(there, go_on), daemon=True)
+    worker.start()
+    message = here.recv_bytes()
+    held = pickle.loads(message)
+    resume.send(True)
+    assert (here.recv(), here.recv()) == (1, 2)  # one block is held here, so another was made
+    worker.join()
+    assert len(held) == BLOCK_BYTES
+    del held
+    with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
+        pickle.loads(message)
+
+
+def die_slowly(connection):
+    """Send a batch and be as a killed process for a moment: its files are closed, and it is not dead yet."""
+    memory = WorkerMemory()
+    message = bytes(ForkingPickler.dumps(memory.take(BLOCK_BYTES)))
+    for block in memory._blocks:
+        block.close()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    connection.send_bytes(message)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.pause()
+
+
+def test_a_worker_that_is_dying_is_dead_when_its_batch_is_given_up():
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=die_slowly, args=(there,), daemon=True)
+    worker.start()
+    with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
+        pickle.loads(here.recv_bytes())
+    assert worker.exitcode == -signal.SIGALRM  # so torch, which looks now, tells of the dead worker
+
+
+def test_small_tensors_go_by_value_where_told():
+    WorkerMemory().take(1)  # registers the pickler
+    labels = send_by_value(torch.arange(5))
+    message = bytes(ForkingPickler.dumps(labels))
+    assert torch.equal(pickle.loads(message), labels)
+    assert not labels.is_shared()
+    large = send_by_value(torch.zeros(2**20))
+    assert len(bytes(ForkingPickler.dumps(large))) < 2**16
+
+
+def looks_again(held, told, sent):
+    told.recv()  # meanwhile the trainer has dropped its own and read on
+    sent.send(bool((held.numpy() == 0).all()))  # numpy: torch's threads do not survive a fork
+
+
+def test_what_a_fork_holds_is_never_received_into_again():
+    batches = iter(DataLoader(Giver(), sampler=range(40), batch_size=None, num_workers=1, timeout=60))
+    held = next(batches)
+    context = multiprocessing.get_context("fork")
+    told, tell = context.Pipe(duplex=False)
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=looks_again, args=(held, told, sending), daemon=True)
+    child.start()
+    del held
+    assert [int(block[0]) for block in batches] == list(range(1, 40))
+    tell.send(True)
+    assert receiving.poll(60)
+    assert receiving.recv()
+    child.join()
+
+
+def check_what_comes(queue, sending):
+    sending.send(bool((queue.get().numpy() == 0).all()))
+
+
+def test_a_batch_that_is_sent_on_is_copied_so_that_arrays_of_it_stay_right():
+    batches = iter(DataLoader(Giver(), sampler=range(30), batch_size=None, num_workers=1, timeout=60))
+    held = next(batches)
+    array = held.numpy()
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    queue.put(held)  # pickles at once
+    del held
+    assert [int(block[0]) for block in batches] == list(range(1, 30))
+    assert bool((array == 0).all())
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=check_what_comes, args=(queue, sending), daemon=True)
+    child.start()
+    assert receiving.poll(60)
+    assert receiving.recv()
+    child.join()
+
+
+def give_twice(connection, go_on):
+    block = WorkerMemory().take(BLOCK_BYTES)
+    connection.send_bytes(bytes(ForkingPickler.dumps(block)))
+    go_on.recv()
+
+
+def test_a_message_is_received_once():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    resume, go_on = context.Pipe()
+    worker = context.Process(target=give_twice, args=(there, go_on), daemon=True)
+    worker.start()
+    message = here.recv_bytes()
+    held = pickle.loads(message)
+    with pytest.raises(SuperError, match="received twice"):
+        pickle.loads(message)
+    resume.send(True)
+    worker.join()
+    assert len(held) == BLOCK_BYTES
+
+
+def refused(*_, **__):
+    raise PermissionError(13, "denied")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "make"),
+    [
+        (os, "memfd_create", None),  # a Python built without it: a nameless file in /dev/shm
+        (os, "memfd_create", refused),
+        (os, "posix_fallocate", refused),
+        (handover, "files_can_be_opened", lambda: False),
+    ],
+)
+def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, module, name, make):
+    if make is None:
+        monkeypatch.delattr(module, name)
+    else:
+        monkeypatch.setattr(module, name, make)
+    for n, (batch, _) in enumerate(loader_of(bound_dataset(), refs[:5])):
+        assert np.array_equal(pixels(batch), expected(n))
+        assert lies_in_a_block(batch) is False
+
+
+def test_a_system_where_open_files_of_others_may_not_be_seen_is_known(monkeypatch):
+    assert files_can_be_opened()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        usable = files_can_be_opened()
+    assert not usable
+
+
+def test_labels_that_want_a_gradient_travel_as_torch_sends_them(refs):
+    for _, labels in loader_of(bound_dataset(transform=wanting_a_gradient), refs[:2]):
+        assert labels.requires_grad
+        assert labels.tolist() == list(range(100, 100 + SIZE))
+
+
+def wanting_a_gradient(batch, labels, info):
+    """A transform."""
+    labels.data = labels.to(torch.float32)
+    return batch, labels.requires_grad_()
+
+
+@pytest.fixture(autouse=True)
+def _torch_s_own_pickler():
+    """Undo what a worker does to the pickler of its process, where a test did so in this one."""
+    yield
+    from torch.multiprocessing.reductions import init_reductions
+
+    init_reductions()
+    handover._registered_in = 0

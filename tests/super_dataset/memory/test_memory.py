@@ -1,0 +1,130 @@
+"""Memory is used again when the last holder of a batch is gone, and never before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.super_dataset.memory.handover import shared_bytes
+from superdl.super_dataset.memory.memory import FreshMemory, RecycledMemory, memory_here, receiving_into
+
+SIZE = 4096
+
+# What a training loop may keep of a batch in place of the batch.
+HOLDERS = {
+    "the tensor": lambda tensor: tensor,
+    "a slice": lambda tensor: tensor[3:5],
+    "a view of another shape": lambda tensor: tensor.view(64, 64).t(),
+    "a view of another dtype": lambda tensor: tensor.view(torch.int32),
+    "a numpy array": lambda tensor: tensor.numpy(),
+    "a slice of a numpy array": lambda tensor: tensor.numpy()[10:20][2:],
+    "its storage": lambda tensor: tensor.untyped_storage(),
+    "a memoryview": lambda tensor: memoryview(tensor.numpy()),
+    "a DLPack copy": torch.from_dlpack,
+    "a detached tensor": lambda tensor: tensor.detach(),
+    "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("keep", HOLDERS.values(), ids=HOLDERS)
+def test_memory_comes_back_when_the_last_holder_is_gone(keep):
+    memory = RecycledMemory()
+    tensor = memory.take(SIZE)
+    address = tensor.data_ptr()
+    kept = keep(tensor)
+    del tensor
+    gc.collect()
+    other = memory.take(SIZE)
+    assert other.data_ptr() != address
+    del kept
+    gc.collect()
+    assert memory.take(SIZE).data_ptr() == address
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5000)), max_size=60))
+def test_what_is_kept_is_never_written_again(steps):
+    memory = RecycledMemory()
+    kept: dict[int, tuple[torch.Tensor, int]] = {}
+    for number, (place, size) in enumerate(steps):
+        tensor = memory.take(size)
+        tensor.fill_(number % 256)
+        kept[place] = (tensor[size // 2 :], number % 256)
+        del tensor
+        assert all(bool((view == value).all()) for view, value in kept.values())
+
+
+def test_a_smaller_batch_uses_the_larger_memory_and_a_larger_one_gets_new():
+    memory = RecycledMemory()
+    first = memory.take(SIZE)
+    address = first.data_ptr()
+    del first
+    small = memory.take(100)
+    assert (small.data_ptr(), len(small)) == (address, 100)
+    del small
+    large = memory.take(2 * SIZE)
+    assert len(large) == 2 * SIZE
+    large.fill_(1)
+
+
+def test_only_some_blocks_wait_for_later():
+    memory = RecycledMemory(idle_blocks=2)
+    many = [memory.take(SIZE) for _ in range(10)]
+    addresses = {tensor.data_ptr() for tensor in many}
+    del many
+    assert len(memory._idle) == 2
+    again = [memory.take(SIZE) for _ in range(2)]
+    assert {tensor.data_ptr() for tensor in again} <= addresses
+
+
+@pytest.mark.parametrize("take", [FreshMemory().take, RecycledMemory().take, shared_bytes])
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_any_size(take, size):
+    tensor = take(size)
+    assert (tensor.shape, tensor.dtype) == ((size,), torch.uint8)
+    tensor.fill_(7)
+    assert tensor.tolist() == [7] * size
+    assert tensor.view(torch.uint8).view(size, 1).shape == (size, 1)
+
+
+def test_a_thread_chooses_for_itself():
+    chosen = FreshMemory()
+    seen = []
+    with receiving_into(chosen):
+        assert memory_here() is chosen
+        thread = threading.Thread(target=lambda: seen.append(memory_here()))
+        thread.start()
+        thread.join()
+    assert isinstance(seen[0], RecycledMemory)
+    assert memory_here() is seen[0]
+
+
+def test_threads_may_share_it():
+    memory = RecycledMemory(idle_blocks=3)
+    wrong = []
+
+    def work(number):
+        for _ in range(300):
+            tensor = memory.take(SIZE)
+            tensor.fill_(number)
+            if not bool((tensor == number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(memory._idle) <= 3
+
+
+def test_memory_is_writable_bytes():
+    tensor = RecycledMemory().take(16)
+    tensor.numpy()[:] = np.arange(16)
+    assert tensor.view(torch.int32).tolist() == np.arange(16, dtype=np.uint8).view(np.int32).tolist()

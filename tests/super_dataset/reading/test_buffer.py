@@ -1,0 +1,78 @@
+"""Where payloads are received: one block while records are alike, memory of their own otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_wire.record import HEADER_BYTES
+from tests.super_dataset.stored_batches import record, tombstone
+
+
+def put(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
+    payload = whole[HEADER_BYTES:]
+    incoming = buffer.place(offset, whole[:HEADER_BYTES], len(payload))
+    incoming.payload[:] = payload
+    buffer.note_record(incoming)
+
+
+SIX = record(np.arange(6, dtype=np.uint8))
+
+
+def test_records_of_one_size_lie_side_by_side():
+    buffer = BatchBuffer(3)
+    for offset in (2, 0, 1):
+        put(buffer, offset, SIX)
+    assert buffer.block is not None
+    assert buffer.block.tolist() == [*range(6)] * 3
+    assert not buffer.own
+    assert buffer.headers["payload_bytes"].tolist() == [6, 6, 6]
+    assert buffer.replies.tolist() == [Reply.RECORD] * 3
+
+
+def test_only_a_sound_data_record_decides_the_size():
+    buffer = BatchBuffer(4)
+    put(buffer, 0, tombstone("key"))
+    put(buffer, 1, b"X" * 100)
+    put(buffer, 2, SIX + b"one byte too many")
+    assert buffer.block is None
+    put(buffer, 3, SIX)
+    assert buffer.item_bytes == 6
+    assert sorted(buffer.own) == [0, 1, 2]
+    put(buffer, 1, SIX)  # found good when asked again
+    assert sorted(buffer.own) == [0, 2]
+    assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
+
+
+def test_where_sizes_are_known_to_differ_there_is_no_block():
+    buffer = BatchBuffer(2, uniform=False)
+    put(buffer, 0, SIX)
+    assert buffer.block is None
+    assert bytes(buffer.payload(0)) == SIX[HEADER_BYTES:]
+
+
+def test_a_record_without_header_leaves_a_zeroed_one():
+    buffer = BatchBuffer(1)
+    incoming = buffer.place_short(0, 3)
+    incoming.payload[:] = b"abc"
+    buffer.note_record(incoming)
+    assert buffer.record_bytes[0] == 3
+    assert not buffer.raw_headers[0].any()
+
+
+def test_a_record_of_an_unexpected_size_makes_no_block():
+    buffer = BatchBuffer(3, expected_bytes=7)
+    put(buffer, 0, SIX)
+    assert buffer.block is None
+    put(buffer, 1, record(np.arange(7, dtype=np.uint8)))
+    assert buffer.item_bytes == 7
+
+
+def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
+    large = record(np.zeros(2**20, dtype=np.uint8))
+    buffer = BatchBuffer(100)
+    put(buffer, 0, large)
+    assert buffer.block is None
+    buffer = BatchBuffer(100, expected_bytes=2**20)
+    put(buffer, 0, large)
+    assert buffer.block is not None

@@ -1,0 +1,140 @@
+"""Every way in which a record can be wrong is found, and its payload's hash in time."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.super_dataset.reading.buffer import BatchBuffer
+from superdl.super_dataset.reading.checks import HASHED_SHARE, SeenRecords, check_records
+from superdl.super_wire.errors import (
+    RecordHashError,
+    RecordIdError,
+    RecordLengthError,
+    RecordMagicError,
+    RecordVersionError,
+)
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.record_kinds import Pointer, pack_pointer
+from tests.super_dataset.stored_batches import bound_to, images, record, tombstone
+
+IDS = bytes(range(128)) * 5
+"""Of 40 samples; each record here is of the sample at its offset."""
+GOOD = record(images(1)[0])
+
+CORRUPT = {
+    "empty": (b"", RecordLengthError),
+    "short": (b"SUPR", RecordLengthError),
+    "magic": (b"RDB!" + GOOD[4:], RecordMagicError),
+    "version": (GOOD[:4] + b"\x09" + GOOD[5:], RecordVersionError),
+    "kind": (GOOD[:5] + b"\x07" + GOOD[6:], RecordVersionError),
+    "dtype": (GOOD[:6] + b"\xfe" + GOOD[7:], RecordVersionError),
+    "ndim": (GOOD[:7] + b"\x09" + GOOD[8:], RecordLengthError),
+    "shape": (GOOD[:24] + b"\x01" + GOOD[25:], RecordLengthError),
+    "truncated": (GOOD[:-1], RecordLengthError),
+    "too long": (GOOD + b"\0", RecordLengthError),
+    "header only": (GOOD[:HEADER_BYTES], RecordLengthError),
+    "tombstone's text": (tombstone("k")[:-2] + b"xx", RecordHashError),
+    "pixel": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), RecordHashError),
+    "another sample's": (record(images(1)[0], b"x" * 16), RecordIdError),
+    "another sample's tombstone": (tombstone("k", b"x" * 16), RecordIdError),
+    "pointer": (pack_pointer(Pointer("pack", 0, 64), bytes(16)), RecordVersionError),
+}
+
+
+def received(*records: bytes, to_hash: np.ndarray | None = None) -> BatchBuffer:
+    buffer = BatchBuffer(len(records), to_hash=to_hash)
+    for offset, whole in enumerate(records):
+        whole = bound_to(IDS[16 * offset : 16 * offset + 16], whole)  # noqa: PLW2901
+        if len(whole) < HEADER_BYTES:
+            incoming = buffer.place_short(offset, len(whole))
+            incoming.payload[:] = whole
+        else:
+            incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
+            incoming.payload[:] = whole[HEADER_BYTES:]
+        buffer.note_record(incoming)
+    return buffer
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("name", CORRUPT)
+def test_each_corruption_is_found_wherever_it_stands(name, place):
+    whole, error = CORRUPT[name]
+    records = [GOOD] * 4
+    records[place] = whole
+    checked = check_records(received(*records), IDS[:64], [0, 1, 2, 3], None)
+    assert {offset: type(found) for offset, found in checked.corrupt.items()} == {place: error}
+    assert not checked.tombstones
+
+
+def test_only_the_offsets_asked_for_are_checked():
+    buffer = received(GOOD, CORRUPT["magic"][0], GOOD)
+    assert not check_records(buffer, IDS[:48], [0, 2], None).corrupt
+    assert not check_records(buffer, IDS[:48], [], None).corrupt
+
+
+def test_tombstones_are_read():
+    buffer = received(GOOD, tombstone("a.jpg"), tombstone("b.jpg", permanent=False))
+    checked = check_records(buffer, IDS[:48], [0, 1, 2], None)
+    assert {offset: (stone.key, stone.permanent) for offset, stone in checked.tombstones.items()} == {
+        1: ("a.jpg", True),
+        2: ("b.jpg", False),
+    }
+
+
+def test_layouts_may_differ():
+    other = record(np.zeros((2, 5), dtype=np.float32))
+    checked = check_records(received(GOOD, other, GOOD), IDS[:48], [0, 1, 2], None)
+    assert not checked.corrupt
+    assert not checked.tombstones
+
+
+def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
+    """Which records of a batch were hashed as they came, and which were found corrupt."""
+    ids = IDS[: 16 * len(records)]
+    buffer = received(*records, to_hash=seen.to_hash(ids, epoch))
+    checked = check_records(buffer, ids, range(len(records)), seen)
+    return sorted(buffer.digests), sorted(checked.corrupt)
+
+
+def turns(epoch: int, count: int) -> list[int]:
+    prefixes = np.frombuffer(IDS[: 16 * count], dtype="<u8")[::2]
+    return [at for at in range(count) if (int(prefixes[at]) + epoch) % HASHED_SHARE == 0]
+
+
+def test_what_was_hashed_once_is_hashed_again_in_turn_or_when_it_was_made_again():
+    seen, spoilt = SeenRecords(), CORRUPT["pixel"][0]
+    whole = [record(image) for image in images(8)]
+    assert read_by(seen, *whole[:5], spoilt, *whole[6:]) == ([*range(8)], [5])
+    for epoch in range(2 * HASHED_SHARE):
+        hashed, corrupt = read_by(seen, *whole, epoch=epoch)
+        assert hashed == sorted({*turns(epoch, 8), *([5] if epoch == 0 else [])})
+        assert not corrupt
+    made_again = record(images(1)[0], decode_us=3)
+    assert read_by(seen, *whole[:3], made_again[:-1] + b"?", *whole[4:], epoch=1)[1] == [3]
+    assert read_by(SeenRecords(), *whole)[0] == [*range(8)]
+
+
+def test_a_fork_has_read_nothing():
+    seen = SeenRecords()
+    read_by(seen, GOOD, GOOD)
+    assert read_by(seen, GOOD, GOOD, epoch=1)[0] == turns(1, 2)
+    pid = os.fork()
+    if not pid:
+        os._exit(read_by(seen, GOOD, GOOD, epoch=1)[0] != [0, 1])
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@given(count=st.integers(1, 300))
+def test_every_sample_is_hashed_once_in_so_many_epochs(count):
+    ids, seen = os.urandom(16 * count), SeenRecords()
+    assert seen.to_hash(ids, 0).all()
+    buffer = BatchBuffer(count)
+    seen.remember(ids, buffer, np.arange(count))
+    hashed = np.sum([seen.to_hash(ids, epoch) for epoch in range(HASHED_SHARE)], axis=0)
+    assert (hashed >= 1).all()
+    assert (hashed == 1).mean() > 0.9  # others share a slot of the table, and are hashed each time

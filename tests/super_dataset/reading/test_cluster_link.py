@@ -1,0 +1,372 @@
+"""Reading from a real cluster: slots that move, nodes that die, reports that find their node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from superdl.super_dataset.reading.cluster_link import MAX_REDIRECTIONS, ClusterLink
+from superdl.super_dataset.reading.link import open_link
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.report import ReadReport
+from tests.fixtures.valkey_cluster import MASTERS, ValkeyCluster
+from tests.super_dataset.stored_batches import JOB, bound_to, id_at, images, record, ref_of
+
+COUNT = 90
+
+
+def batch(cluster, arrays, url=None, **fields):
+    """A batch whose records lie where their slots are; ``None`` is left missing."""
+    ref = ref_of(len(arrays), url or cluster.url, **fields)
+    put(cluster, ref, arrays)
+    return ref
+
+
+def put(cluster, ref, arrays):
+    cluster.set(
+        {
+            cache_key(id_at(ref, offset)): bound_to(
+                id_at(ref, offset), array if isinstance(array, bytes) else record(array)
+            )
+            for offset, array in enumerate(arrays)
+            if array is not None
+        }
+    )
+
+
+def slots_of(ref):
+    return [key_slot(cache_key(id_at(ref, offset))) for offset in range(len(ref))]
+
+
+def at_node(cluster, ref, number):
+    """The samples of a batch that one node has."""
+    return [offset for offset, slot in enumerate(slots_of(ref)) if cluster.owners[slot] == number]
+
+
+def payloads(read):
+    return [bytes(read.buffer.payload(offset)) for offset in range(len(read.ref))]
+
+
+def as_bytes(arrays):
+    return [array.tobytes() for array in arrays]
+
+
+def counts(cluster, name):
+    """A counter of each node's INFO, such as how often it answered ``MOVED``."""
+    found = []
+    for node in cluster.nodes:
+        with node.client() as client:
+            found.append(client.info("errorstats").get(f"errorstat_{name}", {"count": 0})["count"])
+    return found
+
+
+def reports(cluster, job=JOB):
+    with cluster.node_of(report_stream(job)).client() as client:
+        return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]
+
+
+@pytest.mark.parametrize("way", ["url", "unix", "resp3"])
+@pytest.mark.parametrize("in_flight_bytes", [1, 2000, 2**24])
+def test_every_sample_comes_from_its_node(shared_cluster, way, in_flight_bytes):
+    arrays = images(COUNT, seed=1)
+    url = {
+        "url": shared_cluster.url,
+        "unix": shared_cluster.nodes[1].unix_url,
+        "resp3": f"{shared_cluster.url}?protocol=3",
+    }[way]
+    ref = batch(shared_cluster, arrays, url)
+    assert all(at_node(shared_cluster, ref, number) for number in range(MASTERS))
+    before = counts(shared_cluster, "MOVED")
+    reader = BatchReader(ReadSettings(verify="all", in_flight_bytes=in_flight_bytes))
+    for _ in range(2):
+        read = reader.read(ref)
+        assert (read.attempts, read.hits) == (1, COUNT)
+        assert np.array_equal(read.buffer.block.numpy().reshape(COUNT, 8, 8, 3), np.stack(arrays))
+    assert counts(shared_cluster, "MOVED") == before
+
+
+def test_ragged_batches_are_gathered_too(shared_cluster):
+    arrays = [np.full((n % 37 + 1, 3), n, dtype=np.int32) for n in range(COUNT)]
+    ref = batch(shared_cluster, arrays, position=1)
+    reader = BatchReader(ReadSettings(verify="all"))
+    for _ in range(2):
+        assert payloads(reader.read(ref)) == as_bytes(arrays)
+
+
+def test_what_is_missing_is_missing_and_its_neighbours_come(shared_cluster):
+    arrays = images(COUNT, seed=2)
+    ref = batch(shared_cluster, [a if n % 3 else None for n, a in enumerate(arrays)], position=2)
+    reader = BatchReader(ReadSettings(), sleep=lambda _: put(shared_cluster, ref, arrays))
+    read = reader.read(ref)
+    assert payloads(read) == as_bytes(arrays)
+    assert (read.attempts, read.hits) == (2, COUNT - COUNT // 3)
+
+
+def test_moved_slots_are_followed_at_once_and_then_known(shared_cluster):
+    arrays = images(COUNT, seed=3)
+    ref = batch(shared_cluster, arrays, position=3)
+    reader = BatchReader(ReadSettings(verify="all"))
+    reader.read(ref)
+    moving = {slots_of(ref)[offset] for offset in at_node(shared_cluster, ref, 0)[:8]}
+    for slot in moving:
+        shared_cluster.move(slot, 2)
+    before = sum(counts(shared_cluster, "MOVED"))
+    read = reader.read(ref)
+    assert (read.attempts, read.hits, payloads(read)) == (1, COUNT, as_bytes(arrays))
+    after = sum(counts(shared_cluster, "MOVED"))
+    assert after - before >= len(moving)
+    assert payloads(reader.read(ref)) == as_bytes(arrays)
+    assert sum(counts(shared_cluster, "MOVED")) == after
+    for slot in moving:
+        shared_cluster.move(slot, 0)
+
+
+def test_slots_under_way_are_asked_for_at_both_ends(shared_cluster):
+    arrays = images(COUNT, seed=4)
+    ref = batch(shared_cluster, arrays, position=4)
+    reader = BatchReader(ReadSettings(verify="all"))
+    reader.read(ref)
+    moving = [(offset, slots_of(ref)[offset]) for offset in at_node(shared_cluster, ref, 1)[:8]]
+    gone = moving[:5]
+    for offset, slot in moving:
+        shared_cluster.begin_move(slot, 2)
+        if (offset, slot) in gone:
+            shared_cluster.move_keys(slot, 2)
+    before = counts(shared_cluster, "ASK"), counts(shared_cluster, "MOVED")
+    for _ in range(2):
+        read = reader.read(ref)
+        assert (read.attempts, read.hits, payloads(read)) == (1, COUNT, as_bytes(arrays))
+    assert counts(shared_cluster, "ASK")[1] - before[0][1] == 2 * len(gone)  # never taken for the map
+    assert counts(shared_cluster, "MOVED") == before[1]
+    for _, slot in moving:
+        shared_cluster.move_keys(slot, 2)
+        shared_cluster.end_move(slot, 2)
+    assert payloads(reader.read(ref)) == as_bytes(arrays)
+    for _, slot in moving:
+        shared_cluster.move(slot, 1)
+
+
+def test_what_is_missing_in_a_slot_under_way_is_a_miss(shared_cluster):
+    arrays = images(COUNT, seed=5)
+    ref = ref_of(COUNT, shared_cluster.url, position=5)
+    lacking = at_node(shared_cluster, ref, 1)[0]
+    put(shared_cluster, ref, [None if n == lacking else a for n, a in enumerate(arrays)])
+    slot = slots_of(ref)[lacking]
+    shared_cluster.begin_move(slot, 2)
+
+    def produce(_):
+        shared_cluster.end_move(slot, 2)
+        put(shared_cluster, ref, arrays)
+
+    read = BatchReader(ReadSettings(), sleep=produce).read(ref)
+    assert (read.attempts, read.hits, payloads(read)) == (2, COUNT - 1, as_bytes(arrays))
+    shared_cluster.move(slot, 1)
+
+
+def test_the_same_bytes_while_slots_wander(shared_cluster):
+    batches = [images(COUNT, seed=n) for n in range(3)]
+    refs = [batch(shared_cluster, arrays, position=10 + n) for n, arrays in enumerate(batches)]
+    wandering = sorted({slot for ref in refs for slot in slots_of(ref)})[::9]
+    done = threading.Event()
+
+    def wander():
+        for round_ in range(2):
+            for slot in wandering:
+                shared_cluster.move(slot, (shared_cluster.owners[slot] + 1 + round_) % MASTERS)
+        done.set()
+
+    mover = threading.Thread(target=wander)
+    mover.start()
+    reader = BatchReader(ReadSettings(verify="all"))
+    reads = 0
+    while not done.is_set() or reads < 3:
+        read = reader.read(refs[reads % 3])
+        assert payloads(read) == as_bytes(batches[reads % 3])
+        reads += 1
+    mover.join()
+
+
+def test_reports_find_the_stream_and_follow_it(shared_cluster):
+    arrays = images(8)
+    ref = batch(shared_cluster, arrays, position=6)
+    reader = BatchReader(ReadSettings())
+    with shared_cluster.node_of(report_stream(JOB)).client() as client:
+        client.delete(report_stream(JOB))
+    reader.read(ref)
+    assert len(reports(shared_cluster)) == 1
+    slot = key_slot(report_stream(JOB))
+    home = shared_cluster.owners[slot]
+    shared_cluster.move(slot, (home + 1) % MASTERS)
+    for _ in range(4):  # the first report is refused, the second read learns of it, the third heeds it
+        reader.read(batch(shared_cluster, images(COUNT), position=7))
+    assert len(reports(shared_cluster)) == 3
+    shared_cluster.move(slot, home)
+
+
+def test_nodes_that_send_one_to_each_other_are_left_in_time(shared_cluster):
+    arrays = images(4, seed=7)
+    ref = batch(shared_cluster, arrays, position=8)
+    slot = slots_of(ref)[0]
+    home = shared_cluster.owners[slot]
+    other = (home + 1) % MASTERS
+    before, asked = sum(counts(shared_cluster, "MOVED")), []
+
+    def mend(_):
+        asked.append(sum(counts(shared_cluster, "MOVED")) - before)
+        client.execute_command("CLUSTER SETSLOT", slot, "NODE", shared_cluster.ids[home])
+        shared_cluster.wait_until_ready()
+        put(shared_cluster, ref, arrays)
+
+    with shared_cluster.nodes[home].client() as client:
+        client.delete(cache_key(id_at(ref, 0)))
+        client.execute_command("CLUSTER SETSLOT", slot, "NODE", shared_cluster.ids[other])
+        read = BatchReader(ReadSettings(), sleep=mend).read(ref)
+    assert asked == [1 + MAX_REDIRECTIONS]
+    assert (read.attempts, payloads(read)) == (2, as_bytes(arrays))
+
+
+def test_a_user_that_may_not_ask_for_slots_is_told_so(shared_cluster, monkeypatch):
+    ref = batch(shared_cluster, images(COUNT), position=9)
+    for node in shared_cluster.nodes:
+        with node.client() as client:
+            client.acl_setuser("u", enabled=True, passwords=["+p"], keys=["*"], commands=["+get", "+xadd"])
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "u")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
+    with pytest.raises(CacheError, match=r"MOVED.*CLUSTER SLOTS: let the user call it"):
+        BatchReader(ReadSettings()).read(ref)
+
+
+def test_the_least_a_reader_needs_is_enough(shared_cluster, monkeypatch):
+    arrays = images(COUNT, seed=8)
+    ref = batch(shared_cluster, arrays, position=15)
+    words = [
+        "on",
+        ">p",
+        "resetkeys",
+        "~super:r1:*",
+        "~super:n1:*",
+        "-@all",
+        "+get",
+        "+xadd",
+        "+cluster|slots",
+        "+asking",
+    ]
+    for node in shared_cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", "reader", *words)
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
+    slot = slots_of(ref)[0]
+    source = shared_cluster.owners[slot]
+    target = (source + 1) % MASTERS
+    shared_cluster.begin_move(slot, target)
+    shared_cluster.move_keys(slot, target)
+    read = BatchReader(ReadSettings()).read(ref)
+    assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
+    shared_cluster.end_move(slot, target)
+    shared_cluster.move(slot, source)
+
+
+def test_a_ping_reaches_every_node(shared_cluster):
+    link = open_link(CacheAddress.parse(shared_cluster.url), Credentials(), timeout_s=5.0)
+    assert isinstance(link, ClusterLink)
+    link.ping()
+    assert len(link._open) == MASTERS
+    link.close()
+    assert not link.connected
+
+
+def test_a_node_that_dies_takes_only_its_samples_along(valkey_cluster):
+    arrays = images(COUNT, seed=9)
+    ref = batch(valkey_cluster, arrays)
+    lost = at_node(valkey_cluster, ref, 2)
+    pauses = []
+
+    def sleep(_):
+        pauses.append(None)
+        if len(pauses) == 3:
+            valkey_cluster.nodes[2].start()
+            valkey_cluster.wait_until_ready()
+            put(valkey_cluster, ref, arrays)
+
+    reader = BatchReader(ReadSettings(verify="all"), sleep=sleep)
+    reader.read(ref)
+    with valkey_cluster.nodes[0].client() as client:
+        client.config_resetstat()
+        valkey_cluster.nodes[2].kill()
+        read = reader.read(ref)
+        asked = client.info("commandstats")["cmdstat_get"]["calls"]
+    assert asked == len(at_node(valkey_cluster, ref, 0))  # its samples came at the first attempt
+    assert (read.attempts, read.hits) == (4, COUNT)  # no answered GET missed a sample
+    assert payloads(read) == as_bytes(arrays)
+    assert lost
+
+
+def test_a_node_that_stays_away_is_named_and_the_others_are_not_blamed(valkey_cluster):
+    ref = batch(valkey_cluster, images(COUNT))
+    lost = at_node(valkey_cluster, ref, 1)
+    reader = BatchReader(ReadSettings(read_timeout_s=0.5))
+    reader.read(ref)
+    valkey_cluster.nodes[1].kill()
+    with pytest.raises(
+        CacheUnreachableError, match=f"{len(lost)} of {COUNT} samples.*{valkey_cluster.nodes[1].port}"
+    ):
+        reader.read(ref)
+
+
+def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(valkey_cluster):
+    ref = batch(valkey_cluster, images(COUNT))
+    hanging = valkey_cluster.nodes[1]
+    lost = at_node(valkey_cluster, ref, 1)
+    reader = BatchReader(ReadSettings(read_timeout_s=1.0))
+    reader.read(ref)
+    os.kill(hanging.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CacheUnreachableError, match=f"{len(lost)} of {COUNT} samples"):
+            reader.read(ref)
+    finally:
+        os.kill(hanging.process.pid, signal.SIGCONT)
+    assert reader.read(ref).hits == COUNT
+
+
+def test_all_nodes_by_tls(certificates, monkeypatch):
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    cluster = ValkeyCluster(certificates=certificates)
+    cluster.start()
+    try:
+        arrays = images(COUNT, 32, seed=10)
+        ref = batch(cluster, arrays)
+        reader = BatchReader(ReadSettings(verify="all"))
+        reader.read(ref)
+        slot = slots_of(ref)[0]
+        cluster.move(slot, (cluster.owners[slot] + 1) % MASTERS)
+        read = reader.read(ref)
+        assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
+    finally:
+        cluster.close()
+
+
+def test_the_node_that_takes_over_is_found_without_a_pause(valkey_cluster):
+    arrays = images(COUNT, seed=11)
+    ref = batch(valkey_cluster, arrays)
+    reader = BatchReader(ReadSettings(verify="all"))
+    reader.read(ref)
+    replica = valkey_cluster.add_replica(0)  # of the node whose address readers were given
+    valkey_cluster.nodes[0].kill()
+    with replica.client() as client:
+        client.execute_command("CLUSTER FAILOVER TAKEOVER")
+        while client.execute_command("ROLE")[0] != b"master":
+            pass
+    with valkey_cluster.nodes[1].client() as client:  # who is asked knows it, too
+        while f"127.0.0.1', {replica.port}" not in str(client.execute_command("CLUSTER SLOTS")):
+            pass
+    read = reader.read(ref)
+    assert (read.attempts, read.hits, payloads(read)) == (1, COUNT, as_bytes(arrays))

@@ -1,0 +1,195 @@
+"""The raw socket: refusals, absences and timeouts become typed errors that name the address."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from superdl.super_dataset.reading.connection import CacheConnection
+from superdl.super_dataset.reading.nodes import learn_slots
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cluster import Node
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from tests.fixtures.valkey import free_port
+
+NOBODY = Credentials()
+
+
+def connect(url: str, credentials: Credentials = NOBODY, *, timeout_s: float = 5.0) -> CacheConnection:
+    return CacheConnection(CacheAddress.parse(url), credentials, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def secured(valkey):
+    with valkey.client() as client:
+        client.acl_setuser(
+            "reader", enabled=True, passwords=["+pass"], keys=["super:*"], commands=["+get", "+ping"]
+        )
+        client.config_set("requirepass", "geheim")
+    return valkey
+
+
+@pytest.fixture
+def stranger():
+    """A server that answers each connection with the bytes it was given, and then keeps silent."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        held = []
+
+        def serve(answer: bytes) -> str:
+            def answer_one() -> None:
+                peer = listening.accept()[0]
+                held.append(peer)
+                peer.sendall(answer)
+
+            thread = threading.Thread(target=answer_one)
+            thread.start()
+            held.append(thread)
+            return f"redis://127.0.0.1:{listening.getsockname()[1]}"
+
+        yield serve
+        for item in held:
+            item.join() if isinstance(item, threading.Thread) else item.close()
+
+
+class CutSocket(socket.socket):
+    """A socket whose first receive gives ``cut`` bytes at most."""
+
+    cut = 0
+
+    def recvmsg_into(self, buffers, *_):
+        first, self.cut = self.cut, 0
+        return super().recvmsg_into([buffers[0][:first]] if first else buffers)
+
+
+SLOTS = b"*2\r\n" + b"".join(
+    b"*3\r\n:%d\r\n:%d\r\n*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$3\r\nabc\r\n"
+    % (8192 * n, 8192 * n + 8191, 7000 + n)
+    for n in range(2)
+)
+
+
+def test_a_slot_map_is_learned_wherever_the_network_cuts_it():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = connect(f"redis://127.0.0.1:{listening.getsockname()[1]}")
+        peer = listening.accept()[0]
+        connection._socket = cut_socket = CutSocket(fileno=connection._socket.detach())
+        try:
+            for cut_socket.cut in range(1, len(SLOTS)):
+                peer.sendall(SLOTS)
+                found = learn_slots(connection, Node("h", 1))
+                assert found.nodes == (Node("127.0.0.1", 7000), Node("127.0.0.1", 7001))
+        finally:
+            connection.close()
+            peer.close()
+
+
+@pytest.mark.parametrize("kind", ["url", "unix_url"])
+def test_speaks_over_tcp_and_unix_socket(valkey, kind):
+    connection = connect(getattr(valkey, kind))
+    assert connection.ask(b"PING") == b"PONG"
+    connection.close()
+
+
+def test_selects_the_database(valkey):
+    first, second = connect(valkey.url), connect(f"{valkey.url}/2")
+    first.ask(b"SET", b"k", b"v")
+    assert second.ask(b"EXISTS", b"k") == 0
+    assert first.ask(b"EXISTS", b"k") == 1
+    first.close()
+    second.close()
+    with pytest.raises(CacheError, match="DB index"):
+        connect(f"{valkey.url}/999")
+
+
+@pytest.mark.parametrize("credentials", [Credentials("", "geheim"), Credentials("reader", "pass")])
+def test_authenticates(secured, credentials):
+    connection = connect(secured.url, credentials)
+    assert connection.ask(b"PING") == b"PONG"
+    connection.close()
+
+
+@pytest.mark.parametrize("credentials", [Credentials("", "wrong"), Credentials("reader", "wrong")])
+def test_wrong_password_names_address_and_settings(secured, credentials):
+    with pytest.raises(CacheError, match=r"WRONGPASS.*SUPER_CACHE_PASSWORD") as caught:
+        connect(secured.url, credentials)
+    assert secured.url in str(caught.value)
+    assert not isinstance(caught.value, CacheUnreachableError)
+    assert "wrong" not in str(caught.value)
+
+
+def test_a_missing_password_names_the_settings(secured):
+    connection = connect(secured.url)
+    with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_USERNAME"):
+        connection.ask(b"PING")
+    connection.close()
+
+
+def test_a_needless_password_names_the_settings(valkey):
+    with pytest.raises(CacheError, match=r"AUTH.*SUPER_CACHE_PASSWORD"):
+        connect(valkey.url, Credentials("", "needless"))
+
+
+def test_nobody_there(tmp_path):
+    port = free_port()
+    with pytest.raises(CacheUnreachableError, match=f"redis://127.0.0.1:{port}.*refused"):
+        connect(f"redis://127.0.0.1:{port}")
+    with pytest.raises(CacheUnreachableError, match=r"redis\.sock"):
+        connect(f"unix://{tmp_path}/redis.sock")
+
+
+def test_a_silent_peer_is_given_up(stranger):
+    connection = connect(stranger(b""), timeout_s=0.05)
+    with pytest.raises(CacheUnreachableError, match=r"nothing came for 0\.05 s"):
+        connection.ask(b"PING")
+    connection.close()
+
+
+def test_a_peer_that_is_no_cache_is_named(stranger):
+    connection = connect(stranger(b"HTTP/1.1 400 Bad Request\r\n"))
+    with pytest.raises(CacheError, match="does not speak the Redis protocol"):
+        connection.ask(b"PING")
+    connection.close()
+
+
+def test_a_loading_cache_is_not_there_yet(stranger):
+    connection = connect(stranger(b"-LOADING the dataset in memory\r\n"))
+    with pytest.raises(CacheUnreachableError, match="not ready: LOADING"):
+        connection.ask(b"PING")
+    connection.close()
+
+
+def test_a_closed_connection_is_noticed(valkey):
+    connection = connect(valkey.url)
+    valkey.kill()
+    with pytest.raises(CacheUnreachableError, match=valkey.url):
+        connection.ask(b"PING")
+    connection.close()
+
+
+def test_waits_are_never_unbounded(valkey):
+    connection = connect(valkey.url)
+    for asked_s in (1e9, 0.0, 0.25):
+        connection.limit_wait(asked_s)
+        timeval = connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+        assert any(timeval)
+    connection.close()
+
+
+def test_a_bad_address_is_a_setting_to_mend():
+    with pytest.raises(ConfigError):
+        connect("http://host")
+
+
+def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):
+    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
+    url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
+    with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
+        connect(url)
+    assert "INSECURE" not in caplog.text
+    for _ in range(2):
+        connection = connect(url, Credentials(insecure=True))
+        assert connection.ask(b"PING") == b"PONG"
+        connection.close()
+    assert caplog.text.count("INSECURE:") == 1

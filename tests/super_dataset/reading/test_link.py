@@ -1,0 +1,176 @@
+"""One batch by every way to a single node: transports, protocols, credentials, Valkey and Redis."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import redis
+
+from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.gather import Wanted
+from superdl.super_dataset.reading.link import NodeLink, open_link
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_dataset.reading.resp import encode_gets
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.keys import cache_key, report_stream
+from tests.fixtures.tls_front import TlsFront
+from tests.fixtures.valkey import Valkey
+from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
+
+# What docs/cache.md tells operators to give a reader. Redis 6.2 has no %R~ and %W~.
+LEAST = [
+    "on",
+    ">geheim",
+    "resetkeys",
+    "~super:r1:*",
+    "~super:n1:*",
+    "-@all",
+    "+get",
+    "+xadd",
+    "+cluster|slots",
+    "+asking",
+]
+
+
+@pytest.fixture
+def tls_url(either, certificates, monkeypatch):
+    front = TlsFront(f"{either.directory}/redis.sock", certificates)
+    front.start()
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    yield f"rediss://127.0.0.1:{front.port}"
+    front.close()
+
+
+def let_in(server, credentials, monkeypatch):
+    with server.client() as client:
+        if credentials == "acl":
+            client.execute_command("ACL", "SETUSER", "reader", *LEAST)
+            monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+        if credentials != "none":
+            client.config_set("requirepass", "geheim")
+            monkeypatch.setenv("SUPER_CACHE_PASSWORD", "geheim")
+
+
+@pytest.mark.parametrize("credentials", ["none", "password", "acl"])
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("transport", ["tcp", "unix", "tls"])
+def test_the_same_bytes_by_every_way(either, tls_url, transport, protocol, credentials, monkeypatch):
+    arrays = images(40, seed=protocol)
+    url = {"tcp": either.url, "unix": either.unix_url, "tls": tls_url}[transport]
+    ref = ref_of(41, f"{url}?protocol={protocol}")
+    store(either, ref, [*arrays, None])
+    with either.client() as client:
+        client.ping()  # so that it is in before anyone needs a password
+        let_in(either, credentials, monkeypatch)
+        last = (cache_key(id_at(ref, 40)), record(arrays[0], id_at(ref, 40)))
+        reader = BatchReader(ReadSettings(verify="all"), sleep=lambda _: client.set(*last))
+        for attempts in (2, 1, 1):
+            read = reader.read(ref)
+            found = read.buffer.block.numpy().reshape(41, 8, 8, 3)
+            assert np.array_equal(found, np.stack([*arrays, arrays[0]]))
+            assert read.attempts == attempts
+        assert client.xlen(report_stream(JOB)) >= 3  # of all attempts but perhaps the last
+
+
+def link_to(server, option="", credentials=None):
+    address = CacheAddress.parse(f"{server.unix_url}{option}")
+    return open_link(address, credentials or Credentials(), timeout_s=5.0)
+
+
+@pytest.mark.parametrize("option", ["", "?protocol=3"])
+def test_the_protocol_is_the_one_asked_for(either, option):
+    link = link_to(either, option)
+    try:
+        assert isinstance(link, NodeLink)
+        answer = link.connection.ask(b"HELLO")
+        facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+        assert facts[b"proto"] == (3 if option else 2)
+    finally:
+        link.close()
+
+
+def test_a_user_that_may_not_ask_for_slots_has_a_single_node(valkey):
+    with valkey.client() as client:
+        client.acl_setuser("plain", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+get"])
+    link = link_to(valkey, credentials=Credentials("plain", "p"))
+    assert isinstance(link, NodeLink)
+    link.ping()
+    link.close()
+
+
+def test_a_ping_tells_what_a_reader_may_not_do(valkey):
+    with valkey.client() as client:
+        client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])
+    link = link_to(valkey, credentials=Credentials("blind", "p"))
+    with pytest.raises(CacheError, match=r"NOPERM.*GET on super:r1"):
+        link.ping()
+    link.close()
+
+
+def test_without_a_password_the_link_is_refused_at_once(valkey):
+    with valkey.client() as client:
+        client.config_set("requirepass", "geheim")
+    with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_PASSWORD"):
+        link_to(valkey)
+
+
+def test_a_report_is_answered_before_the_next_batch(valkey):
+    ref = ref_of(3, valkey.unix_url)
+    store(valkey, ref, images(3))
+    link = link_to(valkey)
+    link.report(report_stream(JOB), b"*1\r\n$8\r\nNONSENSE\r\n")
+    assert link.connection.owed == 1
+    buffer = BatchBuffer(3)
+    wanted = Wanted(
+        encode_gets(ref.sample_ids),
+        ref.sample_ids,
+        buffer,
+        2**24,
+        None,
+        time.monotonic() + 60,
+        time.monotonic,
+    )
+    assert link.gather(wanted, [0, 1, 2], left_s=60.0) is None
+    assert buffer.replies.tolist() == [Reply.RECORD] * 3
+    assert link.connection.owed == 0
+    link.close()
+
+
+def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeypatch):
+    arrays = images(3)
+    ref = ref_of(3, valkey.unix_url)
+    store(valkey, ref, arrays)
+    words = ["on", ">p", "%R~super:r1:*", "%W~super:n1:*", "+get", "+xadd", "+cluster|slots", "+asking"]
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", *words)
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
+        reader = BatchReader(ReadSettings())
+        for _ in range(2):
+            assert reader.read(ref).hits == 3
+        assert client.xlen(report_stream(JOB)) >= 1
+
+
+class OldServer(Valkey):
+    """It knows neither HELLO nor CLUSTER."""
+
+    def __init__(self):
+        super().__init__(arguments=("--rename-command", "HELLO", "", "--rename-command", "CLUSTER", ""))
+
+    def client(self):
+        return redis.Redis.from_url(self.unix_url, protocol=2)
+
+
+def test_a_server_that_lacks_newer_commands_is_a_single_node_in_resp2():
+    server = OldServer()
+    try:
+        server.start()
+        arrays = images(3)
+        ref = ref_of(3, f"{server.unix_url}?protocol=3")
+        store(server, ref, arrays)
+        assert BatchReader(ReadSettings()).read(ref).hits == 3
+    finally:
+        server.close()

@@ -1,0 +1,366 @@
+"""The waiting loop: what is missing heals, what does not ends in time, and the coordinator is told."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from superdl.super_dataset.reading.backoff import Backoff
+from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+from superdl.super_wire.keys import cache_key
+from tests.fixtures.valkey import free_port
+from tests.super_dataset.stored_batches import (
+    JOB,
+    id_at,
+    images,
+    next_report,
+    record,
+    ref_of,
+    reports,
+    store,
+    stored,
+    tombstone,
+)
+
+
+class FakeTime:
+    """A clock that only sleeping moves. ``during`` is called within each sleep, in turn."""
+
+    def __init__(self, *during):
+        self.now_s = 1000.0
+        self.slept_s = []
+        self.during = list(during)
+
+    def clock(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+        if self.during:
+            self.during.pop(0)()
+
+
+def reader_at(fake: FakeTime, **settings) -> BatchReader:
+    return BatchReader(ReadSettings(**settings), clock=fake.clock, sleep=fake.sleep)
+
+
+def pixels(read) -> np.ndarray:
+    return read.buffer.block.numpy().reshape(len(read.ref), 8, 8, 3)
+
+
+def test_everything_there_takes_one_attempt_and_one_report(valkey):
+    arrays = images(20)
+    ref = stored(valkey, arrays, position=3, epoch=2)
+    fake = FakeTime()
+    reader = reader_at(fake)
+    for _ in range(3):
+        read = reader.read(ref)
+        assert np.array_equal(pixels(read), np.stack(arrays))
+        assert (read.attempts, read.hits, read.missing, read.bad) == (1, 20, [], {})
+    assert fake.slept_s == []
+    left = reports(valkey)
+    assert len(left) == 3
+    assert (left[0].epoch, left[0].position, left[0].samples, left[0].hits) == (2, 3, 20, 20)
+    assert (left[0].done, left[0].attempt, left[0].missed, left[0].corrupt) == (1, 1, (), ())
+    assert left[0].size_bytes == 20 * (64 + 192)
+
+
+def test_a_miss_is_asked_for_again_alone_and_heals(valkey):
+    arrays = images(6)
+    ref = stored(valkey, [array if offset not in (1, 4) else None for offset, array in enumerate(arrays)])
+    fake = FakeTime(
+        lambda: store(valkey, ref, [None, arrays[1]]),
+        lambda: store(valkey, ref, [None] * 4 + [arrays[4]]),
+    )
+    with valkey.client() as client:
+        client.config_resetstat()
+        read = reader_at(fake).read(ref)
+        assert client.info("commandstats")["cmdstat_get"]["calls"] == 6 + 2 + 1
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert (read.attempts, read.hits) == (3, 4)
+    assert read.wait_s == pytest.approx(sum(fake.slept_s))
+    assert [(r.attempt, r.done, r.missed, r.hits) for r in reports(valkey)] == [
+        (1, 0, (1, 4), 4),
+        (2, 0, (4,), 4),
+        (3, 1, (), 4),
+    ]
+
+
+def test_a_miss_heals_by_whoever_reads_the_reports(valkey):
+    """The real clock, and a thread in the coordinator's place that stores nothing before the report."""
+    arrays = images(5)
+    ref = ref_of(5, valkey.unix_url)
+    store(valkey, ref, [*arrays[:3], None, None])
+
+    def produce():
+        report = next_report(valkey, b"0")[1]
+        store(
+            valkey, ref, [array if offset in report.missed else None for offset, array in enumerate(arrays)]
+        )
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    read = BatchReader(ReadSettings(read_timeout_s=60)).read(ref)
+    producer.join()
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert read.hits == 3
+    assert read.wait_s > 0
+
+
+def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
+    arrays = images(3)
+    good = record(arrays[1])
+    flipped = good[:-1] + bytes([good[-1] ^ 1])
+    ref = stored(valkey, [b"garbage", flipped, arrays[2]])
+    fake = FakeTime(lambda: store(valkey, ref, arrays))
+    read = reader_at(fake, verify="all").read(ref)
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    first, last = reports(valkey)
+    assert (first.missed, first.corrupt, first.hits) == ((0, 1), (0, 1), 1)
+    assert (last.missed, last.corrupt, last.done) == ((), (), 1)
+
+
+def test_another_type_under_the_key_is_corrupt_too(valkey):
+    arrays = images(2)
+    ref = stored(valkey, [arrays[0], None])
+    key = cache_key(id_at(ref, 1))
+    with valkey.client() as client:
+        client.lpush(key, b"x")
+        fake = FakeTime(lambda: (client.delete(key), store(valkey, ref, arrays)))
+        read = reader_at(fake).read(ref)
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert reports(valkey)[0].corrupt == (1,)
+
+
+@pytest.mark.parametrize("read_timeout_s", [0.01, 5.0, 120.0])
+def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
+    ref = stored(valkey, [*images(2), None, None, None, None])
+    fake = FakeTime()
+    with pytest.raises(ReadTimeoutError) as caught:
+        reader_at(fake, read_timeout_s=read_timeout_s).read(ref)
+    # The last attempt begins a little before the time is up, so that it can be answered.
+    waited_s = sum(fake.slept_s)
+    assert waited_s == pytest.approx(read_timeout_s - min(0.25, read_timeout_s / 4))
+    assert max(fake.slept_s) <= 1.0
+    assert len(fake.slept_s) + 1 <= Backoff(read_timeout_s).attempts
+    message = str(caught.value)
+    for part in (
+        ref.batch_id.hex(),
+        "position 0 of epoch 0",
+        JOB,
+        "4 of 6 samples",
+        "train/0-2.jpg, train/0-3.jpg, train/0-4.jpg and 1 more",
+        f"after {len(fake.slept_s) + 1} attempts in ",
+        valkey.unix_url,
+        "Is the coordinator running?",
+    ):
+        assert part in message
+    last = reports(valkey)[-1]
+    assert (last.done, last.missed) == (1, (2, 3, 4, 5))
+
+
+def test_the_wait_is_bounded_by_attempts_where_the_clock_stands_still(valkey):
+    ref = stored(valkey, [None])
+    attempts = []
+    reader = BatchReader(ReadSettings(read_timeout_s=10.0), clock=lambda: 7.0, sleep=attempts.append)
+    with pytest.raises(ReadTimeoutError, match=f"after {Backoff(10.0).attempts} attempts"):
+        reader.read(ref)
+    assert len(attempts) == Backoff(10.0).attempts - 1
+
+
+def test_without_keys_the_error_tells_how_to_resolve_them(valkey):
+    ref = stored(valkey, [None], named=False)
+    with pytest.raises(ReadTimeoutError, match=f"superdl stats --batch {ref.batch_id.hex()}"):
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
+
+
+def test_a_cache_without_memory_is_named(valkey):
+    ref = stored(valkey, [None])
+    with valkey.client() as client:
+        client.config_set("maxmemory", 1)
+    with pytest.raises(ReadTimeoutError, match=r"is out of memory: it refuses to write \(OOM\)"):
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
+
+
+def test_what_stays_corrupt_is_said(valkey):
+    ref = stored(valkey, [b"garbage"])
+    with pytest.raises(ReadTimeoutError, match="corrupt records: a record has at least 64 bytes"):
+        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
+
+
+@pytest.mark.parametrize("permanent", [True, False])
+def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
+    ref = stored(valkey, [*images(2), tombstone("train/0-2.jpg", permanent=permanent), None])
+    fake = FakeTime()
+    with pytest.raises(BadSampleError, match=r"train/0-2\.jpg \(undecodable: cannot identify image file\)"):
+        reader_at(fake).read(ref)
+    assert fake.slept_s == []
+    (report,) = reports(valkey)
+    assert (report.done, report.missed) == (1, (3,))
+
+
+def test_where_bad_samples_are_kept_out_the_rest_is_waited_for(valkey):
+    arrays = images(3)
+    ref = stored(valkey, [arrays[0], tombstone("train/0-1.jpg"), None])
+    fake = FakeTime(lambda: store(valkey, ref, [None, None, arrays[2]]))
+    read = reader_at(fake, stop_at_bad=False).read(ref)
+    assert list(read.bad) == [1]
+    assert bytes(read.buffer.payload(2)) == arrays[2].tobytes()
+
+
+def test_a_restart_between_batches_costs_no_wait(valkey):
+    arrays = images(4)
+    ref = stored(valkey, arrays)
+    fake = FakeTime()
+    reader = reader_at(fake)
+    reader.read(ref)
+    valkey.restart_empty()
+    store(valkey, ref, arrays)
+    read = reader.read(ref)
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert (read.hits, fake.slept_s) == (4, [])
+
+
+def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
+    """The cache dies while the batch is under way and comes back empty; what is missed is produced again."""
+    arrays = images(64, 64)
+    ref = stored(valkey, arrays)
+    looks = []
+
+    def clock():  # looked at after every receive
+        looks.append(None)
+        if len(looks) == 12:
+            valkey.restart_empty()
+        return time.monotonic()
+
+    produced = []
+
+    def sleep(_seconds):
+        for report in reports(valkey)[
+            -1:
+        ]:  # none after the attempt that broke off: there was nobody to send it to
+            produced.append(report.missed)
+            store(valkey, ref, [a if offset in report.missed else None for offset, a in enumerate(arrays)])
+
+    reader = BatchReader(ReadSettings(in_flight_bytes=40_000), clock=clock, sleep=sleep)
+    read = reader.read(ref)
+    assert np.array_equal(read.buffer.block.numpy().reshape(64, 64, 64, 3), np.stack(arrays))
+    (missed,) = produced
+    assert 0 < len(missed) < 64  # some had come before the crash and were not asked for again
+    assert read.hits == 64 - len(missed)
+    assert reports(valkey)[-1].done == 1
+
+
+def test_a_cache_that_stays_away_is_named(valkey):
+    ref = ref_of(3, f"redis://127.0.0.1:{free_port()}")
+    fake = FakeTime()
+    with pytest.raises(CacheUnreachableError, match=ref.cache) as caught:
+        reader_at(fake, read_timeout_s=20.0).read(ref)
+    assert sum(fake.slept_s) == pytest.approx(19.75)
+    assert f"after {len(fake.slept_s) + 1} attempts in 19.8 s" in str(caught.value)
+    assert "refused" in str(caught.value)
+
+
+def test_a_cache_that_comes_late_is_waited_for(valkey):
+    arrays = images(3)
+    ref = ref_of(3, valkey.unix_url)
+    valkey.kill()
+    fake = FakeTime(lambda: None, lambda: (valkey.start(), store(valkey, ref, arrays)))
+    read = reader_at(fake).read(ref)
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert (read.attempts, read.hits) == (3, 3)  # the first GET that was answered found all
+
+
+def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
+    ref = stored(valkey, images(2))
+    with valkey.client() as client:
+        client.acl_setuser("writer", enabled=True, passwords=["+pass"], keys=["*"], commands=["+set"])
+        client.acl_setuser("thief", enabled=True, passwords=["+pass"], keys=["other:*"], commands=["+get"])
+    fake = FakeTime()
+    for user in ("writer", "thief", "nobody"):
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", user)
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
+        with pytest.raises(CacheError, match=r"NOPERM|WRONGPASS") as caught:
+            reader_at(fake).read(ref)
+        assert not isinstance(caught.value, CacheUnreachableError)
+    assert fake.slept_s == []
+
+
+def test_a_report_that_is_refused_is_no_harm(valkey, monkeypatch):
+    arrays = images(2)
+    ref = stored(valkey, arrays)
+    with valkey.client() as client:
+        client.acl_setuser("reader", enabled=True, passwords=["+pass"], keys=["*"], commands=["+get"])
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
+    reader = reader_at(FakeTime())
+    for _ in range(3):
+        assert np.array_equal(pixels(reader.read(ref)), np.stack(arrays))
+    assert reports(valkey) == []
+
+
+def test_an_interrupted_read_does_not_spoil_the_next(valkey):
+    """Ctrl-C between replies: the next batch must not be given what is left, though it looks right."""
+    first, second = (
+        np.full((40, 184), n, dtype=np.uint8) for n in (1, 2)
+    )  # 256 bytes a reply, 512 a receive
+    one, two = stored(valkey, list(first), position=1), stored(valkey, list(second), position=2)
+    looks = []
+
+    def clock():  # looked at three times before the first receive, and after every one
+        looks.append(None)
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+        return time.monotonic()
+
+    reader = BatchReader(ReadSettings(record_bytes=248), clock=clock)
+    with pytest.raises(KeyboardInterrupt):
+        reader.read(one)
+    read = reader.read(two)
+    assert np.array_equal(read.buffer.block.numpy().reshape(40, 184), second)
+
+
+def test_threads_read_at_once(valkey):
+    batches = [stored(valkey, images(16, seed=n), position=n) for n in range(8)]
+    reader = BatchReader(ReadSettings())
+    found = {}
+
+    def work(place):
+        for _ in range(10):
+            found[place] = pixels(reader.read(batches[place])).copy()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place in range(8):
+        assert np.array_equal(found[place], np.stack(images(16, seed=place)))
+
+
+def test_ragged_batches_are_read_too(valkey):
+    arrays = [np.full((n,), n, dtype=np.int32) for n in range(1, 40)]
+    ref = stored(valkey, arrays)
+    reader = BatchReader(ReadSettings())
+    for _ in range(2):  # the second time it is known that sizes differ
+        read = reader.read(ref)
+        assert (read.buffer.replies == Reply.RECORD).all()
+        for offset, array in enumerate(arrays):
+            assert bytes(read.buffer.payload(offset)) == array.tobytes()
+    assert read.buffer.block is None
+
+
+def test_it_pickles(valkey):
+    arrays = images(2)
+    ref = stored(valkey, arrays)
+    reader = BatchReader(ReadSettings())
+    reader.read(ref)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert np.array_equal(pixels(copy.read(ref)), np.stack(arrays))

@@ -1,0 +1,135 @@
+"""TLS: the peer is verified, what does not fit is named with what mends it, nothing waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from superdl.super_dataset.reading.connection import CacheConnection
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from tests.fixtures.tls_front import TlsFront
+from tests.super_dataset.stored_batches import images, ref_of, store
+
+
+@pytest.fixture
+def front_of(valkey, certificates):
+    """Starts fronts of the server; gives their addresses."""
+    started = []
+
+    def start(**arguments) -> str:
+        front = TlsFront(f"{valkey.directory}/redis.sock", certificates, **arguments)
+        front.start()
+        started.append(front)
+        return f"rediss://127.0.0.1:{front.port}"
+
+    yield start
+    for front in started:
+        front.close()
+
+
+def connect(url, *, timeout_s=5.0, **credentials):
+    return CacheConnection(CacheAddress.parse(url), Credentials(**credentials), timeout_s=timeout_s)
+
+
+def lasting(caught) -> bool:
+    return not isinstance(caught.value, CacheUnreachableError)
+
+
+@pytest.mark.parametrize("side", [8, 224])
+@pytest.mark.parametrize("in_flight_bytes", [1, 2**24])
+def test_batches_arrive_as_they_were(valkey, front_of, certificates, monkeypatch, side, in_flight_bytes):
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    arrays = images(24, side)
+    ref = ref_of(24, front_of())
+    store(valkey, ref, arrays)
+    reader = BatchReader(ReadSettings(verify="all", in_flight_bytes=in_flight_bytes))
+    for _ in range(2):
+        read = reader.read(ref)
+        assert np.array_equal(read.buffer.block.numpy().reshape(24, side, side, 3), np.stack(arrays))
+
+
+def test_ragged_batches_arrive_too(valkey, front_of, certificates, monkeypatch):
+    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+    arrays = [np.full((n * n,), n, dtype=np.int64) for n in range(80)]
+    ref = ref_of(80, front_of())
+    store(valkey, ref, arrays)
+    read = BatchReader(ReadSettings(verify="all")).read(ref)
+    assert [bytes(read.buffer.payload(n)) for n in range(80)] == [array.tobytes() for array in arrays]
+
+
+def test_an_unknown_authority_is_refused_and_its_setting_named(front_of, certificates):
+    for ca_file in ("", certificates.strange_ca_file):
+        with pytest.raises(CacheError, match=r"certificate.*SUPER_CACHE_CA_FILE") as caught:
+            connect(front_of(), ca_file=ca_file)
+        assert lasting(caught)
+
+
+def test_a_certificate_for_another_host_is_refused(front_of, certificates):
+    with pytest.raises(CacheError, match=r"not valid for '127\.0\.0\.1'") as caught:
+        connect(front_of(shows=certificates.elsewhere), ca_file=certificates.ca_file)
+    assert lasting(caught)
+
+
+def test_host_names_are_verified_too(front_of, certificates):
+    url = front_of().replace("127.0.0.1", "localhost")
+    connection = connect(url, ca_file=certificates.ca_file)
+    assert connection.ask(b"PING") == b"PONG"
+    connection.close()
+
+
+def test_a_client_certificate_is_shown_where_it_is_wanted(front_of, certificates):
+    url, pair = front_of(demand_client=True), certificates.client
+    connection = connect(url, ca_file=certificates.ca_file, cert_file=pair.cert_file, key_file=pair.key_file)
+    assert connection.ask(b"PING") == b"PONG"
+    connection.close()
+    with pytest.raises(CacheError, match="SUPER_CACHE_CERT_FILE"):
+        connect(url, ca_file=certificates.ca_file).ask(b"PING")
+
+
+def test_a_file_that_cannot_be_used_is_named(front_of, tmp_path):
+    rubbish = tmp_path / "rubbish.pem"
+    rubbish.write_text("no certificate")
+    for file in (str(rubbish), str(tmp_path / "absent.pem")):
+        with pytest.raises(ConfigError, match=file):
+            connect(front_of(), ca_file=file)
+
+
+def test_a_port_without_tls_is_given_up_in_time(valkey, certificates):
+    url = valkey.url.replace("redis://", "rediss://")
+    with pytest.raises(CacheUnreachableError, match=r"nothing came for 0\.2 s.*redis:// goes without"):
+        connect(url, timeout_s=0.2, ca_file=certificates.ca_file)
+
+
+def test_a_port_that_answers_something_else_is_named(certificates):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            with listening.accept()[0] as peer:
+                peer.sendall(b"-ERR unknown command\r\n")
+                peer.recv(65536)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(CacheUnreachableError, match="redis:// goes without"):
+            connect(f"rediss://127.0.0.1:{listening.getsockname()[1]}", ca_file=certificates.ca_file)
+        thread.join()
+
+
+def test_a_port_that_wants_tls_is_told_from_one_that_is_away(front_of):
+    url = front_of().replace("rediss://", "redis://")
+    with pytest.raises(CacheError, match="rediss://"):
+        connect(url).ask(b"PING")
+
+
+def test_a_front_that_goes_is_noticed(valkey, front_of, certificates):
+    connection = connect(front_of(), ca_file=certificates.ca_file)
+    assert connection.ask(b"PING") == b"PONG"
+    valkey.kill()
+    with pytest.raises(CacheUnreachableError):
+        connection.ask(b"PING")
+    connection.close()

@@ -1,0 +1,68 @@
+"""Inputs of the cost model: each says where it is from, and none is taken that cannot be reckoned with."""
+
+from __future__ import annotations
+
+import pytest
+
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.cost.scenario import PRESETS, load_scenario
+from superdl.super_wire.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_input_says_what_it_is_and_where_it_is_from(name):
+    known = ("measured: superdl bench", "assumed: ", "derived: ")
+    for one in PRESETS[name].inputs():
+        assert one.about, one.name
+        assert one.basis == "chosen" or one.basis.startswith(known), one.name
+
+
+def test_what_was_given_is_not_said_to_be_measured():
+    bases = {one.name: one.basis for one in load_scenario("imagenet", ["read_cpu_ms=1"]).inputs()}
+    assert bases["read_cpu_ms"] == "given"
+    assert bases["s3_cpu_ms"] == "measured: superdl bench read"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_what_the_price_table_has(name):
+    scenario, prices = PRESETS[name], load_prices()
+    assert scenario.name == name
+    prices.machine(scenario.machine)
+    prices.machine(scenario.cpu_host)
+    prices.cache_node(scenario.cache_node)
+
+
+def test_values_are_replaced_by_their_types():
+    scenario = load_scenario(
+        "imagenet", ["jobs=8", "in_step=false", "machine=g5.xlarge", "images_per_s=1_200", "request_s=0"]
+    )
+    assert (scenario.jobs, scenario.in_step, scenario.machine) == (8, False, "g5.xlarge")
+    assert (scenario.images_per_s, scenario.request_s) == (1200.0, 0.0)
+    assert scenario.samples == PRESETS["imagenet"].samples
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("jobs", "KEY=VALUE"),
+        ("dogs=8", "KEY=VALUE"),
+        ("name=x", "KEY=VALUE"),
+        ("jobs=8.5", "jobs is a whole number"),
+        ("images_per_s=fast", "images_per_s is a number"),
+        ("images_per_s=nan", "images_per_s is a number above 0"),
+        ("images_per_s=inf", "images_per_s is a number above 0"),
+        ("jobs=0", "jobs is a number above 0"),
+        ("request_s=-1", "request_s is a number"),
+        ("in_step=maybe", "in_step is true or false"),
+        ("reserved_share=1", "reserved_share is below 1"),
+        ("spare=0.5", "spare is at least 1"),
+    ],
+)
+def test_what_cannot_be_reckoned_with_is_refused(text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        load_scenario("imagenet", [text])
+
+
+def test_an_unknown_preset_is_told_with_those_there_are():
+    with pytest.raises(ConfigError, match="imagenet, tiny-imagenet, tiny-imagenet-64; not 'cifar'"):
+        load_scenario("cifar")

@@ -1,0 +1,70 @@
+"""What warming is said to take before it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.super_wire.recipe import Recipe
+from superdl.warm.estimate import Standing, estimate_of, memory_of, record_bytes_of
+
+CROP = Recipe.image(resize=256, crop=224)
+PRICES = load_prices()
+
+
+def standing(**changes):
+    facts = {
+        "samples": 1_281_167,
+        "budget_bytes": 2**34,
+        "free_bytes": 2**34,
+        "resident_samples": 0,
+        "resident_bytes": 0,
+        "prices": {"lambda": PRICES.of("lambda")},
+        "lookahead_batches": 64,
+    }
+    return Standing(**{**facts, **changes})
+
+
+def test_the_size_of_a_record_is_known_where_the_recipe_says_it():
+    assert record_bytes_of(CROP) == (64 + 224 * 224 * 3, False)
+    assert record_bytes_of(Recipe.image(resize=96)) == (64 + 96 * 96 * 4, True)
+    assert record_bytes_of(Recipe([])) == (2**20, True)
+
+
+def test_what_fits_is_counted_as_the_coordinator_counts():
+    estimate = estimate_of(standing(), CROP, "s3://bucket")
+    assert estimate.fits == 2**34 // memory_of(150_592)
+    assert estimate.cache_bytes <= 2**34 < estimate.cache_bytes + memory_of(150_592)
+    assert estimate_of(standing(free_bytes=-5), CROP, "s3://bucket").fits == 0
+    small = estimate_of(standing(samples=10), CROP, "s3://bucket")
+    assert (small.fits, small.invocations, small.gets) == (10, 10, 10)
+
+
+def test_money_is_invocations_work_and_gets():
+    of = PRICES.of("lambda")
+    estimate = estimate_of(standing(samples=6400), CROP, "s3://bucket")
+    expected = 100 * of.invocation + estimate.gb_s["lambda"] * of.gb_s + 6400 * of.source_request
+    assert estimate.usd["lambda"] == pytest.approx(expected)
+    # 1.91 ms at half a core's speed, 50 ms for each request, of 1,769 MB
+    assert estimate.gb_s["lambda"] == pytest.approx((6400 * 0.00382 + 100 * 0.05) * 1769 / 1024)
+    assert estimate.sample_usd(64) == pytest.approx(expected / 6400)
+
+
+def test_files_cost_no_gets_and_work_costs_as_the_ledger_reckons_with_every_executor():
+    prices = {"local": Prices(source_request=1.0, gb_s=2.0), "lambda": Prices(gb_s=1.0)}
+    estimate = estimate_of(standing(prices=prices, samples=1600), CROP, "file:///data")
+    assert estimate.gets == 0
+    assert estimate.usd["local"] == pytest.approx(2 * estimate.gb_s["local"])
+    assert estimate.gb_s["local"] == pytest.approx((1600 * 0.00191 + 25 * 0.05) * 1769 / 1024)
+    assert estimate.usd["lambda"] == pytest.approx(estimate.gb_s["lambda"])
+    assert list(estimate.to_mapping()["usd"]) == ["local", "lambda"]
+
+
+def test_invocations_are_those_of_the_batches_that_are_taken():
+    prices = {"local": Prices(invocation=0.001)}
+    estimate = estimate_of(standing(prices=prices, samples=320), CROP, "file:///data")
+    assert estimate.invocations == 16
+    assert estimate.usd["local"] == pytest.approx(0.016)
+    assert estimate.sample_usd(1) == pytest.approx(0.001)
+    assert estimate.sample_usd(20) == estimate.usd["local"] / 320
