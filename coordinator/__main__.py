@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--executor", help="how functions run: local, ray or lambda, or several as local,lambda (local)"
     )
     parser.add_argument(
-        "--function", help="module:attribute that local workers run (lambda_prefetch.handler:handler)"
+        "--function", help="module:attribute that local workers run (superdl.lambda_prefetch.handler:handler)"
     )
     parser.add_argument("--workers", type=int, help="processes of the local executor (1)")
     parser.add_argument(

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
 __all__ = ["main"]
 
+# Those with more than a module to themselves; the others are superdl.NAME_command.
+_IN_FOLDERS = {"cost", "doctor", "warm"}
 _COMMANDS = {
     "run": "train from a spec and report",
     "compare": "run the loaders of a spec side by side, and say how they differ",
@@ -32,6 +35,10 @@ _COMMANDS = {
 }
 
 
+def _module(name: str) -> ModuleType:
+    return import_module(f"superdl.{name}.command" if name in _IN_FOLDERS else f"superdl.{name}_command")
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     from importlib.metadata import version  # only when the command runs
 
@@ -41,7 +48,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     for name, text in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == chosen:
-            import_module(f"superdl.{name}_command").add_arguments(command)
+            _module(name).add_arguments(command)
     return parser
 
 
@@ -54,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
     try:
-        code: int = import_module(f"superdl.{arguments.command}_command").run(arguments)
+        code: int = _module(arguments.command).run(arguments)
     except (ConfigError, UsageError) as error:
         sys.stderr.write(shown_lines(f"superdl {arguments.command}: {error}\n"))
         return 2

@@ -180,7 +180,7 @@ def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: 
     if kind in {"Runtime.ImportModuleError", "Runtime.HandlerNotFound", "Runtime.UserCodeSyntaxError"}:
         return FunctionRaisedError(
             f"{target} does not start ({said}): build its package for its architecture and Python "
-            "(make lambda-zip), with the handler lambda_prefetch.handler.handler"
+            "(make lambda-zip), with the handler superdl.lambda_prefetch.handler.handler"
         )
     if cache and kind in _CACHE_ERRORS:
         return FunctionRaisedError(

@@ -31,4 +31,4 @@ WORKDIR /var/task
 # Lambda runs it as a user of its own; elsewhere it needs none of root's rights either.
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "awslambdaric"]
-CMD ["lambda_prefetch.handler.handler"]
+CMD ["superdl.lambda_prefetch.handler.handler"]

@@ -9,7 +9,6 @@ import abc
 import contextlib
 import ctypes
 import hashlib
-import importlib.util
 import os
 import platform
 import signal
@@ -17,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.sampler.embedded.cache_binary import server_binary
@@ -25,6 +23,7 @@ from superdl.super_wire.errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from superdl.sampler.embedded.run_directory import RunDirectory
     from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
@@ -178,10 +177,7 @@ class CoordinatorProcess(Child):
     last_words = "superdl coordinator: "
 
     def start(self) -> None:
-        """Start it; ``EmbeddedError`` if another module of that name is in its place."""
-        command = self._settings.coordinator
-        if command[-2:] == ("-m", "superdl.coordinator"):
-            _check_not_hidden()
+        """Start it."""
         choice = self._settings.choice
         # One that is started again takes over from its predecessor at once.
         owner = f"supervisor-{self._directory.path.name}"
@@ -200,7 +196,7 @@ class CoordinatorProcess(Child):
         # Its socket is this user's alone. What guards a coordinator of the same environment that others reach
         # is not for it.
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
-        self._spawn([*command, *arguments, "--exit-with-stdin"], kept)
+        self._spawn([*self._settings.coordinator, *arguments, "--exit-with-stdin"], kept)
 
     def ready(self) -> bool:
         """Whether it accepts connections."""
@@ -220,20 +216,3 @@ def _connected(path: Path) -> socket.socket:
         probe.close()
         raise
     return probe
-
-
-def _check_not_hidden() -> None:
-    """See that ``python -m superdl.coordinator`` would find SUPER's package."""
-    found = importlib.util.find_spec("coordinator")
-    places = list(found.submodule_search_locations or ()) if found is not None else []
-    if any((Path(place) / "core").is_dir() and (Path(place) / "__main__.py").is_file() for place in places):
-        return
-    if found is None:
-        raise EmbeddedError(
-            "SUPER's package coordinator is not installed beside its package sampler: install superdl again"
-        )
-    raise EmbeddedError(
-        f"the module coordinator at {found.origin or places} hides SUPER's package of that name: rename it, "
-        "or take its folder off the Python path (PYTHONPATH, site-packages), or start a coordinator "
-        "elsewhere and name it by SUPER_COORDINATOR"
-    )

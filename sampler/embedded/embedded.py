@@ -129,7 +129,7 @@ class Embedded:
             self._start()
             hold = self._call()
         if hold is None:
-            error = _LostSupervisorError(f"the supervisor ended at once{self._log_tail()}")
+            error = _LostSupervisorError(f"the supervisor ended at once{self._directory.log_tail()}")
             self._await_ends()
             self._clear_away()
             raise error
@@ -177,11 +177,11 @@ class Embedded:
         try:
             answer = _read_line(hold)
         except TimeoutError:
-            message = f"the supervisor was not ready after {START_WAIT_S:g} s{self._log_tail()}"
+            message = f"the supervisor was not ready after {START_WAIT_S:g} s{self._directory.log_tail()}"
             raise EmbeddedError(message) from None
         hold.settimeout(None)
         if answer is None:
-            raise _LostSupervisorError(f"the supervisor ended while it started{self._log_tail()}")
+            raise _LostSupervisorError(f"the supervisor ended while it started{self._directory.log_tail()}")
         if "error" in answer:
             raise EmbeddedError(str(answer["error"]))
         if answer.get("protocol_version") != PROTOCOL_VERSION:
@@ -213,7 +213,7 @@ class Embedded:
     def _revived(self, last_words: dict[str, object] | None) -> socket.socket:
         if last_words is not None:
             raise EmbeddedError(str(last_words.get("error", last_words)))
-        reason = f"it was killed{self._log_tail()}"
+        reason = f"it was killed{self._directory.log_tail()}"
         while True:
             now_s = time.monotonic()
             if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
@@ -230,17 +230,6 @@ class Embedded:
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
                 raise EmbeddedError("let go while another supervisor was to be started")
-
-    def _log_tail(self) -> str:
-        tail = self._directory.log_tail()
-        if "superdl.sampler.embedded.supervisor" in tail and (
-            "No module named" in tail or "Error while finding module" in tail
-        ):
-            tail += (
-                "\nA module of yours named sampler comes before SUPER's package on the Python path "
-                "(PYTHONPATH, site-packages) and hides it: rename it, or take its folder off the path"
-            )
-        return tail
 
 
 def _read_line(connection: socket.socket) -> dict[str, object] | None:

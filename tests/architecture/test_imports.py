@@ -99,7 +99,7 @@ def within(name: str, prefixes: frozenset[str]) -> bool:
 
 
 def in_tree(name: str) -> str:
-    """A module's name as its place in the tree: without ``superdl.`` where a folder beside superdl holds it."""
+    """A module's place in the tree: its name without ``superdl.`` where a folder beside superdl holds it."""
     below = name.removeprefix("superdl.")
     return below if below.partition(".")[0] in INSTALLED else name
 
@@ -117,7 +117,10 @@ def violations(path: str, source: str) -> list[str]:
     installed = package if row == "superdl" else f"superdl.{package}"
     found = []
     for item in imports_of(source, installed):
-        reason = _why_not(path, row, item.name, lazy=item.lazy)
+        if item.name.partition(".")[0] in INSTALLED:
+            reason = f"installed as superdl.{item.name}: a user may have one of that name"
+        else:
+            reason = _why_not(path, row, in_tree(item.name), lazy=item.lazy)
         if reason:
             found.append(f"{path}:{item.line}: {item.name}: {reason}")
     for name, line in builtin_calls_of(source):
@@ -127,10 +130,7 @@ def violations(path: str, source: str) -> list[str]:
 
 
 def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR0911 # one return per rule, in order
-    if name.partition(".")[0] in INSTALLED:
-        return f"installed as superdl.{name}: a user may have a {name} of their own"
-    room, name = ROOMS[row], in_tree(name)
-    top = name.partition(".")[0]
+    room, top = ROOMS[row], name.partition(".")[0]
     if top in NOT_IN_WHEEL:
         allowed = lazy and top in LAZILY_NOT_IN_WHEEL.get(row, frozenset())
         return "" if allowed else "no package may need what is not in the wheel"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.parser import Parser
@@ -12,60 +13,89 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {
-    "super_wire",
-    "coordinator",
-    "lambda_prefetch",
-    "super_dataset",
-    "sampler",
-    "superdl",
-    "experiments",
-}
+FOLDERS = {"super_wire", "coordinator", "lambda_prefetch", "super_dataset", "sampler", "experiments"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DIST_INFO = f"superdl-{PROJECT['version']}.dist-info"
 SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".toml", ".yaml", ".typed"}
+
+
+def run(*command, cwd=ROOT):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    run(*command, "--wheel-dir", str(folder), str(ROOT))
     (path,) = folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive
 
 
-def test_it_holds_the_packages_and_nothing_else(wheel):
-    tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == PACKAGES | {DIST_INFO}
+def test_it_installs_one_name(wheel):
+    assert {name.split("/")[0] for name in wheel.namelist()} == {"superdl", DIST_INFO}
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_a_package_is_whole(wheel, package):
+def test_it_is_whole(wheel):
     in_tree = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / package).rglob("*")
+        path.relative_to(place.parent if folder == "superdl" else ROOT).as_posix()
+        for folder in (*FOLDERS, "superdl")
+        for place in [ROOT / folder]
+        for path in place.rglob("*")
         if path.suffix in SHIPPED_SUFFIXES and "__pycache__" not in path.parts
     }
-    in_wheel = {name for name in wheel.namelist() if name.startswith(f"{package}/")}
-    assert in_tree == {name for name in in_wheel if Path(name).suffix in SHIPPED_SUFFIXES}
-    assert f"{package}/__init__.py" in in_wheel
-    assert f"{package}/py.typed" in in_wheel
+    expected = {name if name.startswith("superdl/") else f"superdl/{name}" for name in in_tree}
+    assert expected == {name for name in wheel.namelist() if Path(name).suffix in SHIPPED_SUFFIXES}
+    assert {"superdl/py.typed", "superdl/super_wire/coordinator.proto"} <= expected
+    assert {"superdl/super_wire/coordinator_pb2.pyi", "superdl/experiments/specs/digits.yaml"} <= expected
 
 
-def test_it_holds_the_data_that_packages_need(wheel):
-    names = wheel.namelist()
-    assert "super_wire/coordinator.proto" in names
-    assert "super_wire/coordinator_pb2.pyi" in names
-    assert "experiments/specs/digits.yaml" in names
+def test_an_archive_of_the_sources_makes_the_same_wheel(wheel, tmp_path):
+    run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    run(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(tmp_path),
+        cwd=folder,
+    )
+    (again,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(again) as made:
+        assert sorted(made.namelist()) == sorted(wheel.namelist())
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "package"])
+def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, tmp_path):
+    for name in FOLDERS:
+        if kind == "file":
+            (tmp_path / f"{name}.py").write_text("mine = True\n", encoding="utf-8")
+            continue
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part.py").write_text("mine = True\n", encoding="utf-8")
+        if kind == "package":
+            (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
+    theirs = ", ".join(f"{name}{'' if kind == 'file' else '.part'}" for name in sorted(FOLDERS))
+    ours = ", ".join(f"superdl.{name}" for name in sorted(FOLDERS))
+    program = f"import {theirs}, {ours}; import superdl.coordinator.__main__; print(sampler.__file__)"
+    # As a script of the user's is run: its folder comes first on the path.
+    (tmp_path / "script.py").write_text(program, encoding="utf-8")
+    assert run(sys.executable, str(tmp_path / "script.py"), cwd=tmp_path).strip() in {
+        "None",
+        str(tmp_path / "sampler.py"),
+        str(tmp_path / "sampler/__init__.py"),
+    }
+    assert "usage: superdl" in run(sys.executable, "-m", "superdl.main", "--help", cwd=tmp_path)
 
 
 def test_it_holds_no_leftovers(wheel):

@@ -10,8 +10,8 @@ import threading
 import grpc
 import pytest
 
-from superdl.coordinator import listening, service
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.server import listening, service
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.listening import listen
 from superdl.super_wire import coordinator_pb2 as pb

@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
-from superdl.coordinator import engine, server
+from superdl.coordinator.server import engine, server
 from superdl.coordinator.server.settings import Settings, load_settings
 from superdl.lambda_prefetch.settings import Settings as FunctionSettings
 from superdl.lambda_prefetch.telemetry import Telemetry

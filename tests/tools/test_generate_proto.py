@@ -18,7 +18,7 @@ FILES = (generate_proto.PROTO, *generate_proto.STUBS)
 @pytest.fixture
 def tree(tmp_path):
     for name in (*FILES, generate_proto.DIGESTS):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

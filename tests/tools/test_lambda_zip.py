@@ -27,7 +27,7 @@ IMPORTS = """
 import sys
 from superdl.lambda_prefetch.handler import handler
 handler({"super_warm": 1, "cache": ""}, None)
-import superdl.lambda_prefetch.s3_boto3, lambda_prefetch.s3_lean, boto3
+import superdl.lambda_prefetch.s3_boto3, superdl.lambda_prefetch.s3_lean, boto3
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
@@ -69,7 +69,7 @@ def test_all_may_read_the_files_and_their_names_are_sorted(tmp_path):
 
 def test_our_own_part_has_version_and_licence_and_no_grpc():
     files = own_files()
-    assert {"lambda_prefetch/handler.py", "super_wire/request.py"} <= set(files)
+    assert {"superdl/lambda_prefetch/handler.py", "superdl/super_wire/request.py"} <= set(files)
     assert not [name for name in files if "pb2" in name or name.endswith((".proto", ".pyc"))]
     info = f"superdl-{project_version()}.dist-info"
     assert f"Version: {metadata.version('superdl')}\n".encode() in files[f"{info}/METADATA"]
@@ -107,8 +107,8 @@ def test_what_must_not_be_in_it_is_refused(tmp_path):
     boto3 = wheel(tmp_path / "boto3-1-py3-none-any.whl", {"boto3/__init__.py": b""})
     with pytest.raises(BundleError, match="boto3 must not be in the package: Lambda's runtime has it"):
         bundle_files([boto3])
-    clash = wheel(tmp_path / "c-1-py3-none-any.whl", {"super_wire/__init__.py": b""})
-    with pytest.raises(BundleError, match=r"c-1-py3-none-any.whl brings super_wire/__init__.py, which is"):
+    clash = wheel(tmp_path / "c-1-py3-none-any.whl", {"superdl/__init__.py": b""})
+    with pytest.raises(BundleError, match=r"c-1-py3-none-any.whl brings superdl/__init__.py, which is"):
         bundle_files([clash])
     with pytest.raises(BundleError, match=r"has 250.0 MB unzipped, the limit is 250 MB; .* are big.so"):
         check_sizes({"big.so": bytes(250_000_000)}, 1)

@@ -6,7 +6,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from tests.coordinator.test_trials import Remote, dataset_of, explain
 
 from superdl.coordinator.executors import ExecutorError
 from superdl.coordinator.executors import eligibility as fitness_module
@@ -17,6 +16,7 @@ from superdl.coordinator.executors.preflight import Trials
 from superdl.super_wire.errors import ConfigError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.request import Outcome
+from tests.coordinator.executors.test_preflight import Remote, dataset_of, explain
 from tests.coordinator.running import ENOUGH_S, ScriptedExecutor, crew_of
 
 REFUSE = explain(Outcome.REFUSED, "403: grant it")

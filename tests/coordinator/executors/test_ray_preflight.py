@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from superdl.coordinator.executors import ExecutorError, ray_fitness
+from superdl.coordinator.executors import ExecutorError
+from superdl.coordinator.executors import ray_preflight as ray_fitness
 from superdl.coordinator.executors.ray_nodes import RayNodes
 from superdl.coordinator.executors.ray_preflight import RayFitness
 from tests.coordinator.executors.asking import TIMEOUT_S

@@ -78,7 +78,7 @@ def test_the_real_function_runs_without_grpc_torch_and_asyncio(functions):
     program = (
         "import sys\n"
         "from superdl.coordinator.executors import worker\n"
-        "worker._load('lambda_prefetch.handler:handler')\n"
+        "worker._load('superdl.lambda_prefetch.handler:handler')\n"
         "print(sorted({'torch', 'grpc', 'google.protobuf', 'asyncio', 'boto3'} & set(sys.modules)))"
     )
     done = subprocess.run(

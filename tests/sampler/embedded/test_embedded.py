@@ -235,19 +235,6 @@ def test_a_coordinator_that_is_no_program_is_named(supervised):
     supervised.assert_all_gone()
 
 
-@pytest.mark.parametrize("module", ["coordinator", "sampler"])
-def test_a_module_of_the_users_that_hides_ours_is_named(supervised, monkeypatch, module):
-    folder = supervised.base / "theirs"
-    folder.mkdir()
-    (folder / f"{module}.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    command = (sys.executable, "-P", "-m", "superdl.coordinator")
-    with pytest.raises(EmbeddedError, match=f"{module}.*hides") as caught:
-        supervised.hold(replace(supervised.settings(), coordinator=command))
-    assert "rename it" in str(caught.value)
-    assert not supervised.directory.path.exists()
-
-
 def test_a_supervisor_that_ends_before_it_is_called_leaves_nothing(supervised, monkeypatch):
     start, started = Embedded._start, []
 
@@ -257,7 +244,7 @@ def test_a_supervisor_that_ends_before_it_is_called_leaves_nothing(supervised, m
         started[-1].wait()
 
     monkeypatch.setattr(Embedded, "_start", start_and_see_it_end)
-    (supervised.base / "sampler.py").write_text("")
+    (supervised.base / "superdl.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(supervised.base))
     with pytest.raises(EmbeddedError, match="ended at once"):
         supervised.hold()
