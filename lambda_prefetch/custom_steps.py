@@ -136,7 +136,7 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     if declared is None:
         msg = (
             f"the custom step {name} is refused: {function_name} is not marked as a step: write "
-            f'@custom_step("{version}") above it, from lambda_prefetch'
+            f'@custom_step("{version}") above it, from superdl.lambda_prefetch'
         )
         raise ConfigError(msg)
     if declared != version:
