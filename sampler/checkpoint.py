@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.given import Place
+from superdl.sampler.prefetch import PlanPosition
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ class Checkpoint:
             "in_order": in_order,
         }
 
-    def state_of(self, place: Place) -> dict[str, Any]:
+    def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """``place`` written down."""
         return self._facts | {
             "epoch": place.epoch,
             "position": place.position,
-            "given_ahead": list(place.given_ahead),
+            "given_ahead": list(place.delivered_ahead),
         }
 
-    def place_in(self, state: Mapping[str, Any]) -> Place:
+    def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
         """The place that ``state`` names.
 
         Raises:
@@ -93,7 +93,7 @@ class Checkpoint:
                 f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "
                 f"{self._batches}"
             )
-        return Place(state["epoch"], position, tuple(sorted(set(ahead))))
+        return PlanPosition(state["epoch"], position, tuple(sorted(set(ahead))))
 
     def _check_plan(self, state: Mapping[str, Any]) -> None:
         here = self._facts

@@ -3,7 +3,7 @@
 It fetches pages while there is room, asks again for the statuses of the next few batches where their order
 may change, and shows a sign of life when nothing else is to be said, so that the job keeps its lease and a
 coordinator that was restarted learns of the job while workers still read. Which batch goes next is
-:mod:`superdl.sampler.window`'s, the calls are :mod:`superdl.sampler.session`'s.
+:mod:`superdl.sampler.prefetch`'s, the calls are :mod:`superdl.sampler.session`'s.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.client import CallStoppedError, Patience
-from superdl.sampler.farewell import stop_at_exit
-from superdl.sampler.feed import Feed, is_ready, planned_batch
+from superdl.sampler.at_exit import stop_at_exit
+from superdl.sampler.prefetch import PrefetchBuffer, is_ready, planned_batch
+from superdl.sampler.rpc.client import CallStoppedError, Patience
 from superdl.sampler.stats import StatusChecks
 from superdl.super_wire.errors import CoordinatorError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.sampler.client import Client
-    from superdl.sampler.given import GivenOut, Place
+    from superdl.sampler.prefetch import Delivered, PlanPosition
+    from superdl.sampler.rpc.client import Client
     from superdl.sampler.session import Session
     from superdl.super_wire.batch_ref import BatchRef
 
@@ -75,46 +75,48 @@ class Pager:
         self._heartbeat_s = heartbeat_s
         self._wake = threading.Condition()
         self._stopped = threading.Event()
-        self._feeds: list[weakref.ref[Feed]] = []
+        self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
         self._spoken_s = 0.0
         self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
-        self._given: GivenOut | None = None  # of the latest iteration
-        self._prepared: tuple[Place, Feed] | None = None  # for an iteration that has not begun
+        self._delivered: Delivered | None = None  # of the latest iteration
+        self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = (
+            None  # for an iteration that has not begun
+        )
         self._silent = False
         self.checks = StatusChecks()
         self.pid = os.getpid()
         stop_at_exit(self)
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, place: PlanPosition) -> None:
         """Ask for the first page of an iteration that will begin at ``place``, soon and without waiting."""
-        feed = Feed(place, self._session.batches_per_epoch, reorder=self._reorder)
-        feed.not_before_s = time.monotonic() + PREPARE_DELAY_S
+        buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
+        buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
             self._refuse_if_stopped()
-            self._given = None
-            self._prepared = place, feed
-            self._add(feed, place)
-            if feed.window.exhausted:
+            self._delivered = None
+            self._prepared = place, buffer
+            self._add(buffer, place)
+            if buffer.window.exhausted:
                 self._spoken_s = 0.0  # there is no page to ask for; a sign of life tells where this rank is
 
-    def begin(self, place: Place) -> Feed:
+    def begin(self, place: PlanPosition) -> PrefetchBuffer:
         """Start an iteration at a place of the plan; its first page is asked for at once, if not before."""
         with self._wake:
             self._refuse_if_stopped()
             prepared, self._prepared = self._prepared, None
             if prepared is not None and prepared[0] == place:
-                feed = prepared[1]
-                feed.not_before_s, feed.error = 0.0, None  # an error of then is no news: ask again now
+                buffer = prepared[1]
+                buffer.not_before_s, buffer.error = 0.0, None  # an error of then is no news: ask again now
             else:
-                feed = Feed(place, self._session.batches_per_epoch, reorder=self._reorder)
-            self._given = feed.given
-            self._add(feed, place)
-        return feed
+                buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
+            self._delivered = buffer.delivered
+            self._add(buffer, place)
+        return buffer
 
-    def _add(self, feed: Feed, place: Place) -> None:
-        others = (kept for kept in self._feeds if kept() not in {None, feed})
-        self._feeds = [weakref.ref(feed), *others]
+    def _add(self, buffer: PrefetchBuffer, place: PlanPosition) -> None:
+        others = (kept for kept in self._buffers if kept() not in {None, buffer})
+        self._buffers = [weakref.ref(buffer), *others]
         self._progress = place.epoch, place.position
         if self._thread is None:
             self._spoken_s = time.monotonic()  # what opened the job was the first sign of life
@@ -122,13 +124,13 @@ class Pager:
             self._thread.start()
         self._wake.notify_all()
 
-    def given(self) -> GivenOut | None:
+    def delivered(self) -> Delivered | None:
         """What the latest iteration has given out; ``None`` if none has begun since a place was prepared."""
         with self._wake:
-            return self._given
+            return self._delivered
 
-    def take(self, feed: Feed) -> BatchRef | None:
-        """The feed's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
+    def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
+        """The buffer's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
 
         Raises:
             SuperError: why no page came; the next call tries again.
@@ -136,22 +138,22 @@ class Pager:
         with self._wake:
             while True:
                 self._refuse_if_stopped()
-                if feed.window.exhausted:
+                if buffer.window.exhausted:
                     return None
-                batch = feed.take()
+                batch = buffer.take()
                 if batch is not None:
-                    self._progress = (feed.epoch, feed.window.head)
-                    if feed.wants_statuses():
-                        feed.refresh_at_s = time.monotonic()
+                    self._progress = (buffer.epoch, buffer.window.head)
+                    if buffer.wants_statuses():
+                        buffer.refresh_at_s = time.monotonic()
                         self._wake.notify_all()
-                    elif feed.wants_page():
+                    elif buffer.wants_page():
                         self._wake.notify_all()
                     return batch
-                error, feed.error = feed.error, None
+                error, buffer.error = buffer.error, None
                 if error is not None:
                     self._wake.notify_all()
                     raise error
-                # The thread answers each feed with a page or an error, in bounded time.
+                # The thread answers each buffer with a page or an error, in bounded time.
                 begun_s = time.perf_counter()
                 if not self._wake.wait(_THREAD_CHECK_S):
                     self._check_thread()
@@ -192,7 +194,7 @@ class Pager:
                 if task is None:
                     return
                 task()
-                del task  # it names a feed, which an abandoned iteration must be able to drop
+                del task  # it names a buffer, which an abandoned iteration must be able to drop
                 self._spoken_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
@@ -207,43 +209,43 @@ class Pager:
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
         """What is to be done now; else how long there is nothing to do, unless somebody wakes the thread."""
         due_s = self._spoken_s + self._heartbeat_s
-        for kept in self._feeds:
-            feed = kept()
-            if feed is None:
+        for kept in self._buffers:
+            buffer = kept()
+            if buffer is None:
                 continue
-            if feed.not_before_s > now_s:
-                due_s = min(due_s, feed.not_before_s)
+            if buffer.not_before_s > now_s:
+                due_s = min(due_s, buffer.not_before_s)
                 continue
-            if feed.wants_page():
-                return partial(self._fetch, feed), 0.0
-            if feed.wants_statuses():
-                if feed.refresh_at_s <= now_s:
-                    return partial(self._refresh, feed), 0.0
-                due_s = min(due_s, feed.refresh_at_s)
+            if buffer.wants_page():
+                return partial(self._fetch, buffer), 0.0
+            if buffer.wants_statuses():
+                if buffer.refresh_at_s <= now_s:
+                    return partial(self._refresh, buffer), 0.0
+                due_s = min(due_s, buffer.refresh_at_s)
         if self._spoken_s + self._heartbeat_s <= now_s:
             return self._show_life, 0.0
         return None, due_s - now_s
 
-    def _fetch(self, feed: Feed) -> None:
-        window = feed.window
+    def _fetch(self, buffer: PrefetchBuffer) -> None:
+        window = buffer.window
         with self._wake:
-            position, count, head = window.asked, feed.room(), window.head
+            position, count, head = window.asked, buffer.room(), window.head
         page: Any = ()
         error: Exception | None = None
         try:
-            page = self._ask(feed.epoch, position, count, yielded=head, with_keys=True)
+            page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
         except Exception as failure:  # noqa: BLE001  # it is raised where the trainer asks for the batch
             error = failure
         with self._wake:
-            feed.error = error or self._fill(feed, page)
-            feed.refresh_at_s = time.monotonic() + REFRESH_S
+            buffer.error = error or self._fill(buffer, page)
+            buffer.refresh_at_s = time.monotonic() + REFRESH_S
             self._wake.notify_all()
 
-    def _fill(self, feed: Feed, page: Any) -> CoordinatorError | None:
-        session, rank, epoch = self._session, self._rank, feed.epoch
+    def _fill(self, buffer: PrefetchBuffer, page: Any) -> CoordinatorError | None:
+        session, rank, epoch = self._session, self._rank, buffer.epoch
         try:
             for message in page:
-                feed.window.add(planned_batch(message, session.binding, session.job, rank, epoch))
+                buffer.window.add(planned_batch(message, session.binding, session.job, rank, epoch))
             reason = "" if page else "it is empty"
         except ValueError as wrong:
             reason = str(wrong)
@@ -251,23 +253,23 @@ class Pager:
             return None
         return CoordinatorError(
             f"the coordinator at {self._client.address} sent a wrong page for job {session.job}, "
-            f"rank {rank}, epoch {epoch}, position {feed.window.asked}: {reason}"
+            f"rank {rank}, epoch {epoch}, position {buffer.window.asked}: {reason}"
         )
 
-    def _refresh(self, feed: Feed) -> None:
-        window = feed.window
+    def _refresh(self, buffer: PrefetchBuffer) -> None:
+        window = buffer.window
         with self._wake:
             head, count = window.head, len(window.reorderable())
         try:
-            page = self._ask(feed.epoch, head, count, yielded=head, with_keys=False, patience=_ONE_TRY)
+            page = self._ask(buffer.epoch, head, count, yielded=head, with_keys=False, patience=_ONE_TRY)
         except SuperError as error:  # statuses are advice; the next page will tell what is wrong
-            _LOG.debug("no statuses for epoch %d from position %d on: %s", feed.epoch, head, error)
+            _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
             page = ()
         with self._wake:
             for batch in page:
                 if is_ready(batch):
                     window.mark_ready(batch.position)
-            feed.refresh_at_s = time.monotonic() + REFRESH_S
+            buffer.refresh_at_s = time.monotonic() + REFRESH_S
 
     def _show_life(self) -> None:
         epoch, head = self._progress

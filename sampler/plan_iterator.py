@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from superdl.sampler.given import Place
+from superdl.sampler.prefetch import PlanPosition
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import UsageError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from superdl.sampler.checkpoint import Checkpoint
-    from superdl.sampler.feed import Feed
     from superdl.sampler.pages import Pager
+    from superdl.sampler.prefetch import PrefetchBuffer
 
 __all__ = ["Cursor", "PlanIterator"]
 
@@ -38,7 +38,7 @@ class Cursor:
 
     def __init__(self, *, shuffled: bool = False) -> None:
         self._lock = threading.Lock()
-        self._next = Place()
+        self._next = PlanPosition()
         self._named: int | None = None
         self.shuffled, self.told = shuffled, False
 
@@ -47,15 +47,15 @@ class Cursor:
         """The epoch that was set since an iteration began last."""
         return self._named
 
-    def peek(self) -> Place:
+    def peek(self) -> PlanPosition:
         """Where the next iteration will start, which does not begin by that."""
         with self._lock:
             return self._next
 
-    def take(self) -> Place:
+    def take(self) -> PlanPosition:
         """Where an iteration starts that begins now."""
         with self._lock:
-            taken, self._next = self._next, Place(self._next.epoch + 1)
+            taken, self._next = self._next, PlanPosition(self._next.epoch + 1)
             self._named = None
             return taken
 
@@ -64,16 +64,16 @@ class Cursor:
         with self._lock:
             self._named, self.told = None, True
             if self._next.epoch <= epoch:
-                self._next = Place(epoch + 1)
+                self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the next epoch; a place already set in that same epoch stays."""
         with self._lock:
             self._named, self.told = epoch, True
             if epoch != self._next.epoch:
-                self._next = Place(epoch)
+                self._next = PlanPosition(epoch)
 
-    def move(self, place: Place) -> None:
+    def move(self, place: PlanPosition) -> None:
         """Let the next iteration start at ``place``."""
         with self._lock:
             self._next, self.told = place, True
@@ -96,8 +96,8 @@ class PlanIterator(Iterator[BatchRef]):
         self._checkpoint = checkpoint
         self._owner = owner
         self._pid = os.getpid()
-        self._loaded: Place | None = None
-        self._feed: Feed | None = None
+        self._loaded: PlanPosition | None = None
+        self._buffer: PrefetchBuffer | None = None
         self._warned = False
 
     @property
@@ -110,9 +110,9 @@ class PlanIterator(Iterator[BatchRef]):
         """The first position of the epoch that was not given out yet."""
         return self._place().position
 
-    def _place(self) -> Place:
-        if self._feed is not None:
-            return self._feed.given.place()
+    def _place(self) -> PlanPosition:
+        if self._buffer is not None:
+            return self._buffer.delivered.place()
         return self._loaded or self._cursor.peek()
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,23 +132,23 @@ class PlanIterator(Iterator[BatchRef]):
         self._check_process()
         place = self._checkpoint.place_in(state)
         self._pager.prepare(place)
-        self._feed, self._loaded = None, place
+        self._buffer, self._loaded = None, place
 
     def __iter__(self) -> PlanIterator:
         return self
 
     def __next__(self) -> BatchRef:
         self._check_process()
-        if self._feed is None:
-            self._feed = self._pager.begin(self._begin())
-        batch = self._pager.take(self._feed)
+        if self._buffer is None:
+            self._buffer = self._pager.begin(self._begin())
+        batch = self._pager.take(self._buffer)
         if batch is None:
             raise StopIteration
         if not self._warned:
             self._warn_of_another_epoch(batch.epoch)
         return batch
 
-    def _begin(self) -> Place:
+    def _begin(self) -> PlanPosition:
         if self._cursor.shuffled:
             _look_at_the_loop(told=self._cursor.told or self._loaded is not None)
         if self._loaded is None:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl.sampler.address import checked_address
+from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.client import Client
 from superdl.sampler.embedded.embedded import embedded_for
-from superdl.sampler.farewell import GOODBYES
 from superdl.sampler.identity import check_schedules, check_still_there, place_in_run, run_id
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
+from superdl.sampler.rpc.client import Client
+from superdl.sampler.rpc.connection import checked_address
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
@@ -124,7 +124,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             self._session.close()  # nobody will read what this job would have decoded
             raise
         if not client.alone:
-            GOODBYES.add(client.address, self._session.job, spec.rank)
+            OPEN_JOBS.add(client.address, self._session.job, spec.rank)
         self._client = client
         self._by_default = (rank is None, num_replicas is None)
         self._checkpoint = Checkpoint(
@@ -195,16 +195,18 @@ class SuperSampler(DistributedSampler[BatchRef]):
         if batches_consumed is None:
             return self._checkpoint.state_of(self._cursor.peek())
         count = _whole("batches_consumed", batches_consumed, 0, _INT64)
-        given = self._pager.given()
-        if count == 0 and given is None:
+        delivered = self._pager.delivered()
+        if count == 0 and delivered is None:
             return self._checkpoint.state_of(self._cursor.peek())
-        if given is None or count > given.count:
-            known = "no iteration has begun" if given is None else f"the latest iteration gave {given.count}"
+        if delivered is None or count > delivered.count:
+            known = "no iteration has begun"
+            if delivered is not None:
+                known = f"the latest iteration gave {delivered.count}"
             raise ConfigError(
                 f"batches_consumed={count}, but {known}: it is the number of batches that the training loop "
                 "has got from its loader since iter(loader), also where that was resumed in mid-epoch"
             )
-        return self._checkpoint.state_of(given.place(count))
+        return self._checkpoint.state_of(delivered.place(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where ``state`` says, in constant time.
@@ -239,7 +241,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         if self._closed:
             return
         self._closed = True
-        GOODBYES.discard(self._client.address, self.job, self.rank)
+        OPEN_JOBS.discard(self._client.address, self.job, self.rank)
         self._pager.stop()
         try:
             self._session.close()

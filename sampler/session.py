@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
 from superdl.sampler.identity import job_id
+from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.binding import Bindable, DatasetBinding
 from superdl.super_wire.errors import (

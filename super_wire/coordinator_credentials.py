@@ -1,7 +1,7 @@
 """How a client is let in by a coordinator, and how it knows that it speaks to the right one.
 
 All of it comes from the client's own environment, never from an argument, an address or a message. Opening a
-channel with it is :mod:`superdl.sampler.connection`'s.
+channel with it is :mod:`superdl.sampler.rpc.connection`'s.
 """
 
 from __future__ import annotations

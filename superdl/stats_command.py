@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print."""
-    from superdl.sampler.address import checked_address
-    from superdl.sampler.client import FIRST_CONTACT, Client
+    from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+    from superdl.sampler.rpc.connection import checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")

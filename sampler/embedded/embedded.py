@@ -17,9 +17,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from superdl.sampler.embedded.held_sockets import HeldSockets
 from superdl.sampler.embedded.run_directory import RunDirectory
 from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+from superdl.sampler.rpc.forking import HeldSockets
 from superdl.super_wire.errors import EmbeddedError, SuperError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 

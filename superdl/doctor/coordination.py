@@ -24,8 +24,8 @@ def check_coordinator(case: Case, seen: Seen) -> Found:
     if not case.coordinator:
         why = "none is named, so that samplers start the embedded one"
         return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
-    from superdl.sampler.address import checked_address
-    from superdl.sampler.client import Client, Patience
+    from superdl.sampler.rpc.client import Client, Patience
+    from superdl.sampler.rpc.connection import checked_address
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.version import installed_version
 

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Estimate, ask, fill, report."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.sampler.address import checked_address
+    from superdl.sampler.rpc.connection import checked_address
     from superdl.super_dataset import SuperDataset
     from superdl.warm import Limits, estimate_of, fill, standing_of
     from superdl.warm.report import Ended

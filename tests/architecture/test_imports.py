@@ -186,7 +186,7 @@ TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
     [
         # Siblings: plainly, in a function, for the type checker, in a class, in try, by name at run time.
         ("super_dataset/a.py", "import superdl.sampler", "sibling"),
-        ("super_dataset/a.py", LAZY.format("from superdl.sampler.client import x"), "sibling"),
+        ("super_dataset/a.py", LAZY.format("from superdl.sampler.rpc.client import x"), "sibling"),
         ("sampler/a.py", TYPING.format("from superdl.super_dataset import SuperDataset"), "sibling"),
         ("lambda_prefetch/a.py", "class A:\n    import superdl.coordinator.core", "sibling"),
         ("super_wire/a.py", "try:\n    import superdl\nexcept ImportError:\n    pass", "sibling"),

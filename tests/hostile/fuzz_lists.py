@@ -25,8 +25,7 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.feed import planned_batch
-from superdl.sampler.given import Place
+from superdl.sampler.prefetch import PlanPosition, planned_batch
 from superdl.sampler.session import JobSpec
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.binding import DatasetBinding
@@ -183,7 +182,7 @@ def _checkpoint(chance: random.Random) -> None:
     checkpoint = Checkpoint(_SPEC, b"f" * 16, 50, in_order=in_order)
     position = chance.randrange(51)
     ahead = () if in_order else tuple(range(position + 1, min(50, position + 1 + chance.randrange(4))))
-    place = Place(chance.choice([0, 3, 2**40]), position, ahead)
+    place = PlanPosition(chance.choice([0, 3, 2**40]), position, ahead)
     state: Any = checkpoint.state_of(place)
     changed = chance.random() < 0.9
     if changed:
@@ -207,7 +206,7 @@ def _checkpoint(chance: random.Random) -> None:
         raise AssertionError(f"{type(error).__name__}: {error}") from error
     assert changed or found == place
     assert 0 <= found.position <= 50
-    assert all(found.position < one < 50 for one in found.given_ahead)
+    assert all(found.position < one < 50 for one in found.delivered_ahead)
 
 
 def _page(chance: random.Random) -> None:

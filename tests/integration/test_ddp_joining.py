@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from superdl.sampler import SuperSampler
-from superdl.sampler.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.super_dataset import SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import SIDE, expected_pixels, write_images

@@ -9,8 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.sampler.address import checked_address
-from superdl.sampler.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc.connection import checked_address
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import expected_pixels

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from superdl.sampler.checkpoint import STATE_VERSION, Checkpoint
-from superdl.sampler.given import Place
+from superdl.sampler.prefetch import PlanPosition
 from superdl.sampler.session import JobSpec
 from superdl.super_wire.errors import ConfigError
 
@@ -19,7 +19,9 @@ def checkpoint(*, fingerprint=b"f" * 16, batches=50, in_order=True, **changes):
     return Checkpoint(JobSpec(**SPEC | changes), fingerprint, batches, in_order=in_order)
 
 
-@pytest.mark.parametrize("place", [Place(), Place(3, 17), Place(2, 50), Place(2**40, 4, (6, 9))])
+@pytest.mark.parametrize(
+    "place", [PlanPosition(), PlanPosition(3, 17), PlanPosition(2, 50), PlanPosition(2**40, 4, (6, 9))]
+)
 def test_a_state_survives_json_and_is_small(place):
     text = json.dumps(checkpoint().state_of(place))
     assert len(text) < 400
@@ -27,7 +29,7 @@ def test_a_state_survives_json_and_is_small(place):
 
 
 def test_a_state_says_what_it_belongs_to():
-    assert checkpoint().state_of(Place(3, 17, (19,))) == {
+    assert checkpoint().state_of(PlanPosition(3, 17, (19,))) == {
         "version": STATE_VERSION,
         "seed": -7,
         "shuffle": True,
@@ -60,20 +62,20 @@ def test_a_state_says_what_it_belongs_to():
 )
 def test_another_plan_is_refused_with_what_differs(change, message):
     with pytest.raises(ConfigError, match=message):
-        checkpoint(**change).place_in(checkpoint().state_of(Place(1, 2)))
+        checkpoint(**change).place_in(checkpoint().state_of(PlanPosition(1, 2)))
 
 
 @pytest.mark.parametrize(
     "change", [{"batch_size": 16, "num_replicas": 2}, {"batch_size": 32, "num_replicas": 1}, {"rank": 3}]
 )
 def test_other_ranks_go_on_if_the_global_batch_is_equal(change):
-    assert checkpoint(**change).place_in(checkpoint().state_of(Place(1, 2))) == Place(1, 2)
+    assert checkpoint(**change).place_in(checkpoint().state_of(PlanPosition(1, 2))) == PlanPosition(1, 2)
 
 
 @pytest.mark.parametrize("change", [{"rank": 1}, {"batch_size": 16, "num_replicas": 2}])
 def test_out_of_order_each_rank_has_a_state_of_its_own(change):
-    state = checkpoint(in_order=False).state_of(Place(1, 2, (4,)))
-    assert checkpoint().place_in(state) == Place(1, 2, (4,)), "in order it goes on with the rest"
+    state = checkpoint(in_order=False).state_of(PlanPosition(1, 2, (4,)))
+    assert checkpoint().place_in(state) == PlanPosition(1, 2, (4,)), "in order it goes on with the rest"
     with pytest.raises(ConfigError, match="saved with in_order=False by rank 0 of 4.*each rank's own state"):
         checkpoint(in_order=False, **change).place_in(state)
 
@@ -100,7 +102,7 @@ def test_out_of_order_each_rank_has_a_state_of_its_own(change):
 )
 def test_what_no_sampler_writes_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        checkpoint().place_in(checkpoint().state_of(Place(1, 2)) | change)
+        checkpoint().place_in(checkpoint().state_of(PlanPosition(1, 2)) | change)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import weakref
 
 import pytest
 
-from superdl.sampler.client import Client
-from superdl.sampler.feed import BUFFER_BATCHES, PAGE_BATCHES, planned_batch
-from superdl.sampler.given import Place
 from superdl.sampler.pages import REORDER_BATCHES, Pager
+from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition, planned_batch
+from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.binding import DatasetBinding
@@ -39,18 +38,18 @@ def make_pager(coordinator):
         pager.stop()
 
 
-def positions(pager, feed, count):
-    return [pager.take(feed).position for _ in range(count)]
+def positions(pager, buffer, count):
+    return [pager.take(buffer).position for _ in range(count)]
 
 
 def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
     coordinator.script.batches = 200
     coordinator.script.page_batches = 7  # replies may hold less than was asked for
     pager = make_pager()
-    feed = pager.begin(Place(5, 190))
-    batches = [pager.take(feed) for _ in range(10)]
-    assert pager.take(feed) is None
-    assert pager.take(feed) is None
+    buffer = pager.begin(PlanPosition(5, 190))
+    batches = [pager.take(buffer) for _ in range(10)]
+    assert pager.take(buffer) is None
+    assert pager.take(buffer) is None
     assert [batch.position for batch in batches] == list(range(190, 200))
     for batch in batches:
         assert batch.sample_ids == planned_ids(0, 5, batch.position, 2)
@@ -62,11 +61,11 @@ def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
 def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 1)
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 1)
     assert coordinator.count("NextBatches") == 1
-    assert len(feed.window) == BUFFER_BATCHES - 1
-    positions(pager, feed, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
+    assert len(buffer.window) == BUFFER_BATCHES - 1
+    positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
     coordinator.wait_for(lambda: coordinator.count("NextBatches") == 2)
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.position, asked.count, asked.yielded) == (BUFFER_BATCHES, PAGE_BATCHES, PAGE_BATCHES)
@@ -75,12 +74,12 @@ def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager
 def test_what_is_buffered_is_given_out_while_the_coordinator_is_busy(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 1)
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 1)
     coordinator.gate.clear()
-    assert positions(pager, feed, BUFFER_BATCHES - 1) == list(range(1, BUFFER_BATCHES))
+    assert positions(pager, buffer, BUFFER_BATCHES - 1) == list(range(1, BUFFER_BATCHES))
     coordinator.gate.set()
-    assert positions(pager, feed, 1) == [BUFFER_BATCHES]
+    assert positions(pager, buffer, 1) == [BUFFER_BATCHES]
 
 
 def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries_again(
@@ -88,53 +87,53 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
 ):
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no"), SourceForbiddenError("no")]
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
+    buffer = pager.begin(PlanPosition(0, 0))
     for _ in range(2):
         with pytest.raises(SourceForbiddenError):
-            pager.take(feed)
-    assert positions(pager, feed, 2) == [0, 1]
+            pager.take(buffer)
+    assert positions(pager, buffer, 2) == [0, 1]
 
 
 def test_what_failed_while_nobody_waited_is_asked_for_again(coordinator, make_pager):
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("not then")]
     pager = make_pager()
-    pager.prepare(Place(6, 31))
+    pager.prepare(PlanPosition(6, 31))
     _, prepared = pager._prepared
     with pager._wake:
         assert pager._wake.wait_for(lambda: prepared.error is not None, 20)
-    feed = pager.begin(Place(6, 31))
-    assert feed is prepared
-    assert positions(pager, feed, 19) == list(range(31, 50))
+    buffer = pager.begin(PlanPosition(6, 31))
+    assert buffer is prepared
+    assert positions(pager, buffer, 19) == list(range(31, 50))
 
 
 def test_an_iteration_elsewhere_drops_what_was_prepared(coordinator, make_pager):
     pager = make_pager()
-    pager.prepare(Place(6, 31))
+    pager.prepare(PlanPosition(6, 31))
     coordinator.wait_for(lambda: coordinator.count("NextBatches"))
-    feed = pager.begin(Place(2, 48))
-    assert positions(pager, feed, 2) == [48, 49]
+    buffer = pager.begin(PlanPosition(2, 48))
+    assert positions(pager, buffer, 2) == [48, 49]
     assert pager._prepared is None
 
 
 def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
-    given = positions(pager, feed, 5)
+    buffer = pager.begin(PlanPosition(0, 0))
+    given = positions(pager, buffer, 5)
     coordinator.jobs.clear()
-    assert given + positions(pager, feed, 145) == list(range(150))
+    assert given + positions(pager, buffer, 145) == list(range(150))
     assert coordinator.count("OpenJob") == 2
 
 
 def test_a_source_that_changed_is_told_where_a_batch_is_asked_for(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 5)
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 5)
     coordinator.jobs.clear()
     coordinator.script.fingerprint = b"g" * 16
     with pytest.raises(SourceError, match="has changed"):
-        positions(pager, feed, 145)
+        positions(pager, buffer, 145)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +143,9 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
     for name, value in change.items():
         setattr(coordinator.script, name, value)
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
+    buffer = pager.begin(PlanPosition(0, 0))
     with pytest.raises(CoordinatorError, match=f"epoch 0, position 0: .*{reason}"):
-        pager.take(feed)
+        pager.take(buffer)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +170,11 @@ def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
 def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, make_pager):
     coordinator.script.batches = 100
     pager = make_pager()
-    feeds = [pager.begin(Place(0, 0)), pager.begin(Place(1, 0))]
+    buffers = [pager.begin(PlanPosition(0, 0)), pager.begin(PlanPosition(1, 0))]
     given = [[], []]
     for _ in range(100):
-        for feed, seen in zip(feeds, given, strict=True):
-            batch = pager.take(feed)
+        for buffer, seen in zip(buffers, given, strict=True):
+            batch = pager.take(buffer)
             seen.append((batch.epoch, batch.position))
     assert given == [[(epoch, position) for position in range(100)] for epoch in (0, 1)]
 
@@ -183,10 +182,10 @@ def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, ma
 def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 1)
-    forgotten = weakref.ref(feed)
-    del feed
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 1)
+    forgotten = weakref.ref(buffer)
+    del buffer
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked + 2)  # the thread lives on
     gc.collect()
@@ -195,31 +194,31 @@ def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
 
 def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make_pager):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(Place(4, 0))
-    positions(pager, feed, 20)  # all 50 were received with the first page
+    buffer = pager.begin(PlanPosition(4, 0))
+    positions(pager, buffer, 20)  # all 50 were received with the first page
     coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].yielded == 20)
     beat = coordinator.requests("NextBatches")[-1]
     assert (beat.epoch, beat.position, beat.count) == (4, 20, 1)
-    positions(pager, feed, 30)
-    assert pager.take(feed) is None
+    positions(pager, buffer, 30)
+    assert pager.take(buffer) is None
     coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].position == 50)
 
 
 def test_a_heartbeat_reopens_the_job_at_a_coordinator_that_forgot(coordinator, make_pager):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 50)
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 50)
     coordinator.jobs.clear()
     coordinator.wait_for(lambda: coordinator.count("OpenJob") == 2)
 
 
 def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(Place(0, 0))
-    positions(pager, feed, 1)
+    buffer = pager.begin(PlanPosition(0, 0))
+    positions(pager, buffer, 1)
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no")] * 3
     coordinator.wait_for(lambda: not coordinator.script.failures["NextBatches"])
-    assert positions(pager, feed, 49) == list(range(1, 50))
+    assert positions(pager, buffer, 49) == list(range(1, 50))
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
@@ -227,8 +226,8 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
 
 def test_a_heartbeat_that_the_end_cuts_off_is_no_failure(coordinator, make_pager, caplog):
     pager = make_pager(heartbeat_s=0.01)
-    feed = pager.begin(Place(0, 40))
-    assert positions(pager, feed, 10) == list(range(40, 50))
+    buffer = pager.begin(PlanPosition(0, 40))
+    assert positions(pager, buffer, 10) == list(range(40, 50))
     coordinator.gate.clear()
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
@@ -239,8 +238,8 @@ def test_a_heartbeat_that_the_end_cuts_off_is_no_failure(coordinator, make_pager
 def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
     coordinator.script.resident = {2, 3, 9}
     pager = make_pager(in_order=False)
-    feed = pager.begin(Place(0, 0))
-    given = positions(pager, feed, 50)
+    buffer = pager.begin(PlanPosition(0, 0))
+    given = positions(pager, buffer, 50)
     assert given[:2] == [2, 3]
     assert sorted(given) == list(range(50))
     assert all(given.index(position) <= position + REORDER_BATCHES for position in range(50))
@@ -249,12 +248,12 @@ def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pa
 def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager(in_order=False)
-    feed = pager.begin(Place(0, 0))
-    assert positions(pager, feed, 1) == [0], "nothing is known to be ready: the head goes"
+    buffer = pager.begin(PlanPosition(0, 0))
+    assert positions(pager, buffer, 1) == [0], "nothing is known to be ready: the head goes"
     coordinator.script.resident = {6}
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") >= asked + 2)  # so the first was answered
-    assert positions(pager, feed, 1) == [6]
+    assert positions(pager, buffer, 1) == [6]
     refresh = coordinator.requests("NextBatches")[-1]
     assert (refresh.with_keys, refresh.position) == (False, 1)
     assert refresh.count <= REORDER_BATCHES
@@ -263,21 +262,21 @@ def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_
 def test_in_order_no_statuses_are_asked_for(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
-    assert positions(pager, feed, 50) == list(range(50))
+    buffer = pager.begin(PlanPosition(0, 0))
+    assert positions(pager, buffer, 50) == list(range(50))
     assert coordinator.count("NextBatches") == 1
 
 
 def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pager):
     coordinator.gate.clear()
     pager = make_pager()
-    feed = pager.begin(Place(0, 0))
+    buffer = pager.begin(PlanPosition(0, 0))
     coordinator.wait_for(lambda: coordinator.count("NextBatches"))
     refused = []
 
     def wait_for_a_batch():
         try:
-            pager.take(feed)
+            pager.take(buffer)
         except UsageError as error:
             refused.append(error)
 
@@ -288,5 +287,5 @@ def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pag
     assert len(refused) == 1
     assert "superdl-pages" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(UsageError, match="closed"):
-        pager.begin(Place(0, 0))
+        pager.begin(PlanPosition(0, 0))
     pager.stop()

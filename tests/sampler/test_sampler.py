@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from superdl.coordinator.core.plan import Plan
 from superdl.sampler import SamplerStats, SuperSampler
-from superdl.sampler.client import Patience
+from superdl.sampler.rpc.client import Patience
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     CacheUnreachableError,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from superdl.sampler.client import RUNNING, Client, Undertaking
+from superdl.sampler.rpc.client import RUNNING, Client, Undertaking
 from superdl.sampler.session import MAX_REOPENS, JobSpec, Session
 from superdl.sampler.stats import StatusChecks
 from superdl.super_wire.errors import (

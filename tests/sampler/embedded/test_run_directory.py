@@ -13,7 +13,7 @@ import pytest
 from superdl.sampler.embedded.run_directory import RunDirectory
 from superdl.super_wire.errors import EmbeddedError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

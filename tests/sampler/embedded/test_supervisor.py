@@ -9,7 +9,7 @@ from pathlib import Path
 from superdl.sampler.embedded.executor_choice import ExecutorChoice
 from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_it_loads_neither_torch_nor_grpc():

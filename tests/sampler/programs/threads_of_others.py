@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from superdl.sampler.grpc_threads import GrpcThreads
+from superdl.sampler.rpc.forking import GrpcThreads
 
 LIFETIME_US = 300_000
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.sampler.embedded.held_sockets import HeldSockets
-from superdl.sampler.forking import step_aside_at_forks
+from superdl.sampler.rpc.forking import HeldSockets, step_aside_at_forks
 from tests.sampler.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROGRAMS = Path(__file__).with_name("programs")
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 ROOT = PROGRAMS.parents[2]
 
 

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from superdl.coordinator.server.tls import ServerTls
-from superdl.sampler import client
-from superdl.sampler.client import FIRST_CONTACT, Client, Patience
-from superdl.sampler.probing import why_distrusted
+from superdl.sampler.rpc import client
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client, Patience
+from superdl.sampler.rpc.distrust import why_distrusted
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from superdl.sampler.client import Client, Patience
+from superdl.sampler.rpc.client import Client, Patience
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     CoordinatorTrustError,

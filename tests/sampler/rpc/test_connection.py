@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.sampler.client import RUNNING, Client
-from superdl.sampler.connection import CallCutError, CallFailedError, connection_to
+from superdl.sampler.rpc.client import RUNNING, Client
+from superdl.sampler.rpc.connection import CallCutError, CallFailedError, connection_to
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.valkey import free_port
 from tests.sampler.relay import Relay

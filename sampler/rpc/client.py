@@ -1,7 +1,8 @@
 """What a sampler says to the coordinator: calls with deadlines, bounded retries, errors by their types.
 
 Every call is idempotent, so a call that found nobody, or no answer in time, is made again after a jittered
-pause, as often as its :class:`Patience` allows. The connection itself is :mod:`superdl.sampler.connection`'s.
+pause, as often as its :class:`Patience` allows. The connection itself is
+:mod:`superdl.sampler.rpc.connection`'s.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.address import host_of
-from superdl.sampler.connection import CallCutError, CallFailedError, Connection, connection_to
-from superdl.sampler.probing import why_distrusted
+from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to, host_of
+from superdl.sampler.rpc.distrust import why_distrusted
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import (
     CacheUnreachableError,
@@ -105,7 +105,7 @@ class Client:
     """Speaks to the coordinator at one address.
 
     Args:
-        address: as :func:`superdl.sampler.address.checked_address` gives it.
+        address: as :func:`superdl.sampler.rpc.connection.checked_address` gives it.
         explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
             gone, is raised instead of the general one.
         alone: whether the coordinator ends with this process, which so needs no goodbye.

@@ -8,8 +8,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from superdl.sampler.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Patience
-from superdl.sampler.connection import MAX_MESSAGE_BYTES
+from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, CallStoppedError, Client, Patience
+from superdl.sampler.rpc.connection import MAX_MESSAGE_BYTES
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     CacheUnreachableError,

@@ -15,13 +15,13 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from superdl.sampler.client import Client, Patience
+from superdl.sampler.rpc.client import Client, Patience
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GOODBYES", "Goodbyes", "Stoppable", "stop_at_exit"]
+__all__ = ["OPEN_JOBS", "OpenJobs", "Stoppable", "stop_at_exit"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Stoppable(Protocol):
         """End the thread, within a bounded wait."""
 
 
-class Goodbyes:
+class OpenJobs:
     """Jobs that are open, and what is to be said of each if nobody closes it."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Goodbyes:
         self._open.clear()
 
 
-GOODBYES = Goodbyes()
+OPEN_JOBS = OpenJobs()
 _STOPPABLE: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
@@ -87,4 +87,4 @@ def _leave() -> None:
     # First the threads: one that is inside grpc can abort the process, and would open its job again.
     for member in [member for member in _STOPPABLE if member.pid == os.getpid()]:
         member.stop()
-    GOODBYES.say()
+    OPEN_JOBS.say()

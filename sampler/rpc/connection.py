@@ -3,22 +3,22 @@
 Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
 channel is open while someone holds it or a call is under way. It is encrypted beyond this machine, and each
 call shows the token, if there is one. What is said, and what happens when a call fails, is
-:mod:`superdl.sampler.client`'s; why nobody is reached, :mod:`superdl.sampler.probing`'s.
+:mod:`superdl.sampler.rpc.client`'s; why nobody is reached, :mod:`superdl.sampler.rpc.distrust`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import ssl
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.address import host_of
-from superdl.sampler.forking import step_aside_at_forks
-from superdl.sampler.grpc_threads import GrpcThreads
+from superdl.sampler.rpc.forking import GrpcThreads, step_aside_at_forks
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.loopback import is_loopback
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
@@ -28,13 +28,23 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["CallCutError", "CallFailedError", "Connection", "connection_to"]
+__all__ = [
+    "CallCutError",
+    "CallFailedError",
+    "Connection",
+    "checked_address",
+    "connection_to",
+    "host_of",
+    "port_of",
+]
 
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 """Replies stay below 1 MiB unless one batch alone is larger; nothing legitimate comes near this bound."""
 
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
 _PARK_WAIT_S = 5.0  # a call that was cut returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
 _SHUTDOWN_WAIT_AGAIN_S = 0.05
@@ -295,3 +305,42 @@ def connection_to(
 ) -> Connection:
     """This process's connection to ``address``, opened when it is first used."""
     return _CONNECTIONS.to(address, credentials)
+
+
+def checked_address(address: object, origin: str) -> str:
+    """The address as gRPC takes it: ``unix:/path`` or ``host:port``.
+
+    Args:
+        address: what the user wrote; ``unix:///path`` is taken too.
+        origin: where it was written, for error messages, such as ``coordinator=``.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    if not isinstance(address, str):
+        raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
+    shown = repr(without_credentials(address))
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if not path.startswith("/") or path.startswith("//") or path == "/":
+            raise ConfigError(
+                f"{origin} names a socket by its absolute path, as in unix:/path/to.sock; not {shown}"
+            )
+        return f"unix:{path}"
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
+        raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {shown}")
+    return address
+
+
+def host_of(address: str) -> str:
+    """The host of an address that :func:`checked_address` gave; empty for a unix socket."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return (match["v6"] or match["host"]) if match else ""
+
+
+def port_of(address: str) -> int:
+    """Its port; 0 for a unix socket."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return int(match["port"]) if match else 0

@@ -1,4 +1,4 @@
-"""Which batch goes next, for all ways in which batches may become ready."""
+"""Which batch goes next, and where an iteration stands after any part of it, for all orders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.sampler.window import Planned, Window
+from superdl.sampler.prefetch import Delivered, Planned, PlanPosition, ReorderWindow
 from superdl.super_wire.batch_ref import BatchRef
 
 
@@ -16,7 +16,7 @@ def planned(position, ready=False):
 
 
 def filled(count, *, reorder=1, ready=()):
-    window = Window(0, count, reorder=reorder)
+    window = ReorderWindow(0, count, reorder=reorder)
     for position in range(count):
         window.add(planned(position, position in ready))
     return window
@@ -52,7 +52,7 @@ def test_newer_statuses_change_what_goes_next():
 
 
 def test_pages_come_in_order_and_end_with_the_epoch():
-    window = Window(3, 5)
+    window = ReorderWindow(3, 5)
     with pytest.raises(ValueError, match="4 came where 3"):
         window.add(planned(4))
     window.add(planned(3))
@@ -62,7 +62,7 @@ def test_pages_come_in_order_and_end_with_the_epoch():
 
 
 def test_what_an_earlier_iteration_gave_ahead_does_not_go_again():
-    window = Window(3, 8, reorder=2, given_ahead=(4, 7))
+    window = ReorderWindow(3, 8, reorder=2, delivered_ahead=(4, 7))
     for position in range(3, 8):
         window.add(planned(position, ready=position == 4))
     assert [window.take().position for _ in range(3)] == [3, 5, 6]
@@ -77,7 +77,7 @@ def test_what_an_earlier_iteration_gave_ahead_does_not_go_again():
     page=st.integers(1, 10),
 )
 def test_each_batch_goes_once_and_few_overtake_one(events, count, reorder, page):
-    window = Window(0, count, reorder=reorder)
+    window = ReorderWindow(0, count, reorder=reorder)
     given_out = []
     for event in [*events, *["take"] * (count + 40)]:
         if event == "take":
@@ -94,3 +94,62 @@ def test_each_batch_goes_once_and_few_overtake_one(events, count, reorder, page)
         overtakers = [other for other in given_out[:at] if other > position]
         assert len(overtakers) < reorder
         assert all(other < position + reorder for other in overtakers)
+
+
+def passed(start, end, reorder, page, ready, most):
+    """Positions given out by an iteration from ``start`` on, at most so many, and what it remembers."""
+    window = ReorderWindow(start.position, end, reorder=reorder, delivered_ahead=start.delivered_ahead)
+    remembered = Delivered(start, reorder=reorder)
+    order = []
+    while not window.exhausted and len(order) < most:
+        while window.asked < end and len(window) < page:
+            window.add(planned(window.asked, window.asked in ready))
+        batch = window.take()
+        if batch is not None:
+            order.append(batch.position)
+            remembered.add(batch.position)
+    return order, remembered, window
+
+
+def test_in_order_counting_suffices():
+    remembered = Delivered(PlanPosition(3, 10))
+    for position in range(10, 15):
+        remembered.add(position)
+    assert [remembered.place(count) for count in (0, 2, 5)] == [
+        PlanPosition(3, 10),
+        PlanPosition(3, 12),
+        PlanPosition(3, 15),
+    ]
+    assert remembered.place() == PlanPosition(3, 15)
+
+
+def test_in_order_after_one_had_gone_ahead_it_is_not_given_again():
+    start = PlanPosition(2, 7, (8,))
+    order, remembered, window = passed(start, 10, 1, 2, set(), 1)
+    assert order == [7]
+    assert remembered.place() == PlanPosition(2, 9)
+    assert window.head == 9
+
+
+@given(
+    end=st.integers(1, 60),
+    reorders=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    page=st.integers(1, 12),
+    ready=st.sets(st.integers(0, 59)),
+    parts=st.lists(st.integers(0, 30), max_size=3),
+    consumed=st.integers(0, 100),
+)
+def test_whatever_the_order_an_epoch_goes_on_where_it_was_left(end, reorders, page, ready, parts, consumed):
+    place, delivered = PlanPosition(2), []
+    for part, reorder in zip([*parts, 10**6], [*reorders, *reorders, 1], strict=False):
+        order, remembered, window = passed(place, end, reorder, page, ready, part)
+        assert remembered.count == len(order)
+        assert remembered.place().position == window.head
+        count = min(consumed, len(order))  # the trainer may be behind what was given to the loader
+        place = remembered.place(count)
+        delivered += order[:count]
+        known = {*range(place.position), *place.delivered_ahead}
+        assert known == set(delivered)
+        assert place.position not in known
+    order, _, _ = passed(place, end, 4, page, ready, 10**6)
+    assert sorted(delivered + order) == list(range(end))

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 PROGRAM = """
 import os, sys
-from superdl.sampler.connection import connection_to
-from superdl.sampler.grpc_threads import GrpcThreads
+from superdl.sampler.rpc.connection import connection_to
+from superdl.sampler.rpc.forking import GrpcThreads
 from superdl.super_wire import coordinator_pb2 as pb
 
 threads = GrpcThreads()
@@ -48,4 +48,4 @@ def test_threads_come_with_a_channel_and_go_after_it(coordinator):
 
 
 def test_threads_of_others_do_not_count():
-    run(Path(__file__).with_name("programs") / "threads_of_others.py")
+    run(Path(__file__).resolve().parents[1] / "programs" / "threads_of_others.py")

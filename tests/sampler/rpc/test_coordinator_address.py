@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.sampler.address import checked_address, host_of, port_of
+from superdl.sampler.rpc.connection import checked_address, host_of, port_of
 from superdl.super_wire.errors import ConfigError
 
 

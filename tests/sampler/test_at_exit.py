@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from superdl.sampler import SuperSampler
-from superdl.sampler.client import Client
-from superdl.sampler.farewell import GOODBYES, Goodbyes
+from superdl.sampler.at_exit import OPEN_JOBS, OpenJobs
+from superdl.sampler.rpc.client import Client
 from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.sampler.stand_ins import BoundDataset
 
@@ -117,7 +117,7 @@ def test_all_goodbyes_share_one_bound():
             asked.append((self.address, method, request.job, patience.attempts, patience.total_s))
             raise CoordinatorUnreachableError("nobody")
 
-    goodbyes = Goodbyes()
+    goodbyes = OpenJobs()
     for job in ("a", "b"):
         goodbyes.add("unix:/one", job, 0)
     goodbyes.add("unix:/other", "c", 0)
@@ -147,7 +147,7 @@ def test_what_this_process_owns_alone_gets_no_goodbye(coordinator, monkeypatch):
     monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
     monkeypatch.setattr("superdl.sampler.sampler.embedded_for", lambda run: Own())
     said = []
-    monkeypatch.setattr(GOODBYES, "add", lambda *facts: said.append(facts))
+    monkeypatch.setattr(OPEN_JOBS, "add", lambda *facts: said.append(facts))
     with SuperSampler(BoundDataset(), batch_size=2):
         assert said == []
     with SuperSampler(BoundDataset(), batch_size=2, rank=1, num_replicas=2) as shared:

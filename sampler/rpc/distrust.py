@@ -12,7 +12,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from superdl.sampler.address import host_of, port_of
+from superdl.sampler.rpc.connection import host_of, port_of
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 
 if TYPE_CHECKING:

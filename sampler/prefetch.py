@@ -1,0 +1,242 @@
+"""One iteration's batches on their way to the trainer: what was asked for, what goes next, what has gone out.
+
+In order, the next batch is the head: the lowest position. With ``reorder`` above 1, a batch whose samples are
+all in the cache (or failed) may go before a head that still waits, if it lies among the first ``reorder``
+positions from the head on; so at most ``reorder - 1`` others ever overtake one batch. A position in the plan
+is then more than a number: some batches beyond it are gone already.
+
+No I/O and no threads: :mod:`superdl.sampler.pages` brings both. How a position is written down is
+:mod:`superdl.sampler.checkpoint`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.label_dtype import label_dtype_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from superdl.super_wire.binding import DatasetBinding
+
+__all__ = [
+    "Delivered",
+    "PlanPosition",
+    "Planned",
+    "PrefetchBuffer",
+    "ReorderWindow",
+    "is_ready",
+    "planned_batch",
+]
+
+PAGE_BATCHES = 32
+"""A page is asked for once there is room for so many."""
+BUFFER_BATCHES = 2 * PAGE_BATCHES
+"""Most batches that an iteration has received and not given out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPosition:
+    """All batches of ``epoch`` before ``position`` were given out, and of the others those in
+    ``delivered_ahead``.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    delivered_ahead: tuple[int, ...] = ()
+
+
+class Delivered:
+    """The batches that an iteration has given out, and the place after any number of them.
+
+    In order, counting suffices. Else the positions are kept, 8 bytes each; since no batch goes more than
+    ``reorder - 1`` positions early, the place after ``n`` batches follows from the last few before the n-th.
+
+    Args:
+        start: where the iteration began.
+        reorder: positions among which the next batch is chosen; 1: in order.
+    """
+
+    def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
+        self.start = start
+        self.count = 0
+        self._span = max([reorder, *(position - start.position + 1 for position in start.delivered_ahead)])
+        self._order = array("Q") if self._span > 1 else None
+
+    def add(self, position: int) -> None:
+        """The batch at ``position`` was given out."""
+        self.count += 1
+        if self._order is not None:
+            self._order.append(position)
+
+    def place(self, count: int | None = None) -> PlanPosition:
+        """Where a reader of the first ``count`` batches stands (``None``: of all); at most ``self.count``."""
+        count = self.count if count is None else count
+        start = self.start
+        if self._order is None:
+            return PlanPosition(start.epoch, start.position + count)
+        known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
+        gone = count + len(start.delivered_ahead)
+        head = max(start.position, start.position + gone - self._span)
+        while head in known:
+            head += 1
+        ahead = sorted(position for position in known if position > head)
+        return PlanPosition(start.epoch, head, tuple(ahead))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch, and whether a reader would find all of it at once as far as is known."""
+
+    ref: BatchRef
+    ready: bool
+
+
+class ReorderWindow:
+    """Planned batches from ``position`` to ``end`` (exclusive) on their way to the trainer, but for those in
+    ``delivered_ahead``, which had theirs.
+
+    Attributes:
+        head: the first position not given out.
+        asked: the first position not received yet.
+        end: batches in the epoch.
+    """
+
+    def __init__(
+        self, position: int, end: int, *, reorder: int = 1, delivered_ahead: Collection[int] = ()
+    ) -> None:
+        self.head = self.asked = position
+        self.end = end
+        self._reorder = reorder
+        self._waiting: dict[int, Planned] = {}
+        self._delivered_before = frozenset(
+            delivered_ahead
+        )  # by an earlier iteration that this one goes on with
+
+    def __len__(self) -> int:
+        """Batches that could be given out."""
+        return len(self._waiting)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of the epoch was given out."""
+        return self.head >= self.end
+
+    def add(self, planned: Planned) -> None:
+        """Take the batch at ``asked``, unless it was given out before; ``ValueError`` if it is another."""
+        if planned.ref.position != self.asked or self.asked >= self.end:
+            raise ValueError(f"batch {planned.ref.position} came where {self.asked} of {self.end} was next")
+        if self.asked not in self._delivered_before:
+            self._waiting[self.asked] = planned
+        self.asked += 1
+        self._pass_delivered()
+
+    def waits_for_head(self) -> bool:
+        """Whether newer statuses could change which batch goes next."""
+        head = self._waiting.get(self.head)
+        return self._reorder > 1 and head is not None and not head.ready
+
+    def reorderable(self) -> range:
+        """Positions among which the next is chosen."""
+        return range(self.head, min(self.head + self._reorder, self.asked))
+
+    def mark_ready(self, position: int) -> None:
+        """A newer status: all samples of that batch are in the cache, or failed."""
+        planned = self._waiting.get(position)
+        if planned is not None:
+            self._waiting[position] = Planned(planned.ref, ready=True)
+
+    def take(self) -> BatchRef | None:
+        """The next batch to give out, or ``None`` if nothing is here."""
+        if not self._waiting:
+            return None
+        ready = (p for p in self.reorderable() if p in self._waiting and self._waiting[p].ready)
+        chosen = self._waiting.pop(next(ready, self.head))
+        self._pass_delivered()
+        return chosen.ref
+
+    def _pass_delivered(self) -> None:
+        while self.head < self.asked and self.head not in self._waiting:
+            self.head += 1
+
+
+class PrefetchBuffer:
+    """What one iteration has received and not given out; an abandoned one just vanishes.
+
+    Attributes:
+        delivered: what has gone out; it may be kept when the buffer is not.
+        error: why the last page did not come; raised by the next demand, and then forgotten.
+        not_before_s: nothing is asked for earlier than that, on the monotonic clock.
+        refresh_at_s: when statuses of the window should be asked for, on the monotonic clock.
+    """
+
+    def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
+        self.epoch = start.epoch
+        self.window = ReorderWindow(
+            start.position, end, reorder=reorder, delivered_ahead=start.delivered_ahead
+        )
+        self.delivered = Delivered(start, reorder=reorder)
+        self.error: Exception | None = None
+        self.not_before_s = self.refresh_at_s = 0.0
+
+    def take(self) -> BatchRef | None:
+        """The next batch to give out, or ``None`` if nothing is here."""
+        batch = self.window.take()
+        if batch is not None:
+            self.delivered.add(batch.position)
+        return batch
+
+    def wants_page(self) -> bool:
+        """Whether there is more to ask for, and room for it."""
+        window = self.window
+        if self.error is not None or window.asked >= window.end:
+            return False
+        return len(window) <= BUFFER_BATCHES - PAGE_BATCHES
+
+    def room(self) -> int:
+        """How many batches may be asked for."""
+        return BUFFER_BATCHES - len(self.window)
+
+    def wants_statuses(self) -> bool:
+        """Whether newer statuses could change what goes next."""
+        return self.error is None and self.window.waits_for_head()
+
+
+def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoch: int) -> Planned:
+    """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's."""
+    size, rest = divmod(len(batch.sample_ids), ID_BYTES)
+    label_bytes = label_dtype_of(binding.label_dtype).itemsize
+    for what, length, right in (
+        ("bytes of sample ids", len(batch.sample_ids), size > 0 and not rest),
+        ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
+        ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
+        ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
+        ("keys", len(batch.keys), len(batch.keys) in {0, size}),
+    ):
+        if not right:
+            raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
+    ref = BatchRef(
+        dataset_id=binding.dataset_id,
+        job=job,
+        rank=rank,
+        epoch=epoch,
+        position=batch.position,
+        batch_id=batch.batch_id,
+        sample_ids=batch.sample_ids,
+        labels=batch.labels,
+        label_dtype=binding.label_dtype,
+        padding=batch.padding,
+        keys=tuple(batch.keys),
+        cache=binding.cache,
+    )
+    return Planned(ref, ready=is_ready(batch))
+
+
+def is_ready(batch: Any) -> bool:
+    """Whether a reader would find every sample of the proto message ``Batch``, or its tombstone."""
+    return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -1,0 +1,8 @@
+"""Speaking to a coordinator: a client that retries, a process's one connection, and forks around it."""
+
+from __future__ import annotations
+
+from superdl.sampler.rpc.client import CallStoppedError, Client, Patience
+from superdl.sampler.rpc.connection import checked_address
+
+__all__ = ["CallStoppedError", "Client", "Patience", "checked_address"]
