@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import pickle
 import threading
 import weakref
@@ -107,6 +108,7 @@ def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ra
 
 
 def test_a_sampler_made_before_the_ranks_knew_one_another_is_refused(coordinator, tmp_path):
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend "fake"
     with make(coordinator) as sampler, make(coordinator, rank=0, num_replicas=1) as told:
         store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
         torch.distributed.init_process_group("fake", store=store, rank=1, world_size=2)
