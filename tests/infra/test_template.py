@@ -240,7 +240,7 @@ def test_starts_are_counted_by_the_line_that_the_coordinator_logs():
     level, _, rest = pattern.partition(" ")
     logger, _, message = rest.partition(": ")
     assert logger == server._log.name
-    source = (ROOT / "coordinator" / "server.py").read_text(encoding="utf-8")
+    source = (ROOT / "coordinator" / "server" / "server.py").read_text(encoding="utf-8")
     assert f'_log.{level.lower()}("{message} ' in source
     assert level in PARAMETERS["LogLevel"]["AllowedValues"]
 
