@@ -1,8 +1,49 @@
 """SUPER on AWS: the template, and the commands that it needs before (:mod:`infra.make_secrets`) and after
 (:mod:`infra.teardown`), which docs/deploy.md walks through; and on clusters: :mod:`infra.launcher`, of which
-docs/clusters.md tells. Not in the wheel.
+docs/clusters.md tells. Not in the wheel. Here is what all commands that speak to AWS share.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import argparse
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import boto3
+
+__all__ = ["NO_REGION", "TAG", "session_in", "stack_name"]
+
+NO_REGION = "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION"
+TAG = "super:stack"
+"""The tag that everything of a stack carries, with the stack's name."""
+
+_NAME_MAX = 24
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def session_in(region: str | None) -> boto3.session.Session:
+    """A session in the named region, else in the one that the AWS CLI would take.
+
+    boto3 alone looks at ``AWS_DEFAULT_REGION`` and the configuration file, the CLI at ``AWS_REGION`` first:
+    where they differ, half of a stack would be made elsewhere.
+    """
+    import boto3
+
+    return boto3.session.Session(region_name=region or os.environ.get("AWS_REGION") or None)
+
+
+def stack_name(text: str) -> str:
+    """Check a stack's name, as argparse's ``type``.
+
+    Raises:
+        argparse.ArgumentTypeError: ElastiCache, or a host name, would not take it.
+    """
+    if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
+        msg = (
+            f"a stack's name has at most {_NAME_MAX} lower-case letters, digits and single hyphens, and "
+            f"begins with a letter: ids of ElastiCache and a host name hold it; not {text!r}"
+        )
+        raise argparse.ArgumentTypeError(msg)
+    return text

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
+from infra import NO_REGION, session_in, stack_name
 from infra.authority import Pair, days_left, names_of, new_authority, sign, signed_by
-from infra.session import NO_REGION, session_in
-from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

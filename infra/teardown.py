@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, WaiterError
 
+from infra import NO_REGION, session_in, stack_name
 from infra.leftovers import TAG, find_leftovers, logs_of, secrets_of, snapshots_of
-from infra.session import NO_REGION, session_in
-from infra.stack_name import stack_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

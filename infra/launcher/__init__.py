@@ -1,12 +1,47 @@
-"""The cluster launcher: one entry point that is started on every host of a training run, and ends on all of
-them together. Not in the wheel; docs/clusters.md tells how it is used.
+"""The cluster launcher: one command, started on every host of a training run, that ends all hosts together.
 
-``python -m infra.launcher`` (:mod:`infra.launcher.__main__`) runs one host's part. Which part that is says
-:mod:`infra.launcher.cluster`; hosts agree on beginning and end through :mod:`infra.launcher.leader` and
-:mod:`infra.launcher.member`. ``python -m infra.launcher.submit`` makes a SageMaker job of it,
-``python -m infra.launcher.local`` starts all hosts of a run as processes of one machine.
+``python -m infra.launcher`` does one host's part, ``.local`` starts all hosts of a run on this machine, and
+``.submit`` makes a SageMaker job of it; docs/clusters.md describes all three. It is not in the wheel. This
+face has how a run ends, which all parts share: the exit code that every host gives, and the reason.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from dataclasses import dataclass
+
+__all__ = [
+    "EXIT_HOST_LOST",
+    "EXIT_LEADER_LOST",
+    "EXIT_NOT_READY",
+    "EXIT_REFUSED",
+    "EXIT_SERVICE_FAILED",
+    "EXIT_SIGNAL",
+    "EXIT_WRONG_SETTINGS",
+    "ExitStatus",
+    "RunFailedError",
+]
+
+EXIT_WRONG_SETTINGS = 2
+EXIT_SERVICE_FAILED = 90
+EXIT_HOST_LOST = 91
+EXIT_NOT_READY = 92
+EXIT_REFUSED = 93
+EXIT_LEADER_LOST = 94
+EXIT_SIGNAL = 128
+"""Plus the number of the signal that ended the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """What a host's launcher exits with, and why; a good end has no reason."""
+
+    code: int
+    reason: str = ""
+
+
+class RunFailedError(Exception):
+    """The run cannot go on; ``status`` is what every host exits with."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = ExitStatus(code, reason)

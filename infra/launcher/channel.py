@@ -1,9 +1,9 @@
-"""The line between two hosts of a run: JSON objects, one on a line, over TCP, kept for the whole run.
+"""The channel between two hosts of a run: JSON objects, one on a line, over TCP or TLS, for the whole run.
 
-Each side says something at least every quarter of ``silence_s``, so that a host that is gone without a word
-is missed after ``silence_s``. A line begins with both sides proving that they know the run's token
-(:mod:`infra.launcher.trust`), if there is one. What is said on it is :mod:`infra.launcher.leader`'s and
-:mod:`infra.launcher.member`'s.
+Each side sends something at least every quarter of ``silence_s``, so that a host that vanishes is missed
+after ``silence_s``. A channel begins with both sides proving that they know the run's token
+(:mod:`infra.launcher.trust`), if there is one, and with the terms: what all hosts must have been started
+with alike. What they say on it is :mod:`infra.launcher.leader`'s.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from infra.launcher.agreement import difference
-from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_REFUSED, RunFailedError
+from infra.launcher import EXIT_NOT_READY, EXIT_REFUSED, RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from infra.launcher.trust import Trust
 
-__all__ = ["MAX_LINE", "Channel", "ChannelLostError", "RefusedError", "admit", "connect"]
+__all__ = ["MAX_LINE", "NO_TERMS", "Channel", "ChannelLostError", "RefusedError", "admit", "connect"]
 
 MAX_LINE = 64 * 1024
+NO_TERMS: Mapping[str, str] = MappingProxyType({})
 
-_VERSION = 1
+_VERSION = 2
 _BEAT = "beat"
 _BEATS_IN_SILENCE = 4
 _HANDSHAKE_S = 10.0
@@ -38,7 +38,6 @@ _RETRY_S = 0.05
 _RETRY_MAX_S = 1.0
 _CLOSE_S = 2.0
 _NONCE_BYTES = 16
-_NO_TERMS: Mapping[str, str] = MappingProxyType({})
 
 
 class ChannelLostError(Exception):
@@ -50,7 +49,7 @@ class RefusedError(Exception):
 
 
 class Channel:
-    """One end of a line.
+    """One end of a channel.
 
     Args:
         reader: what comes in.
@@ -68,8 +67,13 @@ class Channel:
         """Let the other side hear from now on that this one lives."""
         self._beating = asyncio.get_running_loop().create_task(self._beat())
 
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._silence_s / _BEATS_IN_SILENCE)
+            self.say(**{_BEAT: 1})
+
     def say(self, **words: Any) -> None:
-        """Send a message; one to somebody who is gone is lost, which :meth:`hear` tells."""
+        """Send a message; where nobody receives it, :meth:`hear` fails."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(words, separators=(",", ":")).encode() + b"\n")
 
@@ -79,10 +83,21 @@ class Channel:
         Raises:
             ChannelLostError: there will be none.
         """
-        while True:
-            message = await self._line(self._silence_s)
-            if _BEAT not in message:
-                return message
+        while _BEAT in (message := await self._line(self._silence_s)):
+            pass
+        return message
+
+    async def hear_promptly(self) -> dict[str, Any]:
+        """The next message of a handshake, which is due at once.
+
+        Raises:
+            ChannelLostError: there will be none.
+            RefusedError: the other side does not take this one.
+        """
+        message = await self._line(_HANDSHAKE_S)
+        if "refused" in message:
+            raise RefusedError(str(message["refused"]))
+        return message
 
     async def _line(self, wait_s: float) -> dict[str, Any]:
         try:
@@ -108,14 +123,15 @@ class Channel:
             raise ChannelLostError(msg)
         return message
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._silence_s / _BEATS_IN_SILENCE)
-            self.say(**{_BEAT: 1})
+    async def refuse(self, reason: str) -> None:
+        """Tell the other side why it is not taken, and hang up.
 
-    async def heard_in_handshake(self) -> dict[str, Any]:
-        """The next message, which is due at once."""
-        return await self._line(_HANDSHAKE_S)
+        Raises:
+            RefusedError: always.
+        """
+        self.say(refused=reason)
+        await self.close()
+        raise RefusedError(reason)
 
     async def close(self) -> None:
         """Send what was said, and hang up."""
@@ -132,40 +148,33 @@ async def admit(
     writer: asyncio.StreamWriter,
     trust: Trust,
     silence_s: float,
-    terms: Mapping[str, str] = _NO_TERMS,
+    terms: Mapping[str, str] = NO_TERMS,
 ) -> tuple[str, Channel]:
-    """The leader's side of the beginning: who is there, and the line to it.
+    """The leader's side of the handshake: who is there, and the channel to it.
 
     The caller says ``welcome`` once it knows the host.
 
     Raises:
-        RefusedError: it does not know the token, is of another version, or was told otherwise than ``terms``.
+        RefusedError: the host lacks the token, or has another version or other terms.
         ChannelLostError: it is gone, or none of ours.
     """
     channel = Channel(reader, writer, silence_s)
     challenge = secrets.token_hex(_NONCE_BYTES)
     channel.say(launcher=_VERSION, challenge=challenge)
-    hello = await channel.heard_in_handshake()
+    hello = await channel.hear_promptly()
     host, nonce, proof = (str(hello.get(name, "")) for name in ("host", "nonce", "proof"))
     if hello.get("launcher") != _VERSION:
-        await _refuse(
-            channel, f"this launcher is of version {_VERSION}, the other of {hello.get('launcher')!r}"
+        await channel.refuse(
+            f"this launcher is of version {_VERSION}, the other of {hello.get('launcher')!r}"
         )
     if not trust.accepts(proof, "member", challenge, nonce, host):
-        await _refuse(channel, "it does not know the token: set SUPER_TOKEN to the same on every host")
-    other = difference(terms, hello.get("terms"))
-    if other:
-        await _refuse(
-            channel, f"it was told another {other} than its leader: start all with the same options"
-        )
+        await channel.refuse("it does not know the token: set SUPER_TOKEN to the same on every host")
+    theirs = hello.get("terms")
+    for name, value in terms.items():
+        if not isinstance(theirs, dict) or theirs.get(name) != value:
+            await channel.refuse(f"its {name} is another than its leader's: start all with the same options")
     channel.say(proof=trust.proof("leader", challenge, nonce, host))
     return host, channel
-
-
-async def _refuse(channel: Channel, reason: str) -> None:
-    channel.say(refused=reason)
-    await channel.close()
-    raise RefusedError(reason)
 
 
 async def connect(
@@ -176,64 +185,55 @@ async def connect(
     trust: Trust,
     silence_s: float,
     wait_s: float,
-    terms: Mapping[str, str] = _NO_TERMS,
+    terms: Mapping[str, str] = NO_TERMS,
 ) -> Channel:
-    """A line to the leader, tried until it is there.
+    """A channel to the leader, tried until it is there.
 
     Args:
         host: the leader's.
         port: where it listens.
         own: this host.
-        trust: what it is to be shown, and to show.
+        trust: what this host shows, and what the leader must show.
         silence_s: see :class:`Channel`.
-        wait_s: how long it is tried.
-        terms: what both are to have been told alike: see :mod:`infra.launcher.agreement`.
+        wait_s: how long to try.
+        terms: what both must have been started with.
 
     Raises:
-        RunFailedError: the leader does not appear in that time, or does not take this host.
+        RunFailedError: the leader does not appear in that time, or one side refuses the other.
     """
-    deadline_s = time.monotonic() + wait_s
-    pauses = _pauses()
+    deadline_s, pause_s = time.monotonic() + wait_s, _RETRY_S
     while True:
         try:
             return await _connected(host, port, own, trust, silence_s, terms)
         except RefusedError as error:
-            raise RunFailedError(
-                EXIT_REFUSED, f"{own} and its leader {host} do not agree: {error}"
-            ) from error
+            msg = f"{own} and its leader {host} do not agree: {error}"
+            raise RunFailedError(EXIT_REFUSED, msg) from error
         except ssl.SSLError as error:
             msg = (
-                f"the leader at {host}:{port} cannot be spoken to by TLS: {error}; see SUPER_TLS_CERT "
+                f"the leader at {host}:{port} and this host cannot agree on TLS: {error}; see SUPER_TLS_CERT "
                 "there and SUPER_COORDINATOR_CA_FILE here"
             )
             raise RunFailedError(EXIT_REFUSED, msg) from error
         except (OSError, ChannelLostError, TimeoutError) as error:
             if time.monotonic() > deadline_s:
-                msg = (
-                    f"the leader did not answer {own} at {host}:{port} within {wait_s:g} s: "
-                    f"{str(error) or type(error).__name__}"
-                )
+                why = str(error) or type(error).__name__
+                msg = f"the leader did not answer {own} at {host}:{port} within {wait_s:g} s: {why}"
                 raise RunFailedError(EXIT_NOT_READY, msg) from error
-        await asyncio.sleep(next(pauses))
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = _RETRY_S
-    while True:
-        yield pause_s
+        await asyncio.sleep(pause_s)
         pause_s = min(_RETRY_MAX_S, 2 * pause_s)
 
 
 async def _connected(
     host: str, port: int, own: str, trust: Trust, silence_s: float, terms: Mapping[str, str]
 ) -> Channel:
+    encrypts = trust.client_tls is not None
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(
             host,
             port,
             limit=MAX_LINE,
             ssl=trust.client_tls,
-            server_hostname=(trust.server_name or host) if trust.client_tls is not None else None,
+            server_hostname=(trust.server_name or host) if encrypts else None,
         )
     channel = Channel(reader, writer, silence_s)
     try:
@@ -246,20 +246,16 @@ async def _connected(
 
 
 async def _introduce(channel: Channel, own: str, trust: Trust, terms: Mapping[str, str]) -> None:
-    """A member's side of the beginning; ``RefusedError`` or ``ChannelLostError`` if it comes to nothing."""
-    greeting = await channel.heard_in_handshake()
+    """A member's side of the handshake; raises where one side refuses the other."""
+    greeting = await channel.hear_promptly()
     if greeting.get("launcher") != _VERSION:
         msg = f"this launcher is of version {_VERSION}, the leader's of {greeting.get('launcher')!r}"
         raise RefusedError(msg)
     challenge, nonce = str(greeting.get("challenge", "")), secrets.token_hex(_NONCE_BYTES)
     proof = trust.proof("member", challenge, nonce, own)
     channel.say(launcher=_VERSION, host=own, nonce=nonce, proof=proof, terms=dict(terms))
-    answer = await channel.heard_in_handshake()
-    if "refused" in answer:
-        raise RefusedError(str(answer["refused"]))
+    answer = await channel.hear_promptly()
     if not trust.accepts(str(answer.get("proof", "")), "leader", challenge, nonce, own):
         msg = "the leader does not know the token: set SUPER_TOKEN to the same on every host"
         raise RefusedError(msg)
-    welcome = await channel.heard_in_handshake()
-    if "refused" in welcome:
-        raise RefusedError(str(welcome["refused"]))
+    await channel.hear_promptly()  # welcome

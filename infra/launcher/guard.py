@@ -1,12 +1,12 @@
 """``python guard.py COMMAND...``: runs one command, and leaves no process of it behind.
 
-SIGTERM is handed on to the command. A byte on standard input, which the launcher holds, is the order to kill
-all at once; its end, to end within seconds: so nothing stays when the launcher is killed. What the command
-started in sessions of its own (torchrun's ranks, Ray's daemons) is adopted on Linux, and ended with it;
-elsewhere its process group is.
-The exit code is the command's, or 128 and the number of the signal that ended it.
+The guard hands SIGTERM on to the command. A byte on standard input, which the launcher holds, is the order to
+kill all at once; its end, to end within seconds: so nothing stays when the launcher is killed. On Linux the
+guard adopts what the command started in sessions of its own (torchrun's ranks, Ray's daemons), and ends it
+too; elsewhere it ends the command's process group. The exit code is the command's, or 128 and the number of
+the signal that ended it.
 
-It is started by path and imports nothing of ours, so that it costs little and cannot be hidden.
+It is started by path and imports nothing of ours, so that it costs little and nothing can hide it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import socket
 import subprocess
 import sys
 import time
+
+import psutil
 
 __all__ = ["main"]
 
@@ -41,7 +43,7 @@ class _Guard:
         self._code: int | None = None
 
     def run(self) -> int:
-        """Until the command and all that came of it is gone; the exit code."""
+        """Wait until the command and all that came of it is gone; the exit code."""
         while self._code is None or self._rest():
             wait_s = None if self._kill_s is None else max(0.0, self._kill_s - time.monotonic())
             readable, _, _ = select.select(self._inputs, [], [], wait_s)
@@ -52,13 +54,12 @@ class _Guard:
                     self._inputs.remove(_STDIN)
                     self._kill_s = (self._asked_s or 0.0) + _LAST_WAIT_S
             if self._wakeup.fileno() in readable:
-                numbers = self._wakeup.recv(4096)
-                if signal.SIGTERM in numbers:
+                if signal.SIGTERM in self._wakeup.recv(4096):
                     self._ask()
                 self._reap()
             if self._kill_s is not None and time.monotonic() >= self._kill_s:
                 self._signal_all(signal.SIGKILL)
-                self._kill_s = time.monotonic() + _KILL_PAUSE_S  # one that was being born is met next time
+                self._kill_s = time.monotonic() + _KILL_PAUSE_S  # the next round meets what was being born
         return self._code if self._code >= 0 else 128 - self._code
 
     def _ask(self) -> None:
@@ -80,8 +81,9 @@ class _Guard:
                     self._kill_s = time.monotonic() + _REST_WAIT_S
 
     def _rest(self) -> bool:
+        """Whether something of the command still runs."""
         if sys.platform == "linux":
-            return bool(_descendants(os.getpid()))
+            return bool(_descendants())
         try:
             os.killpg(self._child.pid, 0)
         except (ProcessLookupError, PermissionError):
@@ -91,31 +93,18 @@ class _Guard:
     def _signal_all(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
-        for pid in _descendants(os.getpid()) if sys.platform == "linux" else ():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        for process in _descendants() if sys.platform == "linux" else ():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
 
 
-def _descendants(root: int) -> list[int]:
-    """Processes below ``root`` that run."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib is slow to import
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  # the same
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:  # it has ended meanwhile
-                continue
-            if fields[0] not in {b"Z", b"X"}:
-                parents[int(name)] = int(fields[1])
-    found: list[int] = []
-    for pid, parent in parents.items():
-        above, seen = parent, set[int]()
-        while above in parents and above != root and above not in seen:
-            seen.add(above)
-            above = parents[above]
-        if above == root:
-            found.append(pid)
+def _descendants() -> list[psutil.Process]:
+    """The processes below this one that run."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+                found.append(process)
     return found
 
 
@@ -134,7 +123,7 @@ def main(command: list[str]) -> int:
     """Run ``command``; the exit code."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is the launcher's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers to a terminal's
     try:
         guard = _Guard(command)
     except OSError as error:

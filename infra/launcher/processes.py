@@ -1,7 +1,7 @@
-"""Processes that a launcher starts: each below a guard, ended with it, what they print passed on.
+"""Programs that a launcher starts: each below a guard, ended with it, its output passed on.
 
-What is started and when is :mod:`infra.launcher.services`' and :mod:`infra.launcher.training`'s; that nothing
-of a process stays behind is :mod:`infra.launcher.guard`'s.
+What starts and when is :mod:`infra.launcher.services`'; :mod:`infra.launcher.guard` sees that nothing of a
+program stays behind.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_SERVICE_FAILED, RunFailedError
+from infra.launcher import EXIT_NOT_READY, EXIT_SERVICE_FAILED, EXIT_SIGNAL, RunFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-__all__ = ["Child", "Service"]
+__all__ = ["Program", "Service", "race"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _GUARD = Path(__file__).with_name("guard.py")
 _LAST_LINES = 5
@@ -31,29 +32,28 @@ _CHUNK = 64 * 1024
 _GUARD_WAIT_S = 10.0  # the guard kills at once
 _OUTPUT_WAIT_S = 2.0
 _PROBE_PAUSE_S = 0.05
-_LONG_LIFE_S = 60.0  # who dies after so long was not started in vain
+_LONG_LIFE_S = 60.0  # a program that dies after so long was not started in vain
 _RESTARTS = 3
 _RESTART_PAUSE_S = 0.2
-_SIGNALS_FROM = 128
 
 
-class Child:
-    """One process and all that comes of it.
+class Program:
+    """One program and all that comes of it.
 
     Args:
         name: what it is, for people: ``the cache``.
-        command: its program and arguments.
+        command: the program and its arguments.
         environment: all of its variables.
-        quiet: what it prints is passed on line by line with its name before it, and the last of it kept to
-            be told when it fails; else it writes where the launcher does.
+        quiet: its output is passed on line by line with its name before it, and its last lines go into the
+            message of its failure; else it writes where the launcher does.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = True
     ) -> None:
         self.name = name
-        self._command = list(command)
-        self._environment = dict(environment)
+        self.command = list(command)
+        self.environment = dict(environment)
         self._quiet = quiet
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[None] | None = None
@@ -61,22 +61,17 @@ class Child:
 
     async def start(self) -> None:
         """Start it; a program that is not there ends at once with code 127."""
-        pipe = asyncio.subprocess.PIPE if self._quiet else None
         self._last.clear()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            str(_GUARD),
-            *self._command,
+            *(sys.executable, "-I", str(_GUARD), *self.command),
             stdin=asyncio.subprocess.PIPE,
-            stdout=pipe,
+            stdout=asyncio.subprocess.PIPE if self._quiet else None,
             stderr=asyncio.subprocess.STDOUT if self._quiet else None,
-            env=self._environment,
+            env=self.environment,
             process_group=0,
         )
-        if self._quiet:
-            self._output = asyncio.get_running_loop().create_task(self._relay())
+        if self._process.stdout is not None:
+            self._output = asyncio.get_running_loop().create_task(self._relay(self._process.stdout))
 
     async def ended(self) -> int:
         """Its exit code, once it has ended: 128 and more where a signal ended it."""
@@ -86,10 +81,10 @@ class Child:
         code = await self._process.wait()
         if self._output is not None:
             await asyncio.wait({self._output}, timeout=_OUTPUT_WAIT_S)  # a stranger may hold the pipe
-        return code if code >= 0 else _SIGNALS_FROM - code
+        return code if code >= 0 else EXIT_SIGNAL - code
 
-    def told(self, code: int) -> str:
-        """How it ended, in words, with the last that it said."""
+    def how_it_ended(self, code: int) -> str:
+        """Its end in words, with its last lines."""
         said = " | ".join(self._last)[-_LAST_CHARACTERS:]
         return f"{self.name} ended with exit code {code}{f': {said}' if said else ''}"
 
@@ -100,60 +95,54 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self.ended()
-        except TimeoutError:
-            _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
-            process.stdin.write(b"kill")
-            try:
-                async with asyncio.timeout(_GUARD_WAIT_S):
-                    await self.ended()
-            except TimeoutError:
-                process.kill()
+                return
+        _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
+        process.stdin.write(b"kill")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GUARD_WAIT_S):
                 await self.ended()
+                return
+        process.kill()
+        await self.ended()
 
-    async def _relay(self) -> None:
-        if self._process is None or self._process.stdout is None:
-            return
+    async def _relay(self, output: asyncio.StreamReader) -> None:
         rest = b""
-        while chunk := await self._process.stdout.read(_CHUNK):
+        while chunk := await output.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._pass_on(line)
-            if len(rest) > _CHUNK:
-                self._pass_on(rest)
-                rest = b""
-        if rest:
-            self._pass_on(rest)
+            if len(rest) > _CHUNK:  # of a line without an end
+                lines, rest = [*lines, rest], b""
+            self._pass_on(lines)
+        self._pass_on([rest])
 
-    def _pass_on(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        if text:
+    def _pass_on(self, lines: Sequence[bytes]) -> None:
+        for text in filter(None, (line.decode(errors="replace").rstrip() for line in lines)):
             self._last.append(text)
             sys.stderr.write(f"[{self.name}] {text}\n")
-            sys.stderr.flush()
+        sys.stderr.flush()
 
 
 class Service:
-    """A child that is to run as long as the run does: found ready, and started again when it dies.
+    """A program that runs as long as the run does: it is found ready, and starts again when it dies.
 
     Args:
-        child: what runs.
-        ready: returns once it serves; asked again and again while it raises ``OSError``.
+        program: what runs.
+        ready: returns once it serves; called again and again while it raises ``OSError``.
         wait_s: how long that may take.
-        restarts: so many quick deaths are borne.
+        restarts: how many quick deaths the run bears.
     """
 
     def __init__(
         self,
-        child: Child,
+        program: Program,
         ready: Callable[[], Awaitable[None]],
         *,
         wait_s: float,
         restarts: int = _RESTARTS,
     ) -> None:
-        self.child = child
+        self.program = program
         self._ready = ready
         self._wait_s = wait_s
         self._restarts = restarts
@@ -166,35 +155,26 @@ class Service:
             RunFailedError: it ends before, or does not serve in time.
         """
         self._started_s = time.monotonic()
-        await self.child.start()
-        loop = asyncio.get_running_loop()
-        serving, ending = loop.create_task(self._serving()), loop.create_task(self.child.ended())
+        await self.program.start()
         try:
-            done, _ = await asyncio.wait(
-                {serving, ending}, timeout=self._wait_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if ending in done:
-                msg = f"{self.child.told(ending.result())} (before it was ready)"
-                raise RunFailedError(EXIT_SERVICE_FAILED, msg)
-            if serving not in done:
-                msg = f"{self.child.name} was started and did not answer within {self._wait_s:g} s"
-                raise RunFailedError(EXIT_NOT_READY, msg)
-            serving.result()
-        finally:
-            for task in (serving, ending):
-                task.cancel()
-        _log.info("%s is ready", self.child.name)
+            async with asyncio.timeout(self._wait_s):
+                code = await race(self.program.ended(), self._serving())
+        except TimeoutError:
+            msg = f"{self.program.name} was started and did not answer within {self._wait_s:g} s"
+            raise RunFailedError(EXIT_NOT_READY, msg) from None
+        if code is not None:
+            msg = f"{self.program.how_it_ended(code)} (before it was ready)"
+            raise RunFailedError(EXIT_SERVICE_FAILED, msg)
+        _log.info("%s is ready", self.program.name)
 
     async def _serving(self) -> None:
         while True:
             try:
-                await self._ready()
-            except OSError:  # not yet; how long that may last is bounded above
+                return await self._ready()
+            except OSError:  # not yet; start() bounds how long that may last
                 await asyncio.sleep(_PROBE_PAUSE_S)
-            else:
-                return
 
-    async def keep(self) -> None:
+    async def keep(self) -> NoReturn:
         """Start it again whenever it dies, until it has died too often.
 
         Raises:
@@ -202,12 +182,28 @@ class Service:
         """
         deaths = 0
         while True:
-            code = await self.child.ended()
+            code = await self.program.ended()
             deaths = 1 if time.monotonic() - self._started_s > _LONG_LIFE_S else deaths + 1
-            told = self.child.told(code)
+            how = self.program.how_it_ended(code)
             if deaths > self._restarts:
                 how_often = f", {deaths} times in a short time" if deaths > 1 else ""
-                raise RunFailedError(EXIT_SERVICE_FAILED, f"{told}{how_often}")
-            _log.warning("%s; it is started again", told)
+                raise RunFailedError(EXIT_SERVICE_FAILED, f"{how}{how_often}")
+            _log.warning("%s; it is started again", how)
             await asyncio.sleep(_RESTART_PAUSE_S * 2**deaths)
             await self.start()
+
+
+async def race(*ways: Awaitable[_T]) -> _T:
+    """The result of the first to end, or its error; of several at once, of the first named.
+
+    The others are cancelled and waited for.
+    """
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        first = next(task for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return first.result()

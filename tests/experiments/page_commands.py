@@ -62,7 +62,7 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
     elif words[:3] == ["python", "-m", "infra.launcher"]:
         yield from _launcher(words[3:], own=False)
     elif words[:3] == ["python", "-m", "infra.launcher.submit"]:
-        submit._jobs(submit._parser().parse_args(list(words[3:])))
+        submit.requests_of(submit.parser().parse_args(list(words[3:])))
         yield from _module(words[words.index("--") + 1 :])
     else:
         assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
@@ -75,7 +75,7 @@ def _launcher(words: Sequence[str], *, own: bool) -> Iterator[str]:
 
 def _without_own(words: Sequence[str]) -> list[str]:
     end = list(words).index("--")
-    _, others = local._parser().parse_known_args(list(words[:end]))
+    _, others = local.parser().parse_known_args(list(words[:end]))
     return [*others, *words[end:]]
 
 

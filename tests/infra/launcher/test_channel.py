@@ -1,18 +1,23 @@
-"""The line between hosts: who is taken, what is heard, and when the other side counts as gone."""
+"""Channels between hosts: whom each side takes, what it hears, when the other counts as gone; and the leader."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
+from contextlib import asynccontextmanager
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.launcher import EXIT_NOT_READY, EXIT_REFUSED, ExitStatus, RunFailedError
 from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit, connect
+from infra.launcher.cluster import Cluster
+from infra.launcher.leader import Leader
 from infra.launcher.trust import Trust
-from infra.launcher.verdicts import EXIT_NOT_READY, EXIT_REFUSED, RunFailedError
+from tests.fixtures.valkey import free_port
 
 OURS = Trust(token="a-token-of-this-test")
 THEIRS = Trust(token="another-one-instead")
@@ -80,9 +85,9 @@ def test_who_does_not_is_refused(leader, member, told):
 
     (_, there), here = asyncio.run(run())
     assert isinstance(there, RefusedError)
-    assert here.verdict.code == EXIT_REFUSED
-    assert told in here.verdict.reason
-    assert "token-of-this-test" not in here.verdict.reason
+    assert here.status.code == EXIT_REFUSED
+    assert told in here.status.reason
+    assert "token-of-this-test" not in here.status.reason
 
 
 def test_a_leader_that_does_not_know_the_token_is_not_believed():
@@ -90,7 +95,7 @@ def test_a_leader_that_does_not_know_the_token_is_not_believed():
 
     async def run():
         async def answer(reader, writer):
-            writer.write(b'{"launcher":1,"challenge":"00"}\n')
+            writer.write(b'{"launcher":2,"challenge":"00"}\n')
             await reader.readline()
             writer.write(b'{"proof":"' + b"0" * 64 + b'"}\n{"welcome":1}\n')
             await reader.read()
@@ -103,7 +108,7 @@ def test_a_leader_that_does_not_know_the_token_is_not_believed():
 
     with pytest.raises(RunFailedError, match="the leader does not know the token") as failed:
         asyncio.run(run())
-    assert failed.value.verdict.code == EXIT_REFUSED
+    assert failed.value.status.code == EXIT_REFUSED
 
 
 def test_a_proof_is_good_for_its_challenge_and_its_side_alone():
@@ -124,7 +129,7 @@ def test_a_proof_is_good_for_its_challenge_and_its_side_alone():
         (b"x" * (2 * MAX_LINE), "cannot be heard any more"),
         (b"", "has closed the connection"),
         (b'{"launcher":1', "has closed the connection"),
-        (b'{"launcher":2,"host":"a"}\n', "of version 1, the other of 2"),
+        (b'{"launcher":1,"host":"a"}\n', "of version 2, the other of 1"),
     ],
 )
 def test_a_stranger_is_told_apart(bytes_, told):
@@ -224,9 +229,9 @@ def test_a_certificate_that_does_not_fit_is_refused(certificates, which):
         return await meet(leader, member)
 
     _, here = asyncio.run(run())
-    assert here.verdict.code == EXIT_REFUSED
-    assert "cannot be spoken to by TLS" in here.verdict.reason
-    assert "SUPER_COORDINATOR_CA_FILE" in here.verdict.reason
+    assert here.status.code == EXIT_REFUSED
+    assert "cannot agree on TLS" in here.status.reason
+    assert "SUPER_COORDINATOR_CA_FILE" in here.status.reason
 
 
 def test_nobody_there_is_told_after_the_wait():
@@ -235,4 +240,89 @@ def test_nobody_there_is_told_after_the_wait():
 
     with pytest.raises(RunFailedError, match="the leader did not answer algo-7 at 127.0.0.1:1") as failed:
         asyncio.run(run())
-    assert failed.value.verdict.code == EXIT_NOT_READY
+    assert failed.value.status.code == EXIT_NOT_READY
+
+
+HOSTS = Cluster(("127.0.0.1",), ("127.0.0.2", "127.0.0.3"), "127.0.0.1")
+
+
+@asynccontextmanager
+async def leading():
+    port = free_port()
+    leader = Leader(HOSTS, OURS, silence_s=30.0, lost_data_hosts=0)
+    await leader.open("127.0.0.1", port)
+    try:
+        yield leader, port
+    finally:
+        await leader.close()
+
+
+async def come(port, host):
+    return await connect("127.0.0.1", port, own=host, trust=OURS, silence_s=30.0, wait_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"[" * 60_000, b'{"launcher":2,"host":"x","nonce":"n","proof":"\\ud800"}', b'{"host":"\\ud800"}'],
+)
+def test_what_a_stranger_says_leaves_no_connection_open(words):
+    async def run():
+        async with leading() as (leader, port):
+            before = psutil.Process().num_fds()
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                await reader.readline()
+                writer.write(words + b"\n")
+                async with asyncio.timeout(5):
+                    await reader.read()  # until the leader hangs up
+                writer.close()
+                await writer.wait_closed()
+            assert not leader._following
+            return before, psutil.Process().num_fds()
+
+    before, after = asyncio.run(run())
+    assert after <= before
+
+
+def test_a_host_that_cannot_be_understood_is_lost():
+    async def run():
+        async with leading() as (leader, port):
+            channel = await come(port, "127.0.0.2")
+            channel._writer.write(b"[" * 60_000 + b"\n")
+            async with asyncio.timeout(5):
+                host, message = await leader._inbox.get()
+            await channel.close()
+            return host, message["lost"]
+
+    host, lost = asyncio.run(run())
+    assert host == "127.0.0.2"
+    assert "speaks another language" in lost
+
+
+async def last_message(channel):
+    while "end" not in (message := await channel.hear()):
+        pass
+    return message
+
+
+@pytest.mark.parametrize("all_have_gone", [False, True])
+def test_a_host_that_comes_when_the_run_ends_hears_of_it_and_nobody_waits_for_it(all_have_gone):
+    """It never hangs up by itself, and the leader may wait for an hour for those who were there."""
+
+    async def run():
+        async with leading() as (leader, port):
+            early = await come(port, "127.0.0.2")
+            ending = asyncio.create_task(leader.end(ExitStatus(7, "why"), 3600.0))
+            assert await last_message(early) == {"end": 7, "reason": "why"}
+            if all_have_gone:
+                await early.close()
+                await leader._until(lambda: not leader._channels, 10)
+            late = await come(port, "127.0.0.3")
+            said = await last_message(late)
+            await early.close()
+            async with asyncio.timeout(10):
+                await ending
+            await late.close()
+            return said
+
+    assert asyncio.run(run()) == {"end": 7, "reason": "why"}

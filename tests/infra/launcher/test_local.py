@@ -9,8 +9,7 @@ import signal
 
 import pytest
 
-from infra.launcher.local import main
-from infra.launcher.one_machine import LocalHost, confined_to, free_ports, local_hosts
+from infra.launcher.local import free_ports, local_hosts, main, parser
 from superdl.super_wire.errors import ConfigError
 from tests.infra.launcher.hosts import LOCAL
 
@@ -21,83 +20,69 @@ FOR_EVER = (
 )
 
 
-def shares(data, training, cores, *, data_cores=0, training_cores=0):
-    hosts = local_hosts(
-        data, training, data_cores=data_cores, training_cores=training_cores, cores=cores, gpus=()
-    )
-    return [(host.name, None if host.cores is None else sorted(host.cores)) for host in hosts]
+def made(*options, cores=(), gpus=()):
+    return local_hosts(parser().parse_args(options), cores, gpus)
+
+
+def shares(*options, cores):
+    return [(host.name, list(host.cores)) for host in made(*options, cores=cores)]
 
 
 @pytest.mark.usefixtures("hosts")  # for its being skipped where there is one loopback address
 class TestShares:
     def test_cores_are_divided_and_what_is_left_is_shared_by_the_others(self):
-        assert shares(1, 1, [0, 1]) == [("data 127.0.0.2", None), ("training 127.0.0.3", None)]
-        assert shares(1, 1, [4, 7], training_cores=1) == [
+        one_each = ("--data-hosts=1", "--training-hosts=1")
+        assert shares(*one_each, cores=[0, 1]) == [("data 127.0.0.2", []), ("training 127.0.0.3", [])]
+        assert shares(*one_each, "--training-cores=1", cores=[4, 7]) == [
             ("data 127.0.0.2", [7]),
             ("training 127.0.0.3", [4]),
         ]
-        assert shares(2, 1, range(8), training_cores=2) == [
+        assert shares("--data-hosts=2", "--training-cores=2", cores=range(8)) == [
             ("data 127.0.0.2", [2, 3, 4, 5, 6, 7]),
             ("data 127.0.0.3", [2, 3, 4, 5, 6, 7]),
             ("training 127.0.0.4", [0, 1]),
         ]
-        assert shares(1, 2, range(4), data_cores=1) == [
+        assert shares("--data-hosts=1", "--training-hosts=2", "--data-cores=1", cores=range(4)) == [
             ("data 127.0.0.2", [0]),
             ("training 127.0.0.3", [1, 2, 3]),
             ("training 127.0.0.4", [1, 2, 3]),
         ]
-        assert shares(0, 1, [0, 1], training_cores=1) == [("training 127.0.0.2", [0])]
+        assert shares("--training-cores=1", cores=[0, 1]) == [("training 127.0.0.2", [0])]
 
     @pytest.mark.parametrize(
-        ("told", "why"),
+        ("options", "cores", "why"),
         [
-            (
-                {"training_cores": 2},
-                r"2 cores are asked for .* and one at least for the others; 2 can be used",
-            ),
-            ({"training_cores": 2, "data_cores": 1}, "3 cores are asked for"),
-            ({"training_cores": -1}, "not negative"),
+            (("--training-cores=2",), 2, r"2 cores .* and one at least for the others; 2 can be used"),
+            (("--training-cores=2", "--data-cores=1"), 2, "3 cores are asked for"),
+            (("--training-cores=-1",), 2, "not negative"),
+            (("--training-cores=1",), 0, "leave --training-cores and --data-cores out"),
         ],
     )
-    def test_more_cores_than_there_are_is_refused(self, told, why):
+    def test_more_cores_than_there_are_is_refused(self, options, cores, why):
         with pytest.raises(ConfigError, match=why):
-            shares(1, 1, [0, 1], **told)
-
-    def test_cores_on_a_system_that_holds_nothing_to_them_are_refused(self):
-        with pytest.raises(ConfigError, match="leave --training-cores and --data-cores out"):
-            shares(1, 1, [], training_cores=1)
+            made("--data-hosts=1", *options, cores=range(cores))
 
     def test_gpus_are_divided_where_each_host_can_have_one(self):
         def seen(training, gpus):
-            hosts = local_hosts(1, training, data_cores=0, training_cores=0, cores=(), gpus=gpus)
-            return [host.gpus for host in hosts if host.trains]
+            return [host.gpus for host in made(f"--training-hosts={training}", gpus=gpus) if host.trains]
 
         assert seen(2, ["0", "1", "2", "3"]) == [("0", "1"), ("2", "3")]
         assert seen(2, ["0"]) == [None, None]
         assert seen(1, ["0", "1"]) == [None]
 
     def test_hosts_that_share_cores_share_their_threads_too(self):
-        def threads(training, **told):
-            told = {"data_cores": 0, "training_cores": 0, **told}
-            hosts = local_hosts(1, training, **told, cores=range(8), gpus=())
-            return [host.threads for host in hosts]
+        def threads(*options):
+            return [host.threads for host in made("--data-hosts=1", *options, cores=range(8))]
 
-        assert threads(2) == [0, 4, 4]
-        assert threads(2, data_cores=2) == [0, 3, 3]
-        assert threads(2, training_cores=2) == [0, 0, 0], "they see their own cores"
-        assert threads(1) == [0, 0]
+        assert threads("--training-hosts=2") == [0, 4, 4]
+        assert threads("--training-hosts=2", "--data-cores=2") == [0, 3, 3]
+        assert threads("--training-hosts=2", "--training-cores=2") == [0, 0, 0], "they see their own cores"
+        assert threads() == [0, 0]
 
     def test_ports_are_different_ones(self):
-        ports = free_ports([LocalHost("127.0.0.2", trains=True), LocalHost("127.0.0.3", trains=False)])
+        ports = free_ports()
         assert len(set(ports.values())) == len(ports) == 5
         assert all(name.endswith("_port") for name in ports)
-
-
-def test_what_is_started_within_is_held_to_its_cores(hosts):
-    before = os.sched_getaffinity(0)
-    with confined_to(frozenset({min(before)})):
-        assert os.sched_getaffinity(0) == {min(before)}
-    assert os.sched_getaffinity(0) == before
 
 
 def test_a_run_ends_with_its_code_and_each_host_has_its_cores(hosts):

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-from infra.launcher.verdicts import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_WRONG_SETTINGS
+from infra.launcher import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_WRONG_SETTINGS
 from tests.fixtures.certificates import _Authority
 from tests.infra.launcher.test_training_run import LOCAL, begin, check_every_image_once
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from infra.launcher.verdicts import EXIT_SERVICE_FAILED
+from infra.launcher import EXIT_SERVICE_FAILED
 from tests.infra.launcher.hosts import DATA, LEADER
 from tests.infra.launcher.test_training_run import begin, check_every_image_once
 
