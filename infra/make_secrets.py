@@ -1,8 +1,8 @@
 """``python -m infra.make_secrets --stack NAME``: certificates and a token for a stack, into Secrets Manager.
 
-It makes what is missing or runs out within a month, and leaves alone what is there, so it may be run again at
-any time. On standard output it prints the stack's parameters, for ``sam deploy --parameter-overrides``; on
-standard error what it did. Keys are made in memory and go nowhere else.
+It makes what is missing or runs out within a month, and leaves alone what is there, so run it at any time. On
+standard output it prints the stack's parameters, for ``sam deploy --parameter-overrides``; on standard error
+what it did. Keys are of the curve P-256, made in memory, and go nowhere else.
 
 Secrets: ``NAME/authority`` (the private authority with its key; nobody but who renews may read it),
 ``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
@@ -14,25 +14,140 @@ Exit codes: 0 done, 1 AWS refused.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from infra import NO_REGION, session_in, stack_name
-from infra.authority import Pair, days_left, names_of, new_authority, sign, signed_by
+from infra import NO_REGION, TAG, session_in, stack_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["main", "make_secrets"]
+__all__ = ["Pair", "days_left", "main", "make_secrets", "new_authority", "sign"]
 
+_AUTHORITY_DAYS = 3650
+_BACKDATED = dt.timedelta(minutes=5)  # clocks differ
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 _VALID_DAYS = 397
 _RENEW_DAYS = 30
 _TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, as PEM texts."""
+
+    cert: str
+    key: str = field(repr=False)
+
+
+def new_authority(name: str) -> Pair:
+    """An authority that may sign servers and clients, and no other authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _named(name)
+    builder = _builder(subject, subject, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    return _pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def sign(authority: Pair, name: str, *, days: int, hosts: tuple[str, ...] = ()) -> Pair:
+    """A certificate of the authority's: a server's if it has hosts, else a client's."""
+    signer = serialization.load_pem_private_key(authority.key.encode(), password=None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        msg = "the authority's key is not of an elliptic curve: it was not made here"
+        raise TypeError(msg)
+    issuer = _loaded(authority.cert)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_named(name), issuer.subject, key.public_key(), signer.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    if hosts:
+        alternatives = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
+        builder = builder.add_extension(alternatives, critical=False)
+    return _pair(builder.sign(signer, hashes.SHA256()), key)
+
+
+def days_left(cert: str) -> float:
+    """Days until a certificate runs out; below 0 if it has."""
+    return (_loaded(cert).not_valid_after_utc - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
+
+
+def names_of(cert: str) -> tuple[str, ...]:
+    """The host names that a certificate is for."""
+    found = _loaded(cert).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return tuple(found.value.get_values_for_type(x509.DNSName))
+
+
+def signed_by(cert: str, authorities: str) -> bool:
+    """Whether one of these authorities, PEM texts one after the other, signed the certificate."""
+    issuers = x509.load_pem_x509_certificates(authorities.encode())
+    return any(_is_signed(_loaded(cert), issuer) for issuer in issuers)
+
+
+def _is_signed(cert: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        cert.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):  # another key, another name, another kind of key
+        return False
+    return True
+
+
+def _usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in _USES})
+
+
+def _loaded(cert: str) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(cert.encode())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    issuers: ec.EllipticCurvePublicKey,
+    days: int,
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuers), critical=False)
+    )
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    return Pair(
+        certificate.public_bytes(serialization.Encoding.PEM).decode(),
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+    )
 
 
 class Vault:
@@ -61,7 +176,7 @@ class Vault:
             self._client.put_secret_value(SecretId=full, SecretString=text)
             _say(f"renewed {full}")
         except self._client.exceptions.ResourceNotFoundException:
-            tags = [{"Key": "super:stack", "Value": self._stack}]
+            tags = [{"Key": TAG, "Value": self._stack}]
             self._client.create_secret(Name=full, Description=description, SecretString=text, Tags=tags)
             _say(f"made {full}")
 

@@ -2,8 +2,8 @@
 
 Where there are no machines, ``submit`` asks again a bounded number of times, with pauses that grow; of
 several types of machines each attempt takes the next. The container's entry point is the launcher itself, so
-that SageMaker's SIGTERM reaches it. The platform encrypts traffic between the containers, and security groups say
-who reaches them: so the launcher runs with ``--insecure``.
+that SageMaker's SIGTERM reaches it. The platform encrypts traffic between the containers, and security groups
+say who reaches them: so the launcher runs with ``--insecure``.
 
 Exit codes: 0 the job has its machines (with ``--wait``: it is completed), 1 it failed, AWS refused, or
 nobody watches it any more (the message names it, and how to end it), 2 an argument is wrong, 3 there were no

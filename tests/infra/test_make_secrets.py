@@ -8,8 +8,7 @@ import ssl
 import pytest
 
 from infra import make_secrets as module
-from infra.authority import Pair, days_left, new_authority, sign
-from infra.make_secrets import main
+from infra.make_secrets import Pair, days_left, main, new_authority, sign
 from tests.infra.account import client
 
 HOST = "coordinator.super-1.internal"

@@ -1,4 +1,4 @@
-"""Channels between hosts: whom each side takes, what it hears, when the other counts as gone; and the leader."""
+"""Channels between hosts: whom each side takes, what it hears, when the other counts as gone; the leader."""
 
 from __future__ import annotations
 
