@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from tools.lambda_zip.wheels import LAMBDA_PYTHON, MACHINES, BundleError, Target
+from tools.lambda_zip import LAMBDA_PYTHON, MACHINES, BundleError, Platform
 
 __all__ = ["LOCKS", "Lock", "main"]
 
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 def _locked(lock: Lock) -> str:
     """The text of a requirements file."""
     wanted = ranges()
-    targets = [Target(python, machine) for python, machine in product(_PYTHONS, MACHINES.values())]
+    targets = [Platform(python, machine) for python, machine in product(_PYTHONS, MACHINES.values())]
     pins = {
         name: version
         for name, (version, _) in _resolve(
@@ -111,7 +111,7 @@ def ranges() -> dict[str, str]:
 
 
 def _resolve(
-    requirements: list[str], target: Target, *, dependencies: bool = True
+    requirements: list[str], target: Platform, *, dependencies: bool = True
 ) -> dict[str, tuple[str, str]]:
     """What pip would install: version and SHA-256 of the wheel, by name."""
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from tests.fixtures.containers import UID
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.valkey import Valkey, free_port
 from tests.integration.delivery import assert_exactly_once, collect
-from tools.lambda_zip.bundle import project_version
+from tools.lambda_zip import project_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from tools.lambda_zip.bundle import ROOT, project_version
+from tools.lambda_zip import ROOT, project_version
 
 FOLDER = ROOT / "infra/docker"
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))

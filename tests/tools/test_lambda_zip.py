@@ -12,10 +12,18 @@ from importlib import metadata
 
 import pytest
 
-from tools.lambda_zip import __main__ as command
-from tools.lambda_zip.archive import write_archive
-from tools.lambda_zip.bundle import ROOT, bundle_files, check_sizes, own_files, project_version
-from tools.lambda_zip.wheels import BundleError, Target, download
+from tools.lambda_zip import (
+    ROOT,
+    BundleError,
+    Platform,
+    bundle_files,
+    check_sizes,
+    download,
+    main,
+    own_files,
+    project_version,
+    write_archive,
+)
 from tools.lock_requirements import LOCKS, ranges
 
 REQUIREMENTS = ROOT / "infra/function/requirements.txt"
@@ -119,7 +127,7 @@ def test_what_must_not_be_in_it_is_refused(tmp_path):
 def test_without_an_index_the_reason_and_the_remedy_are_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert command.main(["--arch", "arm64", "--out", str(tmp_path / "dist")]) == 1
+    assert main(["--arch", "arm64", "--out", str(tmp_path / "dist")]) == 1
     said = capsys.readouterr().err
     assert "pip cannot bring the wheels of requirements.txt for Python 3.13 on aarch64" in said
     assert "needs the network or an index" in said
@@ -134,7 +142,7 @@ def test_a_wheel_of_other_bytes_is_refused(tmp_path, monkeypatch):
     only = tmp_path / "only.txt"
     only.write_text("xxhash==4.1.0 --hash=sha256:" + "0" * 64 + "\n")
     with pytest.raises(BundleError, match="HASHES"):
-        download(only, Target("3.13", "aarch64"), tmp_path / "wheels")
+        download(only, Platform("3.13", "aarch64"), tmp_path / "wheels")
 
 
 def test_all_that_the_handler_imports_is_pinned_or_lambdas():

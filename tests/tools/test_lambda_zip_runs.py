@@ -24,8 +24,7 @@ from superdl.lambda_prefetch.golden import golden_digest
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, raw_record, request_for, run
-from tools.lambda_zip.__main__ import build
-from tools.lambda_zip.wheels import Target
+from tools.lambda_zip import Platform, build
 
 IN_LAMBDAS_RUNTIME = ("boto3", "botocore", "s3transfer", "urllib3", "dateutil", "six", "jmespath")
 CHILD = """
@@ -52,8 +51,8 @@ def bundle(tmp_path_factory):
         pytest.skip("the package is Linux's")
     folder = tmp_path_factory.mktemp("package")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    digest = build(folder / "one.zip", Target(python, platform.machine()))
-    assert build(folder / "elsewhere" / "two.zip", Target(python, platform.machine())) == digest
+    digest = build(folder / "one.zip", Platform(python, platform.machine()))
+    assert build(folder / "elsewhere" / "two.zip", Platform(python, platform.machine())) == digest
     with zipfile.ZipFile(folder / "one.zip") as archive:
         archive.extractall(folder / "task")
     return folder / "task"
