@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import requests
 from moto.server import ThreadedMotoServer
-
-from tests.infra.account import empty_account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,5 +24,14 @@ def moto_url() -> Iterator[str]:
 @pytest.fixture
 def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An empty account; all of boto3 leads there. The region is us-east-1."""
-    with empty_account(moto_url, monkeypatch):
-        yield moto_url
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": moto_url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    requests.post(f"{moto_url}/moto-api/reset", timeout=30)
+    yield moto_url
+    requests.post(f"{moto_url}/moto-api/reset", timeout=30)

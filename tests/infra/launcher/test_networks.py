@@ -5,7 +5,6 @@ loopback is refused unless it is guarded or said to be, and a cable that is pull
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from infra.launcher import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_WRONG_SETTINGS
 from tests.fixtures.certificates import _Authority
-from tests.infra.launcher.test_training_run import LOCAL, begin, check_every_image_once
+from tests.infra.launcher.test_training_run import LOCAL, begin, check_every_image_once, needs_ray
 
 IP = shutil.which("ip") or ""
 SERVER_WITH_TLS = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -90,7 +89,7 @@ def test_hosts_with_addresses_of_their_own_train_together(hosts, switch, images)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'superdl[ray]'")
+@needs_ray
 def test_functions_run_on_rays_nodes_of_all_hosts(hosts, switch, images):
     begin(
         hosts,
@@ -107,7 +106,7 @@ def test_functions_run_on_rays_nodes_of_all_hosts(hosts, switch, images):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'superdl[ray]'")
+@needs_ray
 @pytest.mark.skipif(
     not SERVER_WITH_TLS, reason="no server with TLS is here: pip's have none, and none is on PATH"
 )

@@ -1,7 +1,8 @@
-"""Whole runs: a cache, a coordinator, and torchrun on two hosts, whose ranks read every image once."""
+"""Whole runs: a cache, a coordinator, Ray, and torchrun on two hosts, whose ranks read every image once."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -12,10 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.launcher import EXIT_SERVICE_FAILED
 from tests.fixtures.images import expected_pixels
-from tests.infra.launcher.hosts import LEADER, TRAINER_0, TRAINER_1
+from tests.infra.launcher.hosts import DATA, LEADER, TRAINER_0, TRAINER_1
 
 pytestmark = pytest.mark.slow
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'superdl[ray]'"
+)
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 LOCAL = ("--executor=local", "--cache-bytes=128mb")
@@ -150,3 +155,60 @@ def test_a_run_with_tls_token_and_passwords(hosts, images, certificates):
     check_every_image_once(hosts, images)
     assert f"cache rediss://127.0.0.1:{hosts.ports['cache']}" in hosts.said("127.0.0.1")
     assert not any(secret in hosts.all_said() for secret in secrets.values())
+
+
+RAY = ("--executor=ray", "--cache-bytes=128mb", "--data-cpus=1")
+FILES = {"SUPER_RAY_SHARED_FILES": "1"}
+
+
+@needs_ray
+def test_functions_run_on_data_hosts_and_on_trainers_spare_cpus(hosts, images):
+    hosts.data_hosts = (LEADER, DATA)
+    begin(hosts, images, "--epochs", "2", options=(*RAY, "--trainer-cpus=1"), environment=FILES)
+    assert set(hosts.codes().values()) == {0}, hosts.all_said()
+    check_every_image_once(hosts, images)
+    for host in (DATA, *hosts.training_hosts):
+        assert "Ray's node" in hosts.said(host)
+    hosts.until_nothing_is_left()
+
+
+@needs_ray
+def test_a_data_host_that_is_lost_costs_no_image(hosts, images):
+    hosts.data_hosts = (LEADER, DATA)
+    begin(hosts, images, "--epochs", "8", options=(*RAY, "--lost-data-hosts=1"), environment=FILES)
+    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    hosts.signal(DATA, signal.SIGKILL)
+    codes = hosts.codes()
+    assert codes.pop(DATA) == -signal.SIGKILL
+    assert set(codes.values()) == {0}, hosts.all_said()
+    assert "the run goes on without a data host" in hosts.said(LEADER)
+    check_every_image_once(hosts, images, epochs=8)
+    hosts.until_nothing_is_left()
+
+
+def raylet_of(hosts, host):
+    return next(
+        p for p in hosts.left() if p.name() == "raylet" and f"--node_ip_address={host}" in p.cmdline()
+    )
+
+
+@needs_ray
+def test_a_node_that_dies_is_started_again(hosts, images):
+    hosts.data_hosts = (LEADER, DATA)
+    begin(hosts, images, "--epochs", "8", options=RAY, environment=FILES)
+    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    raylet_of(hosts, DATA).kill()
+    hosts.until_said(DATA, "Ray's node ended with exit code .*it is started again")
+    assert set(hosts.codes().values()) == {0}, hosts.all_said()
+    check_every_image_once(hosts, images, epochs=8)
+    hosts.until_nothing_is_left()
+
+
+@needs_ray
+def test_without_its_head_the_run_ends(hosts, images):
+    begin(hosts, images, "--forever", options=RAY, environment=FILES)
+    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
+    next(process for process in hosts.left() if process.name() == "gcs_server").kill()
+    assert set(hosts.codes().values()) == {EXIT_SERVICE_FAILED}, hosts.all_said()
+    assert "Ray's head ended with exit code" in hosts.reason(LEADER)
+    hosts.until_nothing_is_left()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import stat
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from infra.launcher.cluster import Cluster
 from infra.launcher.trust import Trust, check_trust, ray_environment, ray_token, trust_of
 from superdl.super_wire.errors import ConfigError
+from tests.infra.launcher.test_training_run import needs_ray
 
 AWAY = Cluster(("algo-1",), ("algo-2",), "algo-1")
 HERE = Cluster(("127.0.0.2",), ("127.0.0.3",), "127.0.0.2")
@@ -150,7 +150,7 @@ print(json.dumps(answers))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'superdl[ray]'")
+@needs_ray
 def test_no_stranger_is_served_by_the_ray_of_a_loopback_run(hosts, tmp_path):
     hosts.data_hosts, hosts.training_hosts = (), ("127.0.0.1",)
     script = tmp_path / "wait.py"
