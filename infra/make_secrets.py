@@ -57,11 +57,9 @@ class Pair:
 def new_authority(name: str) -> Pair:
     """An authority that may sign servers and clients, and no other authority."""
     key = ec.generate_private_key(ec.SECP256R1())
+    limits = x509.BasicConstraints(ca=True, path_length=0)
     subject = _named(name)
-    builder = _builder(subject, subject, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-    return _pair(builder.sign(key, hashes.SHA256()), key)
+    return _signed(subject, key, subject, key, _AUTHORITY_DAYS, limits, _usage("key_cert_sign", "crl_sign"))
 
 
 def sign(authority: Pair, name: str, *, days: int, hosts: tuple[str, ...] = ()) -> Pair:
@@ -70,17 +68,44 @@ def sign(authority: Pair, name: str, *, days: int, hosts: tuple[str, ...] = ()) 
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         msg = "the authority's key is not of an elliptic curve: it was not made here"
         raise TypeError(msg)
-    issuer = _loaded(authority.cert)
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_named(name), issuer.subject, key.public_key(), signer.public_key(), days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage("digital_signature"), critical=True)
-    usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-    builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    limits = x509.BasicConstraints(ca=False, path_length=None)
+    side = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    more: list[x509.ExtensionType] = [x509.ExtendedKeyUsage([side])]
     if hosts:
-        alternatives = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
-        builder = builder.add_extension(alternatives, critical=False)
-    return _pair(builder.sign(signer, hashes.SHA256()), key)
+        more.append(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]))
+    key, issuer = ec.generate_private_key(ec.SECP256R1()), _loaded(authority.cert).subject
+    return _signed(_named(name), key, issuer, signer, days, limits, _usage("digital_signature"), *more)
+
+
+def _signed(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    *extensions: x509.ExtensionType,
+) -> Pair:
+    """A certificate of these extensions with its key."""
+    now, public = dt.datetime.now(dt.UTC), key.public_key()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    for extension in extensions:
+        is_critical = isinstance(extension, (x509.BasicConstraints, x509.KeyUsage))
+        builder = builder.add_extension(extension, critical=is_critical)
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem).decode(), secret.decode())
 
 
 def days_left(cert: str) -> float:
@@ -118,36 +143,6 @@ def _loaded(cert: str) -> x509.Certificate:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: ec.EllipticCurvePublicKey,
-    issuers: ec.EllipticCurvePublicKey,
-    days: int,
-) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuers), critical=False)
-    )
-
-
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    return Pair(
-        certificate.public_bytes(serialization.Encoding.PEM).decode(),
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ).decode(),
-    )
 
 
 class Vault:
@@ -197,10 +192,12 @@ class Authority:
 def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dict[str, str]:
     """Make what is missing or asked for; give the stack's parameters."""
     authority = _authority(vault, stack, new=arguments.new_authority, retire=arguments.retire_authority)
-    _coordinator(vault, authority, f"coordinator.{stack}.internal", renew=arguments.renew)
+    renew, host = arguments.renew, f"coordinator.{stack}.internal"
+    hosts = (host, "localhost")
+    _certificate(vault, authority, "coordinator", host, renew=renew, trusts="client_ca", hosts=hosts)
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
     if is_mutual:
-        _client(vault, authority, renew=arguments.renew)
+        _certificate(vault, authority, "client", "SUPER trainer", renew=renew, trusts="ca")
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
     return {
         "CoordinatorSecretArn": vault.arn("coordinator"),
@@ -233,29 +230,41 @@ def _authority(vault: Vault, stack: str, *, new: bool, retire: bool) -> Authorit
     return Authority(Pair(wanted["cert"], wanted["key"]), trusted)
 
 
-def _coordinator(vault: Vault, authority: Authority, host: str, *, renew: bool) -> None:
-    kept = vault.read("coordinator")
-    pair = None if renew or (kept and host not in names_of(kept["cert"])) else _still_good(kept, authority)
-    pair = pair or sign(authority.pair, host, days=_VALID_DAYS, hosts=(host, "localhost"))
-    content = {"cert": pair.cert, "key": pair.key, "client_ca": authority.trusted}
+def _certificate(
+    vault: Vault,
+    authority: Authority,
+    secret: str,
+    name: str,
+    *,
+    renew: bool,
+    trusts: str,
+    hosts: tuple[str, ...] = (),
+) -> None:
+    """Keep a certificate in a secret, or make it: one that a former authority signed may stay.
+
+    Args:
+        vault: where secrets are.
+        authority: who signs.
+        secret: the secret's name.
+        name: the certificate's.
+        renew: make it in any case.
+        trusts: the field of the secret that has the trusted authorities.
+        hosts: of a server; the certificate must be for the first.
+    """
+    kept = vault.read(secret)
+    is_good = (
+        kept
+        and not renew
+        and days_left(kept["cert"]) >= _RENEW_DAYS
+        and signed_by(kept["cert"], authority.trusted)
+        and (not hosts or hosts[0] in names_of(kept["cert"]))
+    )
+    made = None if is_good else sign(authority.pair, name, days=_VALID_DAYS, hosts=hosts)
+    pair = made or Pair(kept["cert"], kept["key"])
+    content = {"cert": pair.cert, "key": pair.key, trusts: authority.trusted}
     if content != kept:
-        vault.write("coordinator", content, "SUPER: the coordinator's certificate and key")
-
-
-def _client(vault: Vault, authority: Authority, *, renew: bool) -> None:
-    kept = vault.read("client")
-    pair = None if renew else _still_good(kept, authority)
-    pair = pair or sign(authority.pair, "SUPER trainer", days=_VALID_DAYS)
-    content = {"cert": pair.cert, "key": pair.key, "ca": authority.trusted}
-    if content != kept:
-        vault.write("client", content, "SUPER: the trainers' certificate and key")
-
-
-def _still_good(kept: Mapping[str, str], authority: Authority) -> Pair | None:
-    """A kept certificate, if it is trusted and lasts; one that a former authority signed may stay."""
-    if not kept or days_left(kept["cert"]) < _RENEW_DAYS or not signed_by(kept["cert"], authority.trusted):
-        return None
-    return Pair(kept["cert"], kept["key"])
+        whose = "coordinator's" if hosts else "trainers'"
+        vault.write(secret, content, f"SUPER: the {whose} certificate and key")
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
@@ -290,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     authorities.add_argument(
         "--retire-authority",
         action="store_true",
-        help="trust the newest authority alone; certificates of others are made anew",
+        help="trust the newest authority alone; make certificates of others again",
     )
     tokens = parser.add_mutually_exclusive_group()
     tokens.add_argument(

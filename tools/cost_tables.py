@@ -61,12 +61,12 @@ def regenerated(text: str) -> str:
 
 def _printed(command: str) -> str:
     os.environ.pop("SUPER_PRICES", None)  # the page is about the table that comes along
-    told, refused = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(refused):
+    printed, refused = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(refused):
         code = superdl(shlex.split(command))
     if code:
         raise CommandError(f"superdl {command}: {refused.getvalue().strip()}")
-    return told.getvalue()
+    return printed.getvalue()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker, and prints
-sizes and digests; with ``--unpacked`` it lays the same files out in a folder, for an image of the function.
+"""``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker, and
+prints sizes and digests; with ``--unpacked`` it lays the same files out in a folder, for an image of the
+function.
 
 pip brings the wheels that ``infra/function/requirements.txt`` pins, for a Python and a machine that need not
 be ours, and checks each against its hash. The package holds them, our two packages, and a name and version.

@@ -108,7 +108,7 @@ class Host:
         if not self._stop.done():
             name = signal.Signals(number).name
             _log.warning("%s: the run is to end", name)
-            reason = f"{self._cluster.current} was told to end by {name}"
+            reason = f"{self._cluster.current} received {name}"
             self._stop.set_result(ExitStatus(EXIT_SIGNAL + number, reason))
 
     async def _stopped(self) -> NoReturn:

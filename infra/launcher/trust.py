@@ -164,7 +164,7 @@ def check_trust(
         raise ConfigError(msg)
     if lacks:
         _log.warning(
-            "INSECURE: without %s: whoever reaches these hosts' ports may read the data and run code on them",
+            "INSECURE: without %s: anybody who reaches these hosts may read the data and run code on them",
             "; without ".join(lacks),
         )
 

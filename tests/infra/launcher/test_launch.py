@@ -1,6 +1,6 @@
 """Launchers of several hosts begin together and end together, with one exit code, and leave nothing behind.
 
-Training is a small program here; torchrun is in test_training_run.py, Ray in test_ray_run.py.
+Training is a small program here; torchrun and Ray are in test_training_run.py.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_sigterm_on_every_host_lets_training_save_and_ends_all(hosts):
     assert set(hosts.codes().values()) == {128 + signal.SIGTERM}
     for host in hosts.training_hosts:
         assert "saved" in hosts.said(host)
-        assert "was told to end by SIGTERM" in hosts.reason(host)
+        assert "received SIGTERM" in hosts.reason(host)
     assert hosts.left() == []
 
 
@@ -145,7 +145,7 @@ def test_sigterm_on_one_host_ends_all(hosts):
     begun(hosts)
     hosts.signal(TRAINER_1, signal.SIGTERM)
     assert set(hosts.codes().values()) == {128 + signal.SIGTERM}
-    assert all(f"{TRAINER_1} was told to end by SIGTERM" in hosts.reason(host) for host in hosts.processes)
+    assert all(f"{TRAINER_1} received SIGTERM" in hosts.reason(host) for host in hosts.processes)
 
 
 def test_training_that_will_not_end_is_killed(hosts):
