@@ -25,7 +25,7 @@ def guarded():
 
     def start(script):
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARD), "sh", "-c", script],
+            [sys.executable, "-I", str(GUARD), "sh", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -55,7 +55,7 @@ def test_the_commands_exit_code_is_the_guards(guarded, script, code):
 
 def test_a_program_that_is_not_there_is_code_127():
     run = subprocess.run(
-        [sys.executable, "-I", "-S", str(GUARD), "/nonexistent"],
+        [sys.executable, "-I", str(GUARD), "/nonexistent"],
         input="",
         capture_output=True,
         text=True,
