@@ -62,8 +62,9 @@ _TIME_LIMIT_S = 300.0
 MAX_ZIPPED_BYTES = 30_000_000
 MAX_UNZIPPED_BYTES = 250_000_000  # Lambda's bound on a zip
 
-_OURS = ("lambda_prefetch", "super_wire")
-_NOT_OURS = frozenset({"super_wire/coordinator_pb2.py", "super_wire/coordinator_pb2_grpc.py"})
+# Installed below superdl, whose own __init__.py imports nothing until it is asked for a name.
+_OURS = ("superdl/__init__.py", "superdl/lambda_prefetch", "superdl/super_wire")
+_NOT_OURS = frozenset({"superdl/super_wire/coordinator_pb2.py", "superdl/super_wire/coordinator_pb2_grpc.py"})
 _NEEDLESS_SUFFIXES = frozenset({".pyc", ".pyi", ".pxd", ".h", ".a", ".c", ".lib"})
 _INSTALLERS_RECORDS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "entry_points.txt"})
 _IN_LAMBDAS_RUNTIME = frozenset({"boto3", "botocore", "s3transfer", "awslambdaric"})
@@ -169,8 +170,9 @@ def own_files() -> dict[str, bytes]:
         f"{info}/METADATA": metadata.encode(),
         f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes(),
     }
-    for package in _OURS:
-        for path in (ROOT / package).rglob("*.py"):
+    for ours in _OURS:
+        place = ROOT / ours
+        for path in [place] if place.is_file() else place.rglob("*.py"):
             name = path.relative_to(ROOT).as_posix()
             if name not in _NOT_OURS:
                 files[name] = path.read_bytes()
