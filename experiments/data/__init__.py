@@ -6,9 +6,8 @@ Imports fast (no torch, no scikit-learn), as the command line loads it. Reading 
 
 from __future__ import annotations
 
-from superdl.experiments.data.digits import DIGITS_FORMAT, make_digits
 from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
-from superdl.experiments.data.making import make_set
+from superdl.experiments.data.making import DIGITS_FORMAT, make_digits, make_set
 from superdl.experiments.data.sources import PreparedData, Source, prepare_data
 
 __all__ = [

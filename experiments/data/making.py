@@ -1,15 +1,19 @@
-"""Makes a set of drawn pictures once: looks what is there, and for room, and has it drawn whole.
+"""Writes an image set once, whole or not at all: scikit-learn's digits, or a set of drawn pictures.
 
-Drawing is `experiments.data.drawing`'s, the table of sets `experiments.data.made_sets`'s.
+The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
+validation, class by class, by a seeded hash, so that the split is the same on every machine. Drawn pictures
+are `experiments.data.pictures`'s, the table of sets `experiments.data.made_sets`'s. Reading the files is left
+to the loaders.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import time
-from collections import Counter
-from dataclasses import asdict
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +25,97 @@ from superdl.experiments.data.whole_directory import (
     manifest_of,
     written_whole,
 )
-from superdl.super_wire.errors import SourceError
+from superdl.sampler.embedded.host import usable_cores
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["made_in", "make_set"]
+__all__ = ["DIGITS_COUNTS", "DIGITS_FORMAT", "DigitsFormat", "made_in", "make_digits", "make_set"]
 
 _TOLD_TIMES = 10
+_AT_ONCE = 50  # pictures that a thread draws before it tells
 _MEGABYTE = 1e6
+
+
+# -------------------------------------------------------------------------------------------- digits
+
+
+@dataclass(frozen=True, slots=True)
+class DigitsFormat:
+    """What decides the digits; stored in the set's manifest and compared when it is reused."""
+
+    name: str = "digits"
+    format: int = 1
+    side_pixels: int = 64
+    jpeg_quality: int = 95
+    split_seed: int = 0
+    val_percent: int = 20
+
+
+DIGITS_FORMAT = DigitsFormat()
+DIGITS_COUNTS: Mapping[str, int] = {"train": 1438, "val": 359}
+
+
+def make_digits(directory: str | Path) -> Path:
+    """Write the digits below ``directory`` as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
+
+    A directory that already holds the finished set is checked and left as it is.
+
+    Returns the directory's absolute path.
+
+    Raises:
+        SourceError: the directory holds other files, or a set that is damaged.
+        ConfigError: the path cannot be a directory, cannot be written, or scikit-learn is not installed.
+
+    """
+    target = Path(directory).expanduser().absolute()
+    manifest = {**asdict(DIGITS_FORMAT), "counts": dict(DIGITS_COUNTS)}
+    if not _stands(target, manifest, "the digits"):
+        with written_whole(target, manifest) as staging:
+            _write_digits(staging)
+    return target
+
+
+def _write_digits(root: Path) -> None:
+    try:
+        from sklearn.datasets import load_digits  # heavy: imported only when the set is written
+    except ImportError as error:
+        raise ConfigError(
+            "the digits come from scikit-learn, which is not installed: pip install 'superdl[train]'",
+        ) from error
+    import numpy as np
+    from PIL import Image
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # [1797, 8, 8], 16 is white
+    labels = [int(label) for label in digits.target]
+    held_out = _validation_indices(labels)
+    side = DIGITS_FORMAT.side_pixels
+    for index, label in enumerate(labels):
+        folder = root / ("val" if index in held_out else "train") / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        enlarged = Image.fromarray(grey[index]).resize((side, side), Image.Resampling.BICUBIC)
+        enlarged.convert("RGB").save(folder / f"{index:04d}.jpg", quality=DIGITS_FORMAT.jpeg_quality)
+
+
+def _validation_indices(labels: list[int]) -> set[int]:
+    """Return the indices held out: of each class the same share, chosen by a seeded hash of the index."""
+
+    def split_key(index: int) -> bytes:
+        return hashlib.blake2b(f"{DIGITS_FORMAT.split_seed}:{index}".encode(), digest_size=8).digest()
+
+    by_class: dict[int, list[int]] = defaultdict(list)
+    for index, label in enumerate(labels):
+        by_class[label].append(index)
+    held_out: set[int] = set()
+    for indices in by_class.values():
+        share = round(len(indices) * DIGITS_FORMAT.val_percent / 100)
+        held_out.update(sorted(indices, key=split_key)[:share])
+    return held_out
+
+
+# ------------------------------------------------------------------------------------ drawn pictures
 
 
 def make_set(
@@ -38,20 +124,20 @@ def make_set(
     *,
     samples: int | None = None,
     seed: int = 0,
-    processes: int | None = None,
+    threads: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``.
 
     A directory that already holds exactly this set is checked and left as it is. Equal ``samples`` and
-    ``seed`` give equal files, however many processes draw them.
+    ``seed`` give equal files, however many threads draw them.
 
     Args:
         made: which set.
         directory: where; nothing may be there but this set or an empty directory.
         samples: how many training images; None: as many as the whole set has.
         seed: of all that is drawn.
-        processes: how many draw; None: as many as are worth it.
+        threads: how many draw; None: one for each core. numpy and Pillow let go of the interpreter.
         tell: gets lines for people.
 
     Returns the directory's absolute path.
@@ -61,47 +147,64 @@ def make_set(
         SourceError: something else is there, or a set that is damaged.
 
     """
-    from superdl.experiments.data.drawing import (  # numpy and Pillow: not for a look
-        Drawing,
-        draw,
-        processes_for,
-    )
-
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
     manifest = _manifest(made, counts, seed)
-    if not is_vacant(target):
-        _check_standing(target, manifest)
+    if _stands(target, manifest, made.name):
         return target
     total = sum(counts.values())
     size = made.disk_bytes(total)
     less = f"ask for fewer images ({made.classes:,} is the least)"
     check_room(target, size_bytes=size, files=total, what=f"{made.name} of {total:,} images", less=less)
     with written_whole(target, manifest) as staging:
-        drawing = Drawing(made, seed, counts, str(staging))
-        processes = processes_for(drawing) if processes is None else processes
         tell(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
-            f"about {size / _MEGABYTE:,.0f} MB, into {target}, {processes} process(es)"
+            f"about {size / _MEGABYTE:,.0f} MB, into {target}"
         )
-        draw(drawing, staging, processes, _Progress(total, tell).add)
+        _draw(made, seed, counts, staging, threads or usable_cores(), tell)
     return target
 
 
-def made_in(directory: Path) -> dict[str, Any] | None:
-    """The manifest of the made set that stands in a directory; None where there is none.
+def _draw(
+    made: MadeSet,
+    seed: int,
+    counts: Mapping[str, int],
+    root: Path,
+    threads: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Draw all pictures below ``root``, and tell each tenth with the rate."""
+    from superdl.experiments.data.pictures import label_of, picture_file  # numpy and Pillow: not for a look
 
-    Raises:
-        SourceError: there is one that cannot be read, or says nothing of counts.
+    def draw_some(split: str, start: int, digits: int) -> int:
+        some = range(start, min(start + _AT_ONCE, counts[split]))
+        for index in some:
+            folder = f"{root}/{split}/{made.class_name(label_of(made, index))}"
+            content = picture_file(made, seed, split, index)
+            with open(f"{folder}/{index:0{digits}d}.{made.extension}", "wb") as file:  # noqa: PTH123  # a Path for each costs
+                file.write(content)
+        return len(some)
 
-    """
-    manifest = manifest_of(directory)
-    if manifest is None or not isinstance(manifest.get("made"), dict):
-        return None
-    counts = manifest.get("counts")
-    if not isinstance(counts, dict) or not all(isinstance(counts.get(split), int) for split in SPLITS):
-        raise SourceError(f"{directory / MANIFEST} is damaged; delete {directory} and make the set again")
-    return manifest
+    for split in counts:
+        for label in range(made.classes):
+            (root / split / made.class_name(label)).mkdir(parents=True)
+    total, done, told, start_s = sum(counts.values()), 0, 0, time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        drawn = [
+            pool.submit(draw_some, split, start, max(5, len(str(count - 1))))
+            for split, count in counts.items()
+            for start in range(0, count, _AT_ONCE)
+        ]
+        try:
+            for one in as_completed(drawn):
+                done += one.result()
+                if done * _TOLD_TIMES // total > told:
+                    told = done * _TOLD_TIMES // total
+                    rate = done / max(time.perf_counter() - start_s, 1e-9)
+                    tell(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # the rest need not be drawn
+            raise
 
 
 def _manifest(made: MadeSet, counts: dict[str, int], seed: int) -> dict[str, Any]:
@@ -121,62 +224,52 @@ def _manifest(made: MadeSet, counts: dict[str, int], seed: int) -> dict[str, Any
     return loaded
 
 
-def _check_standing(target: Path, manifest: dict[str, Any]) -> None:
-    """Raise unless the set that the manifest describes stands there, whole."""
+def made_in(directory: Path) -> dict[str, Any] | None:
+    """The manifest of the drawn set that stands in a directory; None where there is none.
+
+    Raises:
+        SourceError: there is one that cannot be read, or says nothing of counts.
+
+    """
+    manifest = manifest_of(directory)
+    if manifest is None or not isinstance(manifest.get("made"), dict):
+        return None
+    counts = manifest.get("counts")
+    if not isinstance(counts, dict) or not all(isinstance(counts.get(split), int) for split in SPLITS):
+        raise SourceError(f"{directory / MANIFEST} is damaged; delete {directory} and make the set again")
+    return manifest
+
+
+# -------------------------------------------------------------------------------- what stands already
+
+
+def _stands(target: Path, manifest: Mapping[str, Any], what: str) -> bool:
+    """Whether the set that the manifest describes stands there, whole; raise if something else does."""
+    if is_vacant(target):
+        return False
     found = manifest_of(target)
-    wanted = f"{manifest['name']} of {manifest['counts']['train']:,} training images, seed {manifest['seed']}"
-    if found is None or "made" not in found:
+    if found is None or "name" not in found:
         raise SourceError(
-            f"cannot write {manifest['name']} to {target}: it holds other files; "
-            "name a new or an empty directory"
+            f"cannot write {what} to {target}: it holds other files; name a new or an empty directory"
         )
     if found != manifest:
         raise SourceError(
-            f"{target} holds another set ({_described(found)}) than the one wanted ({wanted}): "
-            "delete it, or name another directory"
+            f"{target} holds another set ({_described(found)}) than the one wanted ({_described(manifest)}; "
+            f"{MANIFEST} has all of it): delete it, or name another directory"
         )
-    counts = {split: _files_in(target / split) for split in SPLITS}
+    counts = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if counts != manifest["counts"]:
         raise SourceError(
-            f"the set in {target} is damaged: there are {counts} images, not {manifest['counts']}; "
+            f"{what} in {target} is damaged: there are {counts} images, not {manifest['counts']}; "
             "delete the directory and make it again"
         )
+    return True
 
 
-def _described(found: dict[str, Any]) -> str:
-    counts = found.get("counts")
+def _described(manifest: Mapping[str, Any]) -> str:
+    counts = manifest.get("counts")
     train = counts.get("train") if isinstance(counts, dict) else None
     return (
-        f"{found.get('name')} of {train} training images, seed {found.get('seed')}, format "
-        f"{found.get('format')}; {MANIFEST} has all of it"
+        f"{manifest.get('name')} of {train} training images, seed {manifest.get('seed')}, format "
+        f"{manifest.get('format')}"
     )
-
-
-def _files_in(split: Path) -> int:
-    try:
-        with os.scandir(split) as folders:
-            return sum(_entries(folder.path) for folder in folders if folder.is_dir())
-    except FileNotFoundError:
-        return 0
-
-
-def _entries(folder: str) -> int:
-    with os.scandir(folder) as files:
-        return sum(1 for file in files if file.is_file())
-
-
-class _Progress:
-    """Tells each tenth, with the rate."""
-
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total, self._tell = total, tell
-        self._done = self._told = 0
-        self._start_s = time.perf_counter()
-
-    def add(self, count: int) -> None:
-        self._done += count
-        tenths = self._done * _TOLD_TIMES // self._total
-        if tenths > self._told:
-            self._told = tenths
-            rate = self._done / max(time.perf_counter() - self._start_s, 1e-9)
-            self._tell(f"{self._done:,} of {self._total:,} images, {rate:,.0f} images/s")

@@ -2,9 +2,9 @@
 
 What tells the class is the texture's direction (mirrored or not, so that a flip changes no class), its kind
 and width, and the figure's outline, in this order of importance. Colours, brightness, place and size are
-drawn anew for each picture, whatever its class: the mean colour tells nothing. Pictures are the same for the
-same seed under the same numpy and Pillow, whoever draws them, in whatever order. Writing them is left to
-`experiments.data.drawing`.
+drawn for each picture, whatever its class: the mean colour tells nothing. Pictures are the same for the same
+seed under the same numpy and Pillow, in whatever order they are drawn. Writing them is left to
+`experiments.data.making`.
 """
 
 from __future__ import annotations

@@ -1,21 +1,25 @@
 """Finds the published image sets in the layouts that their archives unpack to: where their splits lie.
 
 Nothing is written into a user's set. What a set lacks for our loaders (labels of validation images in
-folders, images in files) is written once beside it, into ``<directory>-superdl``. Reading MNIST's files is
-left to `experiments.data.mnist_files`.
+folders, images in files) is written once beside it, into ``<directory>-superdl``. MNIST is published as four
+files of raw bytes, gzipped or not: a magic number that tells type and dimensions, the dimensions, then the
+bytes; big-endian.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
+import struct
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from superdl.experiments.data.made_sets import PUBLISHED_SETS
-from superdl.experiments.data.mnist_files import convert_mnist, find_mnist
+from superdl.experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -27,6 +31,15 @@ _TRAIN = ("train", "training")
 _VAL = ("val", "test", "valid", "testing")
 _ANNOTATIONS = "val_annotations.txt"
 _SHOWN = 3
+_MNIST_PREFIXES = {"train": "train", "val": "t10k"}
+_MNIST_PLACES = (".", "raw", "MNIST/raw", "mnist/raw")
+_DIGITS = 10
+_MAX_IMAGES = 1_000_000  # QMNIST and EMNIST come in this format too, with up to 814,255
+_MAX_SIDE = 1024
+_FILE_BYTES = 4096
+
+_MnistFiles = dict[str, tuple[Path, Path]]
+"""Of each split the files of images and of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +73,9 @@ def find_published(name: str, directory: Path, tell: Callable[[str], None] = lam
 
 def _find(name: str, directory: Path, tell: Callable[[str], None]) -> Layout:
     if name == "mnist":
-        files = find_mnist(directory)
+        files = _find_mnist(directory)
         if files is not None:
-            converted = convert_mnist(files, _beside(directory), tell)
+            converted = _convert_mnist(files, _beside(directory), tell)
             return Layout(converted / "train", converted / "val")
     train = _class_folders(directory, _TRAIN)
     if train is None:
@@ -157,3 +170,117 @@ def _write_once(path: Path, content: bytes) -> None:
             f"the classes of the validation images cannot be written to {path}: {error.strerror}; link the "
             "set into a directory that you may write (ln -s) and name the link"
         ) from error
+
+
+# --------------------------------------------------------------------------------------------- MNIST
+
+
+def _find_mnist(directory: Path) -> _MnistFiles | None:
+    """Find the four files in a directory, or where torchvision puts them below it; None if none is there."""
+    for place in _MNIST_PLACES:
+        found = {
+            (split, kind): _file(directory / place, f"{prefix}-{kind}")
+            for split, prefix in _MNIST_PREFIXES.items()
+            for kind in ("images-idx3", "labels-idx1")
+        }
+        there = {key: path for key, path in found.items() if path is not None}
+        if not there:
+            continue
+        if len(there) < len(found):
+            absent = sorted(
+                f"{_MNIST_PREFIXES[split]}-{kind}-ubyte" for split, kind in found.keys() - there.keys()
+            )
+            raise SourceError(
+                f"{directory / place} has a part of MNIST; these are not there, as .gz or unpacked: "
+                f"{', '.join(absent)}"
+            )
+        return {
+            split: (there[split, "images-idx3"], there[split, "labels-idx1"]) for split in _MNIST_PREFIXES
+        }
+    return None
+
+
+def _convert_mnist(files: _MnistFiles, directory: Path, tell: Callable[[str], None]) -> Path:
+    """Write the images as ``train/<digit>/*.png`` and ``val/<digit>/*.png`` below ``directory``, once."""
+    versions = {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns] for pair in files.values() for path in pair
+    }
+    manifest = {"name": "mnist", "format": 1, "files": versions}
+    if not is_vacant(directory):
+        if manifest_of(directory) != manifest:
+            raise SourceError(
+                f"{directory} is where MNIST is kept as PNG files, and holds something else or another "
+                "MNIST: delete it, and it is written again"
+            )
+        return directory
+    total = sum(_count(images) for images, _ in files.values())
+    check_room(
+        directory,
+        size_bytes=total * _FILE_BYTES,
+        files=total,
+        what=f"MNIST as {total:,} PNG files",
+        less="make mnist-like",
+    )
+    tell(f"writing MNIST's {total:,} images as PNG files to {directory}, once")
+    with written_whole(directory, manifest) as staging:
+        for split, (images, labels) in files.items():
+            _write_split(images, labels, staging / split)
+    return directory
+
+
+def _file(directory: Path, stem: str) -> Path | None:
+    names = (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte")
+    return next((directory / name for name in names if (directory / name).is_file()), None)
+
+
+def _count(path: Path) -> int:
+    with _opened(path) as stream:
+        return _dimensions(path, stream, 3)[0]
+
+
+def _write_split(images: Path, labels: Path, split: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    for digit in range(_DIGITS):
+        (split / str(digit)).mkdir(parents=True)
+    with _opened(images) as pixels, _opened(labels) as answers:
+        count, height, width = _dimensions(images, pixels, 3)
+        (answered,) = _dimensions(labels, answers, 1)
+        if count != answered:
+            raise SourceError(f"{images} has {count} images, {labels} {answered} labels: download them again")
+        digits = _read(labels, answers, count)
+        for index, digit in enumerate(digits):
+            if digit >= _DIGITS:
+                raise SourceError(f"{labels}: label {index} is {digit}, no digit: download it again")
+            content = _read(images, pixels, height * width)
+            image = np.frombuffer(content, dtype=np.uint8).reshape(height, width)
+            Image.fromarray(image).save(split / str(digit) / f"{index:05d}.png", compress_level=3)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _dimensions(path: Path, stream: BinaryIO, expected: int) -> tuple[int, ...]:
+    """Read the header of a file of bytes with so many dimensions."""
+    magic = _read(path, stream, 4)
+    if magic != bytes((0, 0, 8, expected)):
+        raise SourceError(f"{path} begins with {magic.hex()}, not as MNIST's files do: download it again")
+    sizes = struct.unpack(f">{expected}I", _read(path, stream, 4 * expected))
+    if not 0 < sizes[0] <= _MAX_IMAGES or any(not 0 < side <= _MAX_SIDE for side in sizes[1:]):
+        raise SourceError(f"{path} says that it holds {sizes}, which cannot be: download it again")
+    return sizes
+
+
+def _read(path: Path, stream: Any, size: int) -> bytes:
+    try:
+        content: bytes = stream.read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}): download it again") from error
+    if len(content) != size:
+        raise SourceError(f"{path} ends too early: download it again")
+    return content

@@ -85,7 +85,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("experiments/loaders/litdata_loader.py", "litdata"): "loader.kind litdata, and needs its extra",
     ("experiments/loaders/mds_loader.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
-    ("experiments/data/digits.py", "sklearn"): "its wheel carries the digits that make run trains on",
+    ("experiments/data/making.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/tensorboard_log.py",
         "torch.utils.tensorboard",
@@ -236,7 +236,7 @@ TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
         ("lambda_prefetch/a.py", "import torch", "not in the table"),
         ("super_dataset/a.py", "import boto3", "not in the table"),
         # Optional packages: eagerly, and in a file that is not listed.
-        ("experiments/data/digits.py", "import sklearn.datasets", "inside functions only"),
+        ("experiments/data/making.py", "import sklearn.datasets", "inside functions only"),
         ("experiments/a.py", LAZY.format("from sklearn import datasets"), "OPTIONAL_IMPORTERS"),
         ("coordinator/a.py", LAZY.format("import ray"), "OPTIONAL_IMPORTERS"),
         (
@@ -276,7 +276,7 @@ def test_a_broken_rule_is_reported(path, source, reason):
         ),
         ("sampler/a.py", TYPING.format("import grpc")),
         ("sampler/a.py", "class A:\n    async def f(self):\n        import grpc"),
-        ("experiments/data/digits.py", LAZY.format("from sklearn import datasets")),
+        ("experiments/data/making.py", LAZY.format("from sklearn import datasets")),
         ("superdl/a.py", LAZY.format("import benchmarks.read")),
         ("superdl/a.py", "from superdl.sampler import SuperSampler"),
     ],

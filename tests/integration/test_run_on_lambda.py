@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.experiments.data.digits import make_digits
+from superdl.experiments.data import make_digits
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 120.0

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from superdl.coordinator.catalog import list_source
-from superdl.experiments.data import MADE_SETS, make_set
-from superdl.experiments.data import drawing as drawing_module
-from superdl.experiments.data.drawing import Drawing, processes_for
-from superdl.experiments.data.making import made_in
+from superdl.experiments.data import MADE_SETS, make_set, making
 from superdl.super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import few_classes, files_of
 
@@ -35,11 +32,11 @@ def test_a_set_is_class_folders_that_the_catalog_reads(tmp_path):
     assert manifest["colour_modes"] == {"L": 1, "RGB": 87}
 
 
-def test_processes_draw_what_one_draws_and_seeds_differ(tmp_path):
+def test_threads_draw_what_one_draws_and_seeds_differ(tmp_path):
     told = []
     made = few_classes()
-    alone = files_of(make_set(made, tmp_path / "alone", samples=101, processes=1))
-    together = files_of(make_set(made, tmp_path / "two", samples=101, processes=2, tell=told.append))
+    alone = files_of(make_set(made, tmp_path / "alone", samples=101, threads=1))
+    together = files_of(make_set(made, tmp_path / "two", samples=101, threads=3, tell=told.append))
     other = files_of(make_set(made, tmp_path / "other", samples=101, seed=1))
     assert alone == together
     assert alone.keys() == other.keys()
@@ -48,7 +45,7 @@ def test_processes_draw_what_one_draws_and_seeds_differ(tmp_path):
     assert told[-1].startswith("111 of 111 images")
 
 
-def test_what_is_there_is_taken_and_not_written_again(tmp_path):
+def test_what_is_there_is_taken_and_what_is_not_ours_left_alone(tmp_path):
     made = few_classes()
     place = make_set(made, tmp_path, samples=8)  # an empty directory is as good as none
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
@@ -63,71 +60,48 @@ def test_what_is_there_is_taken_and_not_written_again(tmp_path):
     next((place / "train" / "2").iterdir()).unlink()
     with pytest.raises(SourceError, match=r"damaged: there are \{'train': 7, 'val': 4\} images"):
         make_set(made, tmp_path, samples=8)
-
-
-def test_what_is_not_ours_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(SourceError, match="holds other files"):
-        make_set(few_classes(), tmp_path, samples=8)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(SourceError, match=r"manifest\.json cannot be read"):
-        make_set(few_classes(), tmp_path, samples=8)
-    with pytest.raises(ConfigError, match="is a file; name a directory"):
-        make_set(few_classes(), tmp_path / "thesis.tex", samples=8)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "thesis.tex"]
+        make_set(made, tmp_path, samples=8)
     (tmp_path / "manifest.json").write_text('{"made": {}, "counts": {"train": 8}}')
     with pytest.raises(SourceError, match=r"manifest\.json is damaged"):
-        made_in(tmp_path)
+        making.made_in(tmp_path)
 
 
 def test_two_who_write_one_set_at_once_agree(tmp_path, monkeypatch):
-    real = drawing_module.draw
+    real = making._draw
 
-    def overtaken(*given):
-        monkeypatch.setattr(drawing_module, "draw", real)
+    def overtaken(*arguments):
+        monkeypatch.setattr(making, "_draw", real)
         make_set(few_classes(), tmp_path / "set", samples=8)
-        real(*given)
+        real(*arguments)
 
-    monkeypatch.setattr(drawing_module, "draw", overtaken)
+    monkeypatch.setattr(making, "_draw", overtaken)
     place = make_set(few_classes(), tmp_path / "set", samples=8)
     assert make_set(few_classes(), place, samples=8) == place
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
 
-    monkeypatch.setattr(drawing_module, "draw", lambda *_: (tmp_path / "other" / "x").mkdir(parents=True))
+    monkeypatch.setattr(making, "_draw", lambda *_: (tmp_path / "other" / "x").mkdir(parents=True))
     with pytest.raises(ConfigError, match="cannot write to .*/other: Directory not empty"):
         make_set(few_classes(), tmp_path / "other", samples=8)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_set_that_fails_leaves_nothing(tmp_path, monkeypatch, processes):
-    real = drawing_module.draw_share
+def test_a_set_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def broken(*_):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a folder")
 
-    def no_class_two(drawing, *rest):
-        Path(drawing.root, "train", "2").rmdir()
-        real(drawing, *rest)
-
-    monkeypatch.setattr(drawing_module, "draw_share", no_class_two)
-    if processes == 2:  # the children are not patched: their folder is taken away before they start
-        start = drawing_module._start
-
-        def start_without(drawing, share, *rest):
-            if share == 0:
-                Path(drawing.root, "train", "2").rmdir()
-            return start(drawing, share, *rest)
-
-        monkeypatch.setattr(drawing_module, "_start", start_without)
-    with pytest.raises(ConfigError, match="cannot write .*No such file or directory: .*/train/2/"):
-        make_set(few_classes(), tmp_path / "set", samples=80, processes=processes)
+    monkeypatch.setattr("superdl.experiments.data.pictures.picture_file", broken)
+    with pytest.raises(ConfigError, match="cannot write .*No such file or directory: a folder"):
+        make_set(few_classes(), tmp_path / "set", samples=80, threads=2)
     assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """
 import os, signal, sys
 from dataclasses import replace
-from superdl.experiments.data import MADE_SETS, make_set
-from superdl.experiments.data import drawing
+from superdl.experiments.data import MADE_SETS, make_set, pictures
 made = replace(MADE_SETS["tiny-imagenet-like"], classes=4)
-drawing.picture_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+pictures.picture_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 make_set(made, sys.argv[1], samples=80)
 """
 
@@ -147,30 +121,10 @@ def test_what_a_killed_process_left_is_never_taken_and_cleared_by_the_next(tmp_p
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".set-busy", "set"]
 
 
-def test_processes_end_when_who_started_them_is_gone(tmp_path):
-    made = few_classes("imagenet-like")
-    counts = {"train": 100_000, "val": 4}  # for minutes
-    for split in counts:
-        for label in range(4):
-            (tmp_path / split / str(label)).mkdir(parents=True)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "superdl.experiments.data.drawing_process", "0", "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    child.stdin.write(Drawing(made, 0, counts, str(tmp_path)).to_json().encode())
-    child.stdin.close()
-    assert child.stdout.readline() == b"50\n"
-    child.stdout.close()
-    try:
-        assert child.wait(timeout=60) == 1
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_room_is_looked_for_first(tmp_path, monkeypatch):
+def test_room_is_looked_for_first_and_too_few_samples_are_refused(tmp_path, monkeypatch):
     made = MADE_SETS["imagenet-like"]
+    with pytest.raises(ConfigError, match="100 classes: 99 training images cannot have one of each"):
+        make_set(made, tmp_path, samples=99)
     real = os.statvfs(tmp_path)
 
     def nearly_full(_):
@@ -184,14 +138,3 @@ def test_room_is_looked_for_first(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         make_set(made, tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_too_few_samples_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="200 classes: 199 training images cannot have one of each"):
-        make_set(MADE_SETS["tiny-imagenet-like"], tmp_path, samples=199)
-
-
-def test_a_drawing_survives_json_and_only_large_ones_are_shared_out():
-    drawing = Drawing(MADE_SETS["two-class-like"], 3, {"train": 9, "val": 2}, "/somewhere")
-    assert Drawing.from_json(drawing.to_json()) == drawing
-    assert processes_for(drawing) == 1
