@@ -1,5 +1,4 @@
-"""``python -m benchmarks.arm SPEC``: one loader in a process of its own, measured; prints one line of
-JSON.
+"""One loader in a process of its own, measured: an arm of ``superdl bench read``.
 
 The first epoch is not measured: in it workers start, modules are imported, files come into the page cache and
 SUPER's samples into its cache. The measured epochs follow at once, whole, by the same persistent workers, and
@@ -9,28 +8,22 @@ figures is :mod:`benchmarks.read`'s.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.child import run_child
+from benchmarks.child import BenchmarkError
 from benchmarks.contenders import CONTENDERS
-from benchmarks.cpu_clock import children_cpu_s, descendants_cpu_s, process_cpu_s
-from benchmarks.errors import BenchmarkError
-from benchmarks.loading import Contender, Loading
-from benchmarks.object_store import ENVIRONMENT
+from benchmarks.cpu import children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
-__all__ = ["ArmResult", "ArmSpec", "checksum", "run_arm"]
+__all__ = ["ArmResult", "ArmSpec", "checksum", "measure_arm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +58,8 @@ class ArmResult:
     checksum: int
 
 
-def run_arm(spec: ArmSpec, environment: Mapping[str, str]) -> ArmResult:
-    """Measure an arm in a fresh process, whose environment is added to this one's.
-
-    Raises:
-        BenchmarkError: it failed; the message has what it said.
-
-    """
-    arguments = [json.dumps(asdict(spec))]
-    printed = run_child("arm", arguments, name=spec.contender, environment={**ENVIRONMENT, **environment})
-    return ArmResult(**json.loads(printed))
-
-
-def _measure(spec: ArmSpec) -> ArmResult:
+def measure_arm(spec: ArmSpec) -> ArmResult:
+    """Measure the arm in this process, which is fresh."""
     contender = CONTENDERS[spec.contender].open(spec.loading)
     try:
         found = sum(_checked(images, labels, spec.loading.crop) for images, labels in contender)
@@ -115,8 +97,9 @@ def _cpu_beside(spec: ArmSpec) -> dict[str, float]:
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
-    """A number of a batch that grows with every pixel, weighted by its image's label; sums over batches do
-    not depend on the order.
+    """A number of a batch that grows with every pixel, weighted by its image's label.
+
+    Sums over batches do not depend on the order.
     """
     return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
 
@@ -135,12 +118,3 @@ def _consume(contender: Contender, epochs: int) -> tuple[int, int]:
             images += len(labels)
             batches += 1
     return images, batches
-
-
-def _parse(text: str) -> ArmSpec:
-    fields = json.loads(text)
-    return ArmSpec(**{**fields, "loading": Loading(**fields["loading"])})
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_measure(_parse(sys.argv[1])))))

@@ -6,17 +6,18 @@ torchvision is installed; and SUPER's way for devices, on this CPU, which shows 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import time
-from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks.options import positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.torchvision_import import torchvision_transforms
+from benchmarks.command import positive
+from benchmarks.results import BenchmarkReport, Column, Started
+from superdl.experiments.torchvision_operators import declare_operators
 from superdl.super_dataset import Augment, BatchInfo
 from superdl.super_dataset.augment.geometry import crop_resize_by_products
 from superdl.super_wire.ids import digest128
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-__all__ = ["add_arguments", "measure"]
+__all__ = ["add_arguments", "measure", "torchvision_transforms"]
 
 SUPER, PRODUCTS = "SUPER", "SUPER, products"
 TENSORS, PIL = "torchvision, tensors", "torchvision, PIL"
@@ -72,9 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Augment one batch in all ways; ``say`` is told what happens."""
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
+    """Augment one batch in all ways; ``say`` gets a line for each round."""
+    started = Started("augment")
     if torchvision_transforms() is None:
         say("torchvision is not installed (pip install --no-deps torchvision): it is left out")
     images = _images(arguments.batch_size, arguments.source)
@@ -92,21 +92,16 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             rounds.append({key: _cpu_ms(call) / len(images) for key, call in ways.items()})
     finally:
         torch.set_num_threads(threads)
-    return BenchmarkReport(
-        benchmark="augment",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={name: getattr(arguments, name) for name in ("source", "size", "batch_size", "rounds")},
         method=_METHOD,
-        group_by=(),
         columns=_COLUMNS,
         rows=_rows(rounds[1:]),
-        rounds=tuple(
+        rounds=(
             {"round": number, "operations": name, "way": way, "cpu_ms_per_image": ms}
             for number, one in enumerate(rounds)
             for (name, way), ms in one.items()
         ),
-        environment=environment,
     )
 
 
@@ -193,3 +188,19 @@ def _rows(rounds: list[dict[tuple[str, str], float]]) -> tuple[dict[str, Any], .
         }
         for (name, way), ms in typical.items()
     )
+
+
+@functools.cache
+def torchvision_transforms() -> Any:
+    """``torchvision.transforms``, or ``None`` if torchvision is not installed.
+
+    It is no dependency (``pip install --no-deps torchvision``). A CUDA build of it is imported also beside a
+    CPU build of torch.
+    """
+    declare_operators()
+    try:
+        return importlib.import_module("torchvision.transforms")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        return None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["BENCHMARKS", "add_arguments", "run"]
+__all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
     "augment": "augmentation after the cache, operation by operation, beside torchvision's",
@@ -24,7 +24,7 @@ BENCHMARKS: Mapping[str, str] = {
     "steady": "the share of a training loop's time that goes by waiting for data",
     "train": "a trainer on one core that decodes for itself, or has it done on the others",
 }
-
+"""By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
 
 _FILE_WIDTH = 140  # of tables that go to a file or a pipe, which have no width
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.report import print_report, to_json, write_json
+    from benchmarks.results import print_report, to_json, write_json
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
@@ -60,3 +60,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _module(benchmark: str) -> ModuleType:
     return import_module(f"benchmarks.{benchmark.replace('-', '_')}")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on; ``ValueError``, which argparse explains, if it is none."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """A whole number from 0 on; ``ValueError``, which argparse explains, if it is none."""
+    return _at_least(0, text)
+
+
+def _at_least(low: int, text: str) -> int:
+    number = int(text)
+    if number < low:
+        raise ValueError(text)
+    return number

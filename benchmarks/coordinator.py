@@ -13,20 +13,18 @@ import operator
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.cache_server import cache_server
+from benchmarks.command import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
-from benchmarks.coordinator_process import CoordinatorSpec, coordinator_process
-from benchmarks.cpu_clock import process_cpu_s
-from benchmarks.options import positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.synthetic_catalog import IMAGENET_SAMPLES
+from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
+from benchmarks.cpu import process_cpu_s
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import cache_server
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -120,41 +118,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all measurements; ``say`` is told what happens.
+    """Run all measurements; ``say`` gets a line for each.
 
     Raises:
         SuperError: a process cannot be started, or the coordinator answered otherwise than expected.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
+    started = Started("coordinator")
     if arguments.quick:
         vars(arguments).update(_QUICK)
     runs = list(_one_catalog(arguments, say))
     runs += _many_catalogs(arguments, say)
-    return BenchmarkReport(
-        benchmark="coordinator",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
-        settings={
-            name: getattr(arguments, name)
-            for name in (
-                "samples",
-                "batch_size",
-                "jobs",
-                "rate",
-                "seconds",
-                "rounds",
-                "catalogs",
-                "memory_jobs",
-            )
-        },
+    settings = ("samples", "batch_size", "jobs", "rate", "seconds", "rounds", "catalogs", "memory_jobs")
+    return started.report(
+        settings={name: getattr(arguments, name) for name in settings},
         method=_METHOD,
         group_by=("catalogs", "way"),
         columns=_COLUMNS,
-        rows=tuple(_rows(runs)),
-        rounds=tuple(asdict(run) for run in runs),
-        environment=environment,
+        rows=_rows(runs),
+        rounds=(asdict(run) for run in runs),
     )
 
 
@@ -242,7 +224,7 @@ class _Coordinator:
 
 
 def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
-    with _Running(arguments, catalogs=1) as coordinator:
+    with _running(arguments, catalogs=1) as coordinator:
         source, clients = "s3://bench-0/train", coordinator.clients
         say("listing, and a first epoch")
         first = clients.register(source, Recipe.image(resize=160, crop=160))
@@ -259,7 +241,7 @@ def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> I
 
 
 def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
-    with _Running(arguments, catalogs=arguments.catalogs) as coordinator:
+    with _running(arguments, catalogs=arguments.catalogs) as coordinator:
         datasets = []
         for number in range(arguments.catalogs):
             say(f"listing catalog {number + 1} of {arguments.catalogs}")
@@ -292,27 +274,17 @@ def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) ->
         yield _Cell(number, jobs, offered, batches, next(_EPOCHS))
 
 
-class _Running:
-    """Starts a cache, a coordinator and its clients, and ends them."""
-
-    def __init__(self, arguments: argparse.Namespace, *, catalogs: int) -> None:
-        self._arguments = arguments
-        self._catalogs = catalogs
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> _Coordinator:
-        with contextlib.ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-b-")))
-            cache_path, cache_pid = stack.enter_context(cache_server(directory))
-            address = f"unix:{directory}/c.sock"
-            spec = CoordinatorSpec(address, f"unix://{cache_path}", self._arguments.samples)
-            pid = stack.enter_context(coordinator_process(spec))
-            clients = stack.enter_context(Clients(address, cache_path))
-            self._stack = stack.pop_all()
-        return _Coordinator(clients, pid, cache_pid, self._arguments.batch_size, catalogs=self._catalogs)
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+@contextlib.contextmanager
+def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
+    """Run a cache, a coordinator and its clients."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-b-")))
+        cache = stack.enter_context(cache_server(directory))
+        address = f"unix:{directory}/c.sock"
+        spec = CoordinatorSpec(address, cache.address, arguments.samples)
+        pid = stack.enter_context(coordinator_process(spec))
+        clients = stack.enter_context(Clients(address, cache.address))
+        yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
 
 
 def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import BenchmarkError
 from superdl.super_dataset.reading.resp import encode_report
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
@@ -61,8 +61,8 @@ class SimulatedJob:
 class Clients:
     """Opens jobs and has them go on, page by page, from a few threads."""
 
-    def __init__(self, coordinator: str, cache_path: str) -> None:
-        self._cache_path = cache_path
+    def __init__(self, coordinator: str, cache: str) -> None:
+        self._cache_path = cache.removeprefix("unix://")
         self._channel = grpc.insecure_channel(
             coordinator, options=[("grpc.max_receive_message_length", 8 * 2**20)]
         )

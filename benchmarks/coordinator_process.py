@@ -1,8 +1,10 @@
 """The coordinator that ``superdl bench coordinator`` measures: all its real parts in a process of their own,
 with catalogs that need no source and functions that need no time.
 
-Run as ``python -m benchmarks.coordinator_process SPEC``; it says that it listens, and ends with its standard
-input. What is asked of it is :mod:`benchmarks.coordinator_clients`'s.
+Catalogs have the size of ImageNet, keys as ImageNet's and versions as S3's. What the coordinator does with a
+catalog depends on its size and on the shape of its strings, not on images behind them. It runs as
+``python -m benchmarks.coordinator_process SPEC``. What is asked of it is
+:mod:`benchmarks.coordinator_clients`'s.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ import asyncio
 import contextlib
 import json
 import math
-import subprocess
 import sys
-import threading
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.synthetic_catalog import synthetic_catalog
+import numpy as np
+
+from benchmarks.child import ROOT
+from benchmarks.services import running
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.core.settings import CoreSettings
 from superdl.coordinator.executors import Scaling
 from superdl.coordinator.executors.eligibility import Fitness
@@ -40,21 +42,24 @@ from superdl.super_wire.request import Outcome, PrefetchResult
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from superdl.coordinator.catalog import Catalog
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["RECORD_BYTES", "CoordinatorSpec", "coordinator_process"]
+__all__ = ["IMAGENET_SAMPLES", "CoordinatorSpec", "coordinator_process", "synthetic_catalog"]
 
-RECORD_BYTES = 64 + 224 * 224 * 3
-_ROOT = Path(__file__).resolve().parents[1]
-_LISTENS = "listens"
+IMAGENET_SAMPLES = 1_280_000
+
+_RECORD_BYTES = 64 + 224 * 224 * 3
 _FUNCTIONS = 3000
 _INVOCATION_S = 0.02
 _SAMPLE_S = 0.002
 _BUDGET_BYTES = 2**50
 """More than all catalogs together: nothing is dropped."""
 _UPKEEP_S = 1.0
-_END_TIMEOUT_S = 20.0
+_CLASSES = 1000
+_FIRST_CLASS = 1_440_764
+_CLASS_STEP = 14_197
+_NUMBER_STEP = 17
+_ETAG_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +79,33 @@ def coordinator_process(spec: CoordinatorSpec) -> Iterator[int]:
     """Run it; gives its process id once it listens.
 
     Raises:
-        BenchmarkError: it does not start; it has said why on standard error.
+        BenchmarkError: it does not start; the message has what it said.
 
     """
     command = [sys.executable, "-m", "benchmarks.coordinator_process", json.dumps(asdict(spec))]
-    process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        if process.stdout is None or process.stdout.readline().strip() != _LISTENS:
-            raise BenchmarkError(f"the coordinator ended with exit code {process.wait(_END_TIMEOUT_S)}")
-        yield process.pid
-    finally:
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            pipe.close()
-        try:
-            process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with running(command, spec.address.removeprefix("unix:"), cwd=ROOT) as pid:
+        yield pid
+
+
+def synthetic_catalog(number: int, samples: int) -> Catalog:
+    """The ``number``-th catalog: keys ``train/n01440764/n01440764_18.JPEG``, versions of 32 hex digits.
+
+    Catalogs of different numbers have nothing in common but the shape of their keys.
+    """
+    classes = [f"n{_FIRST_CLASS + _CLASS_STEP * place:08d}" for place in range(min(_CLASSES, samples))]
+    per_class = -(-samples // len(classes))
+
+    def keys() -> Iterator[bytes]:
+        for place in range(samples):
+            name = classes[place // per_class]
+            yield f"train/{name}/{name}_{1 + _NUMBER_STEP * (place % per_class)}.JPEG".encode()
+
+    etags = np.random.default_rng(number).bytes(samples * _ETAG_BYTES).hex().encode()
+    digits = 2 * _ETAG_BYTES
+    offsets = np.arange(0, (samples + 1) * digits, digits, dtype=np.uint64)
+    labels = np.arange(samples, dtype=np.int64) // per_class
+    packed = PackedStrings.pack(keys())
+    return Catalog.build(f"s3://bench-{number}", packed, PackedStrings(etags, offsets), labels, classes)
 
 
 class AnswersAlone:
@@ -122,7 +137,7 @@ class AnswersAlone:
             decode_us=(2000,) * count,
             push_us=(100,) * count,
             source_bytes=(110_000,) * count,
-            record_bytes=(RECORD_BYTES,) * count,
+            record_bytes=(_RECORD_BYTES,) * count,
             messages={},
             duration_us=int(1e6 * duration_s),
         )
@@ -139,10 +154,6 @@ def _lister(samples: int) -> Callable[..., Catalog]:
 
 
 async def _serve(spec: CoordinatorSpec) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(stop.set)), daemon=True
-    ).start()
     async with contextlib.AsyncExitStack() as stack:
         cache = Cache(spec.cache, owner="bench")
         stack.push_async_callback(cache.close)
@@ -176,10 +187,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
             asyncio.create_task(_forever(reports.read_once, pause_s=0.0)),
         ]
         stack.push_async_callback(cancel_and_wait, *loops)
-        sys.stdout.write(_LISTENS + "\n")
-        sys.stdout.flush()
-        stopped = asyncio.create_task(stop.wait())
-        ends: list[asyncio.Future[Any]] = [stopped, engine.failed, *loops]
+        ends: list[asyncio.Future[Any]] = [engine.failed, *loops]  # it runs until it is ended
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for ended in filter(asyncio.Future.done, ends):
             ended.result()

@@ -8,17 +8,17 @@ are installed. What the function makes of it stands in DECISIONS.md.
 
 from __future__ import annotations
 
+import functools
 import io
 import time
-from datetime import UTC, datetime
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks.photos import photo_jpeg
-from benchmarks.report import BenchmarkReport, Column, describe_machine
+from benchmarks.image_sets import photo_jpeg
+from benchmarks.results import BenchmarkReport, Column, Started
 from superdl.lambda_prefetch.decode import decode
 from superdl.lambda_prefetch.transforms import center_crop_box, resized_size
 
@@ -68,9 +68,8 @@ _METHOD = (
 
 
 def compare_decoders(say: Callable[[str], None]) -> BenchmarkReport:
-    """Compare all ways that are installed; ``say`` is told what happens."""
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
+    """Compare all ways that are installed; ``say`` gets a line for each."""
+    started = Started("function --decoders")
     say("making JPEGs")
     jpegs = list(_jpegs())
     photos = [photo_jpeg(number) for number in range(_PHOTOS)]
@@ -82,17 +81,11 @@ def compare_decoders(say: Callable[[str], None]) -> BenchmarkReport:
     for name, way in _resizers().items():
         say(f"resize: {name}")
         rows.append(_row("resize", name, way, _whole, jpegs, photos, None))
-    return BenchmarkReport(
-        benchmark="function --decoders",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={"images": len(jpegs), "resize": _RESIZE, "crop": _CROP},
         method=_METHOD,
-        group_by=(),
         columns=_COLUMNS,
-        rows=tuple(rows),
-        rounds=(),
-        environment=environment,
+        rows=rows,
     )
 
 
@@ -165,13 +158,10 @@ def _pillow(data: bytes) -> NDArray[np.uint8]:
 
 # ------------------------------------------------------------------------------------------ resizing
 
-_decoded: dict[bytes, Image.Image] = {}
 
-
+@functools.cache
 def _image(data: bytes) -> Image.Image:
-    if data not in _decoded:
-        _decoded[data] = decode(data, limit_pixels=_LIMIT_PIXELS)
-    return _decoded[data]
+    return decode(data, limit_pixels=_LIMIT_PIXELS)
 
 
 def _resizers() -> dict[str, Way]:

@@ -1,36 +1,50 @@
 """``superdl bench first-batch``: how long a training script waits for its first batch.
 
-It decides which loaders are opened, in which state of the cache and of the services, and makes figures of the
-times. Taking them is :mod:`benchmarks.first_batch_probe`'s.
+It decides which loaders are opened, in which state of the cache and of the services, opens each in a process
+of its own, and makes figures of the times.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.command import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.errors import BenchmarkError
-from benchmarks.first_batch_probe import ProbeResult, ProbeSpec, run_probe
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.loading import Loading
-from benchmarks.options import not_negative, positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.services import Services
+from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import embedded_services
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["COLD", "FILES", "NOTHING", "WARM", "Taken", "add_arguments", "measure", "rows_of"]
+__all__ = [
+    "COLD",
+    "FILES",
+    "NOTHING",
+    "WARM",
+    "ProbeResult",
+    "ProbeSpec",
+    "Taken",
+    "add_arguments",
+    "measure",
+    "probe",
+    "rows_of",
+]
 
 FILES = "files"
 NOTHING = "nothing runs"
 COLD = "cold"
 WARM = "warm"
+
+_MODULES = ("grpc", "grpc_health.v1.health_pb2_grpc", "sampler", "super_dataset")
+"""What SUPER imports on the way to its first batch."""
 
 _WARMING_SIDE = 32  # pixels of the images that are asked for first, so that functions are warm
 
@@ -64,27 +78,21 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
-    parser.add_argument("--photos", type=positive, default=512, help="images of the set photos (512)")
+    add_image_options(parser, photos=512)
     parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
     parser.add_argument("--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="(0 2)")
     parser.add_argument("--rounds", type=positive, default=5, help="how often each time is taken (5)")
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Open the loaders; ``say`` is told what happens.
+    """Open the loaders; ``say`` gets a line for each.
 
     Raises:
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
-    say("preparing images")
-    images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
+    started = Started("first-batch")
+    images = prepare_images(arguments.images, arguments, say)
     taken: list[Taken] = []
     for number in range(1, arguments.rounds + 1):
         for spec in _specs(images, arguments):
@@ -93,21 +101,95 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 _check(spec, state, result, images)
                 taken.append(Taken(number, spec.contender, spec.loading.num_workers, state, result))
     group = {"images": images.name, "batch_size": arguments.batch_size}
-    return BenchmarkReport(
-        benchmark="first-batch",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={
-            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "image_sets": images.described(),
             **{name: getattr(arguments, name) for name in ("batch_size", "workers", "rounds")},
         },
         method=_METHOD,
         group_by=tuple(group),
         columns=_COLUMNS,
-        rows=tuple({**group, **row} for row in rows_of(taken)),
-        rounds=tuple(asdict(one) for one in taken),
-        environment=environment,
+        rows=({**group, **row} for row in rows_of(taken)),
+        rounds=(asdict(one) for one in taken),
     )
+
+
+def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
+    for contender in (PILLOW, SUPER, SUPER_LOADER):
+        for workers in arguments.workers:
+            if CONTENDERS[contender].workers.allow(workers):
+                loading = images.loading(batch_size=arguments.batch_size, num_workers=workers)
+                yield ProbeSpec(contender, loading)
+
+
+def _in_all_states(spec: ProbeSpec) -> Iterator[tuple[str, ProbeResult]]:
+    def probed(loading: Loading) -> ProbeResult:
+        return run_child(probe, replace(spec, loading=loading), name=spec.contender)
+
+    if spec.contender == PILLOW:
+        yield FILES, probed(spec.loading)
+        return
+    yield NOTHING, probed(spec.loading)
+    with embedded_services("first-batch") as services:
+        running = replace(spec.loading, coordinator=services.coordinator)
+        probed(replace(running, resize=_WARMING_SIDE, crop=_WARMING_SIDE))
+        yield COLD, probed(running)
+        yield WARM, probed(running)
+
+
+def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: ImageSet) -> None:
+    """A figure that is not of what it says is worse than none."""
+    if result.images != images.images:
+        raise BenchmarkError(f"{spec.contender}: {result.images} images came instead of {images.images}")
+    if (result.produced > 0) != (state in (NOTHING, COLD)):
+        raise BenchmarkError(f"{spec.contender}, {state}: functions decoded {result.produced} samples")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSpec:
+    """Which loader is opened, and on what."""
+
+    contender: str
+    loading: Loading
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Seconds to make the loader, from ``iter(loader)`` to the first batch, and the same in the next epoch.
+
+    ``produced`` counts the samples that functions decoded in the first epoch.
+    """
+
+    open_s: float
+    first_batch_s: float
+    next_epoch_s: float
+    images: int
+    produced: int
+
+
+def probe(spec: ProbeSpec) -> ProbeResult:
+    """Open the loader in this process and take the times; modules are imported before the clock starts."""
+    for module in _MODULES:
+        import_module(module)
+    began_s = time.perf_counter()
+    contender = CONTENDERS[spec.contender].open(spec.loading)
+    opened_s = time.perf_counter()
+    try:
+        first_batch_s, images = _epoch(contender)
+        produced = contender.produced()
+        next_epoch_s, _ = _epoch(contender)
+    finally:
+        contender.close()
+    return ProbeResult(opened_s - began_s, first_batch_s, next_epoch_s, images, produced)
+
+
+def _epoch(contender: Contender) -> tuple[float, int]:
+    """Seconds from ``iter`` to the first batch, and how many images the epoch had."""
+    began_s = time.perf_counter()
+    batches = iter(contender)
+    _, labels = next(batches)
+    first_batch_s = time.perf_counter() - began_s
+    return first_batch_s, len(labels) + sum(len(more) for _, more in batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,42 +225,3 @@ def rows_of(taken: Sequence[Taken]) -> Iterator[dict[str, Any]]:
             "open_ms": 1e3 * median(one.open_s for one in some),
             "next_epoch_ms": 1e3 * median(one.next_epoch_s for one in some),
         }
-
-
-def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
-    for contender in (PILLOW, SUPER, SUPER_LOADER):
-        kind = CONTENDERS[contender]
-        for workers in arguments.workers:
-            if kind.workers.allow(workers):
-                yield ProbeSpec(
-                    contender,
-                    Loading(
-                        directory=images.directory,
-                        converted=images.converted,
-                        resize=images.resize,
-                        crop=images.crop,
-                        batch_size=arguments.batch_size,
-                        num_workers=workers,
-                    ),
-                )
-
-
-def _in_all_states(spec: ProbeSpec) -> Iterator[tuple[str, ProbeResult]]:
-    if spec.contender == PILLOW:
-        yield FILES, run_probe(spec)
-        return
-    yield NOTHING, run_probe(spec)
-    with Services.start("first-batch") as services:
-        running = replace(spec, loading=replace(spec.loading, coordinator=services.coordinator))
-        other = replace(running.loading, resize=_WARMING_SIDE, crop=_WARMING_SIDE)
-        run_probe(replace(running, loading=other))
-        yield COLD, run_probe(running)
-        yield WARM, run_probe(running)
-
-
-def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: ImageSet) -> None:
-    """A figure that is not of what it says is worse than none."""
-    if result.images != images.images:
-        raise BenchmarkError(f"{spec.contender}: {result.images} images came instead of {images.images}")
-    if (result.produced > 0) != (state in (NOTHING, COLD)):
-        raise BenchmarkError(f"{spec.contender}, {state}: functions decoded {result.produced} samples")

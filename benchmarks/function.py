@@ -1,25 +1,22 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-It decides which arms there are, on which cores, and makes figures and dollars of what they measured. An arm
-is :mod:`benchmarks.function_arm`'s, weight and cold start are :mod:`benchmarks.function_bundle`'s, the
-comparison of decoders (``--decoders``) is :mod:`benchmarks.decoders`'.
+It decides which arms there are, on which cores, and makes figures and dollars of what they measured. Arms,
+weight and cold start are :mod:`benchmarks.function_arm`'s, the comparison of decoders (``--decoders``) is
+:mod:`benchmarks.decoders`'.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cache_server import cache_server
+from benchmarks.command import positive
+from benchmarks.cpu import held_to, usable_cores
 from benchmarks.decoders import compare_decoders
-from benchmarks.errors import BenchmarkError
 from benchmarks.function_arm import (
     BARE,
     FILES,
@@ -27,20 +24,20 @@ from benchmarks.function_arm import (
     S3_LEAN,
     FunctionArmResult,
     FunctionArmSpec,
+    bundle_sizes,
+    cold_start_s,
     run_arm,
     s3_event,
 )
-from benchmarks.function_bundle import bundle_sizes, cold_start_s
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.object_server import object_server
-from benchmarks.options import positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
+from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, prepare_images
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.lambda_prefetch.cores import LAMBDA_MB_PER_CORE
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["add_arguments", "measure"]
 
@@ -88,17 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="(1 2)")
     parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
     parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
-    parser.add_argument("--photos", type=positive, default=256, help="images of the set photos (256)")
     parser.add_argument(
         "--decoders", action="store_true", help="compare decoders instead: time, and equal bytes"
     )
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
+    add_data_option(parser, photos=256)
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` is told what happens.
+    """Run all arms; ``say`` gets a line for each.
 
     Raises:
         SuperError: images or servers cannot be had, or an arm failed.
@@ -106,24 +100,19 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     if arguments.decoders:
         return compare_decoders(say)
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
-    usable = _usable_cores(max(arguments.cores))
-    say("preparing images")
-    directory = data_directory(arguments.data)
-    sets = [prepare_images(name, directory, arguments.photos) for name in arguments.images]
+    started = Started("function")
+    most = max(arguments.cores)
+    usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
+    sets = [prepare_images(name, arguments, say) for name in arguments.images]
     runs: list[_Run] = []
     for images in sets:
         for count in arguments.cores:
             runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
     say("weighing the bundle, starting cold")
     bundle, cold = bundle_sizes(), _cold_starts(sets[0])
-    return BenchmarkReport(
-        benchmark="function",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={
-            "image_sets": {one.name: {"about": one.about, "images": one.images} for one in sets},
+            "image_sets": {name: about for one in sets for name, about in one.described().items()},
             "cores": arguments.cores,
             "rounds": arguments.rounds,
             "passes": arguments.passes,
@@ -135,9 +124,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         method=(*_METHOD, _dollars_line(), _bundle_line(bundle), _cold_line(cold)),
         group_by=("images", "cores"),
         columns=_COLUMNS,
-        rows=tuple(_rows(runs)),
-        rounds=tuple({**run.conditions(), "round": run.round, **asdict(run.result)} for run in runs),
-        environment=environment,
+        rows=_rows(runs),
+        rounds=({**run.conditions(), "round": run.round, **asdict(run.result)} for run in runs),
     )
 
 
@@ -168,22 +156,17 @@ def _measure_cores(
 
 
 @contextlib.contextmanager
-def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, dict[str, str]]]:
+def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
-    before = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory, contextlib.ExitStack() as stack:
-        os.sched_setaffinity(0, cores)  # what is started here stays there
-        try:
-            socket, _ = stack.enter_context(cache_server(Path(directory)))
-            objects = stack.enter_context(object_server(Path(images.directory).parent))
-        finally:
-            os.sched_setaffinity(0, before)
-        yield f"unix://{socket}", objects.environment
+        with held_to(cores):  # what is started here stays there
+            cache = stack.enter_context(cache_server(Path(directory)))
+            store = stack.enter_context(s3_server(Path(images.directory).parent))
+        yield cache.address, store.environment
 
 
 def _cold_starts(images: ImageSet) -> dict[str, float]:
-    cores = sorted(os.sched_getaffinity(0))
-    with _servers(images, cores) as (cache, environment):
+    with _servers(images, usable_cores(1, "this benchmark holds processes to cores")) as (cache, environment):
         event = s3_event(images.directory, images.resize, images.crop, cache, count=1)
         return {
             "answer a warm event": cold_start_s(None, environment),
@@ -265,12 +248,3 @@ def _bundle_line(bundle: dict[str, int]) -> str:
 def _cold_line(cold: dict[str, float]) -> str:
     parts = ", ".join(f"{seconds:.2f} s to {what}" for what, seconds in cold.items())
     return f"A fresh process takes {parts}, at best, Python's own start and end included."
-
-
-def _usable_cores(count: int) -> list[int]:
-    if not hasattr(os, "sched_setaffinity"):
-        raise BenchmarkError("this benchmark holds processes to cores, which this system cannot; use Linux")
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < count:
-        raise BenchmarkError(f"this machine has {len(cores)} usable cores; --cores asks for {count}")
-    return cores

@@ -1,26 +1,31 @@
-"""``python -m benchmarks.function_arm SPEC``: one way of producing samples, in a process held to some cores.
+"""The function, measured: ways of producing samples on some cores, the weight of its bundle, cold starts.
 
-Prints one line of JSON. The bare loop decodes bytes that it has in memory; the other ways are the function's
-handler, whole, as an executor calls it. The first pass over the images warms up and is not counted. Which
-ways there are, and what becomes of the figures, is :mod:`benchmarks.function`'s.
+An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
+function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
+counted. The bundle is what the handler imports in a fresh process, found there and zipped here; Lambda's
+runtime has boto3. A cold start is a fresh process until it has answered. Which ways are compared, and what
+becomes of the figures, is :mod:`benchmarks.function`'s.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import ROOT, BenchmarkError, run_child
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import sample_ids, split_ids
@@ -28,7 +33,7 @@ from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, PrefetchRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "BARE",
@@ -37,6 +42,9 @@ __all__ = [
     "S3_LEAN",
     "FunctionArmResult",
     "FunctionArmSpec",
+    "bundle_sizes",
+    "cold_start_s",
+    "measure_function",
     "run_arm",
     "s3_event",
 ]
@@ -46,9 +54,8 @@ FILES = "files"
 S3_LEAN = "S3"
 S3_BOTO3 = "S3, boto3"
 
-_ROOT = Path(__file__).resolve().parents[1]
-_TIME_LIMIT_S = 600.0
 _TIME_LEFT_MS = 600_000
+_QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +83,16 @@ class FunctionArmResult:
     push_cpu_s: float
 
 
-def run_arm(spec: FunctionArmSpec, environment: dict[str, str]) -> FunctionArmResult:
+def run_arm(spec: FunctionArmSpec, environment: Mapping[str, str]) -> FunctionArmResult:
     """Measure an arm in a fresh process.
 
     Raises:
         BenchmarkError: it failed; the message has what it said.
 
     """
-    settings = {
-        "SUPER_S3_CLIENT": "boto3" if spec.way == S3_BOTO3 else "auto",
-        "SUPER_DECODERS": str(len(spec.cores)),
-        "SUPER_LOG_LEVEL": "ERROR",
-        "POWERTOOLS_METRICS_DISABLED": "true",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.function_arm", json.dumps(asdict(spec))],
-        cwd=_ROOT,
-        env={**os.environ, **environment, **settings},
-        capture_output=True,
-        text=True,
-        timeout=_TIME_LIMIT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"{spec.way} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
-    return FunctionArmResult(**json.loads(done.stdout.splitlines()[-1]))
+    client = "boto3" if spec.way == S3_BOTO3 else "auto"
+    settings = {"SUPER_S3_CLIENT": client, "SUPER_DECODERS": str(len(spec.cores)), **_QUIET}
+    return run_child(measure_function, spec, name=spec.way, environment={**environment, **settings})
 
 
 class _Context:
@@ -131,7 +123,8 @@ class _ThreadClocks:
         setattr(threading.Thread, "run", timed)  # noqa: B010  # mypy allows no assignment to a method
 
 
-def _measure(spec: FunctionArmSpec) -> FunctionArmResult:
+def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
+    """Measure the arm in this process, which is fresh."""
     os.sched_setaffinity(0, spec.cores)
     clocks = _ThreadClocks()
     files = sorted(Path(spec.directory).glob("*/*.jpg"))
@@ -227,6 +220,84 @@ def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
     return event
 
 
-if __name__ == "__main__":
-    fields = json.loads(sys.argv[1])
-    print(json.dumps(asdict(_measure(FunctionArmSpec(**{**fields, "cores": tuple(fields["cores"])})))))
+# ----------------------------------------------------------------------------- bundle and cold start
+
+_OURS = ("lambda_prefetch", "super_wire")
+_IN_LAMBDAS_RUNTIME = frozenset(
+    {"boto3", "botocore", "s3transfer", "urllib3", "jmespath", "python-dateutil", "six"}
+)
+
+_IMPORT = """
+import sys
+from superdl.lambda_prefetch.handler import handler
+handler({"super_warm": 1, "cache": ""}, None)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+_COLD = """
+import json, sys
+from superdl.lambda_prefetch.handler import handler
+class Context:
+    function_name = aws_request_id = "bench"
+    def get_remaining_time_in_millis(self):
+        return 60000
+handler({"super_warm": 1, "cache": ""}, None)
+event = json.loads(sys.argv[1])
+if event:
+    print(json.dumps(handler(event, Context())["outcomes"]))
+"""
+
+
+def bundle_sizes() -> dict[str, int]:
+    """Zipped bytes of each distribution in the function's bundle, by name; our own packages are ``super``."""
+    modules = set(_run(_IMPORT, {}).split("\n")[-2].split())
+    owners = metadata.packages_distributions()
+    names = {owner for module in modules for owner in owners.get(module, ())} - _IN_LAMBDAS_RUNTIME
+    sizes = {}
+    for name in sorted(names):
+        found = metadata.distribution(name)
+        files = [(Path(str(file.locate())), str(file)) for file in found.files or ()]
+        if any(module in _OURS for module in modules & {part.partition("/")[0] for _, part in files}):
+            continue
+        size = _zipped(files)
+        if size and name.lower() not in {"superdl", "setuptools", "pip"}:
+            sizes[name] = size
+    ours = [file for package in _OURS for file in (ROOT / package).rglob("*.py")]
+    sizes["super"] = _zipped([(file, str(file.relative_to(ROOT))) for file in ours])
+    return sizes
+
+
+def cold_start_s(event: dict[str, object] | None, environment: Mapping[str, str], rounds: int = 5) -> float:
+    """Least seconds of a fresh process that answers a warm event, and then ``event`` if there is one."""
+    times = []
+    for _ in range(rounds):
+        begun_s = time.perf_counter()
+        said = _run(_COLD, environment, json.dumps(event))
+        times.append(time.perf_counter() - begun_s)
+        if event is not None and said.split("\n")[-2] != '["cached"]':
+            raise BenchmarkError(f"the cold function said {said}")
+    return min(times)
+
+
+def _run(program: str, environment: Mapping[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **_QUIET, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_TIME_LEFT_MS / 1000,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"the function did not start:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def _zipped(files: list[tuple[Path, str]]) -> int:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for place, name in files:
+            if place.is_file() and place.suffix != ".pyc" and not name.startswith(".."):
+                bundle.write(place, name)
+    return len(content.getvalue()) if bundle.filelist else 0

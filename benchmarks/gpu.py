@@ -1,36 +1,56 @@
 """``superdl bench gpu``: whether an accelerator waits for data, and from how many images per second on it no
 longer does.
 
-It decides which loaders and models run, on which cores, and makes figures of what they measured. A trainer
-itself is :mod:`benchmarks.gpu_trainer`'s.
+It decides which loaders and models run, on which cores, trains in a process of its own, and makes figures of
+what was measured. The network and its loop are :mod:`benchmarks.trainer`'s.
 """
 
 from __future__ import annotations
 
-import time
+import contextlib
+import os
+import threading
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.command import positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.cores import Cores, held_to
-from benchmarks.errors import BenchmarkError
-from benchmarks.gpu_trainer import SYNTHETIC, TINY, GpuResult, GpuSpec, run_gpu_trainer
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.loading import Loading
-from benchmarks.options import positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.resnet import RESNETS
-from benchmarks.services import Services
+from benchmarks.cpu import Cores, children_cpu_s, held_to, process_cpu_s
+from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.loading import Contender, Loading
+from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
+from benchmarks.services import embedded_services
+from benchmarks.trainer import RESNETS, Trainer, small_resnet
 from superdl.experiments.environment import describe_environment
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["GpuRun", "add_arguments", "measure", "rows_of"]
+__all__ = [
+    "SYNTHETIC",
+    "GpuResult",
+    "GpuRun",
+    "GpuSpec",
+    "add_arguments",
+    "measure",
+    "rows_of",
+    "train_on_device",
+]
+
+SYNTHETIC = "synthetic"
+"""One batch that lies on the device, again and again: what the device itself can do."""
+
+TINY = "tiny"
+"""A model for seeing that this works."""
+
+_CLASSES = 1000
+_WARMING_STEPS = 10  # kernels are chosen, memory is taken
+_COPIES = 20
+_SAMPLE_EVERY_S = 0.1
 
 _METHOD = (
     (
@@ -69,19 +89,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models = (*RESNETS, TINY)
     parser.add_argument("--models", nargs="+", choices=models, default=list(RESNETS), help="models (ResNets)")
     parser.add_argument("--device", default="cuda", help="torch device (cuda); cpu only to see that it works")
-    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
-    parser.add_argument("--photos", type=positive, default=4096, help="images of the set photos (4096)")
+    add_image_options(parser, photos=4096)
     parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument("--workers", type=positive, default=4, help="of the DataLoaders (4)")
     parser.add_argument("--trainer-cores", type=positive, default=4, help="cores of the trainer (4)")
     parser.add_argument("--epochs", type=positive, default=5, help="measured after the first (5)")
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader; ``say`` is told what happens.
+    """Train with each loader; ``say`` gets a line for each.
 
     Raises:
         BenchmarkError: there is no such device, or too few cores.
@@ -90,26 +106,21 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     device = _device(arguments.device)
     cores = Cores.split(arguments.trainer_cores)
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     environment = {**describe_machine(), **describe_environment(device)}
-    say("preparing images")
-    images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
+    started = Started("gpu", environment)
+    images = prepare_images(arguments.images, arguments, say)
     runs: list[GpuRun] = []
     for model in arguments.models:
         for contender in (SYNTHETIC, PILLOW, SUPER, SUPER_LOADER):
             say(f"{model}: {contender}")
             spec = _spec(contender, model, images, arguments, cores)
-            workers = spec.loading.num_workers
             result = _trained(spec, cores)
             _check(spec, result)
-            runs.append(GpuRun(contender, model, workers, spec.epochs, result))
+            runs.append(GpuRun(contender, model, spec.loading.num_workers, spec.epochs, result))
     group = {"device": environment["device_name"] or device.type, "batch_size": arguments.batch_size}
-    return BenchmarkReport(
-        benchmark="gpu",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={
-            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "image_sets": images.described(),
             **{name: getattr(arguments, name) for name in ("models", "batch_size", "workers", "epochs")},
             "trainer_cores": len(cores.trainer),
             "other_cores": len(cores.others),
@@ -117,10 +128,176 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         method=_METHOD,
         group_by=("device", "batch_size", "model"),
         columns=_COLUMNS,
-        rows=tuple({**group, **row} for row in rows_of(runs)),
-        rounds=tuple(asdict(run) for run in runs),
-        environment=environment,
+        rows=({**group, **row} for row in rows_of(runs)),
+        rounds=(asdict(run) for run in runs),
     )
+
+
+def _spec(
+    contender: str, model: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores
+) -> GpuSpec:
+    form = CONTENDERS.get(contender)
+    with_workers = form is not None and form.workers.allow(arguments.workers)
+    loading = images.loading(
+        batch_size=arguments.batch_size,
+        num_workers=arguments.workers if with_workers else 0,
+        device=arguments.device,
+    )
+    return GpuSpec(contender, loading, model, cores.trainer, arguments.epochs, images.images)
+
+
+def _trained(spec: GpuSpec, cores: Cores) -> GpuResult:
+    name = f"{spec.contender}, {spec.model}"
+    with held_to(cores.others):
+        if spec.contender not in (SUPER, SUPER_LOADER):
+            return run_child(train_on_device, spec, name=name)
+        with embedded_services("gpu") as services:
+            loading = replace(spec.loading, coordinator=services.coordinator)
+            return run_child(train_on_device, replace(spec, loading=loading), name=name)
+
+
+def _check(spec: GpuSpec, result: GpuResult) -> None:
+    """A figure that is not of what it says is worse than none."""
+    if spec.contender != SYNTHETIC and result.images != spec.epochs * spec.images:
+        raise BenchmarkError(
+            f"{spec.contender}: {result.images} images came instead of {spec.epochs} times {spec.images}"
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BenchmarkError(f"--device is a torch device such as cuda; not {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError(
+            "there is no CUDA device here, or this torch was built without CUDA: run this benchmark on a "
+            "machine with an NVIDIA GPU, or with --device cpu --models tiny to see that it works"
+        )
+    if device.type not in ("cuda", "cpu"):
+        raise BenchmarkError(f"--device is cuda, or cpu to see that it works; not {name!r}")
+    return device
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """Which loader and model, and how long. ``images`` are those of an epoch."""
+
+    contender: str
+    loading: Loading
+    model: str
+    cores: list[int]
+    epochs: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuResult:
+    """What the epochs after the first one gave.
+
+    ``busy_s`` is the time in which the device had a step under way, ``waiting_s`` the gaps between steps.
+    ``supply_s`` is what one epoch takes without training, ``first_epoch_s`` the first one with it.
+    ``copy_ms`` is one batch's way to the device, alone. ``nvml_percent`` is the driver's figure, if it can be
+    asked.
+    """
+
+    images: int
+    steps: int
+    wall_s: float
+    busy_s: float
+    waiting_s: float
+    first_epoch_s: float
+    supply_s: float
+    copy_ms: float
+    trainer_cpu_s: float
+    nvml_percent: float | None
+
+
+def train_on_device(spec: GpuSpec) -> GpuResult:
+    """Train a ResNet in bf16. On a CPU the same code runs, to see that it works."""
+    loading = spec.loading
+    trainer = Trainer(
+        lambda: small_resnet(_CLASSES, 4) if spec.model == TINY else RESNETS[spec.model](_CLASSES),
+        torch.device(loading.device),
+        cores=spec.cores,
+        threads=len(spec.cores),
+        rate=0.01,
+        momentum=0.9,
+        precision=torch.bfloat16,
+    )
+    blank = trainer.blank(loading)
+    for _ in range(_WARMING_STEPS):
+        trainer.step(blank)
+    if spec.contender == SYNTHETIC:
+        contender = Contender([blank] * -(-spec.images // loading.batch_size))
+    else:
+        contender = CONTENDERS[spec.contender].open(loading)
+    try:
+        first_epoch_s = trainer.epoch(contender)
+        trainer.start_counting()
+        cpu_s = process_cpu_s(os.getpid()) + children_cpu_s()
+        with _busy_sampled(trainer.device) as percents:
+            wall_s = sum(trainer.epoch(contender) for _ in range(spec.epochs))
+        cpu_s = process_cpu_s(os.getpid()) + children_cpu_s() - cpu_s
+        supply_s = trainer.epoch(contender, steps=False)
+    finally:
+        contender.close()
+    return GpuResult(
+        images=trainer.images,
+        steps=len(trainer.steps) - 1,
+        wall_s=wall_s,
+        busy_s=trainer.busy_s(),
+        waiting_s=trainer.waiting_s(),
+        first_epoch_s=first_epoch_s,
+        supply_s=supply_s,
+        copy_ms=_copy_ms(loading, trainer),
+        trainer_cpu_s=cpu_s,
+        nvml_percent=sum(percents) / len(percents) if percents else None,
+    )
+
+
+def _copy_ms(loading: Loading, trainer: Trainer) -> float:
+    """One batch from page-locked memory to the device, with nothing else under way."""
+    batch = torch.zeros((loading.batch_size, 3, loading.crop, loading.crop), dtype=torch.uint8)
+    if trainer.device.type == "cuda":
+        batch = batch.pin_memory()
+    trainer.synchronize()
+    began = trainer.mark()
+    for _ in range(_COPIES):
+        batch.to(trainer.device, non_blocking=True)
+    ended = trainer.mark()
+    trainer.synchronize()
+    return float(began.elapsed_time(ended)) / _COPIES
+
+
+@contextlib.contextmanager
+def _busy_sampled(device: torch.device) -> Iterator[list[float]]:
+    """The driver's figure, ten times a second; none where there is no GPU or nvidia-ml-py."""
+    percents: list[float] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(_SAMPLE_EVERY_S):
+            percents.append(torch.cuda.utilization(device))
+
+    thread = threading.Thread(target=sample, name="gpu-busy", daemon=True)
+    if device.type == "cuda":
+        # No nvidia-ml-py, or a driver that does not tell: then nothing is sampled.
+        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
+            torch.cuda.utilization(device)
+            thread.start()
+    try:
+        yield percents
+    finally:
+        done.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+# -------------------------------------------------------------------------------------------- figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,52 +332,3 @@ def rows_of(runs: Sequence[GpuRun]) -> Iterator[dict[str, Any]]:
             "first_epoch_images_per_s": epoch_images / one.first_epoch_s,
             "trainer_cpu_ms_per_image": 1e3 * one.trainer_cpu_s / one.images,
         }
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BenchmarkError(f"--device is a torch device such as cuda; not {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BenchmarkError(
-            "there is no CUDA device here, or this torch was built without CUDA: run this benchmark on a "
-            "machine with an NVIDIA GPU, or with --device cpu --models tiny to see that it works"
-        )
-    if device.type not in ("cuda", "cpu"):
-        raise BenchmarkError(f"--device is cuda, or cpu to see that it works; not {name!r}")
-    return device
-
-
-def _spec(
-    contender: str, model: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores
-) -> GpuSpec:
-    kind = CONTENDERS.get(contender)
-    with_workers = kind is not None and kind.workers.allow(arguments.workers)
-    loading = Loading(
-        directory=images.directory,
-        converted=images.converted,
-        resize=images.resize,
-        crop=images.crop,
-        batch_size=arguments.batch_size,
-        num_workers=arguments.workers if with_workers else 0,
-        device=arguments.device,
-    )
-    return GpuSpec(contender, loading, model, cores.trainer, arguments.epochs, images.images)
-
-
-def _trained(spec: GpuSpec, cores: Cores) -> GpuResult:
-    with held_to(cores.others):
-        if spec.contender not in (SUPER, SUPER_LOADER):
-            return run_gpu_trainer(spec)
-        with Services.start("gpu") as services:
-            loading = replace(spec.loading, coordinator=services.coordinator)
-            return run_gpu_trainer(replace(spec, loading=loading))
-
-
-def _check(spec: GpuSpec, result: GpuResult) -> None:
-    """A figure that is not of what it says is worse than none."""
-    if spec.contender != SYNTHETIC and result.images != spec.epochs * spec.images:
-        raise BenchmarkError(
-            f"{spec.contender}: {result.images} images came instead of {spec.epochs} times {spec.images}"
-        )

@@ -1,17 +1,49 @@
-"""What a benchmark's loader is told, and the small interface behind which each one stands."""
+"""What a loader under comparison is told, the interface behind which it stands, and those that are at hand.
+
+SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. The
+loaders that a spec may name are opened as for training, with their figures left out.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from superdl.coordinator.core.plan import Plan
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import LoaderRequest, open_loader
+from superdl.experiments.loaders.samples import decode_image, list_samples
+from superdl.experiments.loaders.workers import stack
+from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["Contender", "Loading", "Opened"]
+    from superdl.sampler import SuperSampler
+    from superdl.super_dataset import SuperDataset
+
+__all__ = [
+    "Contender",
+    "Loading",
+    "Pairs",
+    "PlannedOrder",
+    "convert_for",
+    "open_boto3",
+    "open_in_planned_order",
+    "open_planned",
+    "open_super",
+    "open_super_loader",
+    "opener",
+]
+
+_Pair = tuple["npt.NDArray[np.uint8]", int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +58,6 @@ class Loading:
         batch_size: images of a batch; the last of an epoch may be shorter.
         num_workers: processes that load beside the main one.
         coordinator: SUPER's address; other loaders leave it alone.
-        store: URL of an S3 server whose buckets lie around ``directory``; empty where none runs.
         seed: of the shuffle.
         device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
             in page-locked memory.
@@ -40,7 +71,6 @@ class Loading:
     batch_size: int
     num_workers: int
     coordinator: str = ""
-    store: str = ""
     seed: int = 0
     device: str = "cpu"
 
@@ -54,43 +84,182 @@ class Loading:
         return Path(self.converted) / name
 
 
-class Contender(Protocol):
+class Contender:
     """An opened loader. Each iteration is one epoch, in an order of its own.
 
     Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is good until
     the next one is asked for: a loader may use its memory again.
-    """
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Begin the next epoch."""
+    Args:
+        batches: what iterates, and is closed or else ends with its last reference.
+        pair: turns what it yields into images and labels, where it does not yield just these.
+        sampler: SUPER's, which is closed too.
 
-    def produced(self) -> int:
-        """How many samples functions have decoded until now; 0 for a loader that decodes by itself."""
-
-    def close(self) -> None:
-        """End the workers and whatever else was opened."""
-
-
-class Opened:
-    """A contender over anything that iterates like a DataLoader and ends with its last reference.
-
-    ``pair`` turns what it yields into images and labels.
     """
 
     def __init__(
-        self, batches: Iterable[Any], pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None
+        self,
+        batches: Iterable[Any],
+        pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None,
+        sampler: SuperSampler | None = None,
     ) -> None:
         self._batches: Iterable[Any] | None = batches
         self._pair = pair
+        self._sampler = sampler
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = self._batches or ()
+        """Begin the next epoch."""
+        batches = () if self._batches is None else self._batches
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def produced(self) -> int:
-        """Nothing: functions are SUPER's alone."""
-        return 0
+        """How many samples functions have decoded until now; 0 for a loader that decodes by itself."""
+        return 0 if self._sampler is None else int(self._sampler.job_stats().samples_produced)
 
     def close(self) -> None:
-        """Let go of the last reference: persistent workers end with it."""
-        self._batches = None
+        """End the workers and whatever else was opened."""
+        batches, self._batches = self._batches, None  # the last reference: persistent workers end with it
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+        del batches, close
+        if self._sampler is not None:
+            self._sampler.close()
+
+
+# --------------------------------------------------------------------------------------------- SUPER
+
+
+def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
+    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded."""
+    from superdl.sampler import SuperSampler  # the other contenders' processes need neither
+    from superdl.super_dataset import Recipe, SuperDataset
+
+    recipe = Recipe.image(resize=loading.resize, crop=loading.crop)
+    dataset = SuperDataset(f"file://{loading.directory}", recipe=recipe)
+    sampler = SuperSampler(
+        dataset,
+        batch_size=loading.batch_size,
+        seed=loading.seed,
+        coordinator=loading.coordinator or None,
+    )
+    return dataset, sampler
+
+
+def open_super(loading: Loading) -> Contender:
+    """SUPER in a DataLoader."""
+    dataset, sampler = open_planned(loading)
+    batches: DataLoader[Any] = DataLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=None,
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0,
+        pin_memory=loading.pin_memory,
+    )
+    return Contender(batches, sampler=sampler)
+
+
+def open_super_loader(loading: Loading) -> Contender:
+    """SUPER by threads of the main process, without a worker."""
+    from superdl.super_dataset import SuperLoader
+
+    dataset, sampler = open_planned(loading)
+    device = loading.device if loading.pin_memory else None
+    return Contender(SuperLoader(dataset, sampler, device), sampler=sampler)
+
+
+# ----------------------------------------------------------------------- the loaders that specs name
+
+
+def opener(kind: str) -> Callable[[Loading], Contender]:
+    """Opens the loader of that kind over the files; its conversion, if it needs one, is there."""
+    return lambda loading: _opened(kind, loading, loading.format_directory(kind))
+
+
+def convert_for(kind: str) -> Callable[[Loading, Path], None]:
+    """Writes the images into an empty directory, in the format of that kind."""
+    return lambda loading, target: _opened(kind, loading, target).close()
+
+
+def open_boto3(loading: Loading) -> Contender:
+    """Pillow in a DataLoader, each image a GET of boto3: of a bucket that is named as the image set is."""
+    place = Path(loading.directory)
+    return _opened("torch", loading, Path(), Source(f"s3://{place.parent.name}/{place.name}/"))
+
+
+def _opened(kind: str, loading: Loading, converted: Path, source: Source | None = None) -> Contender:
+    request = LoaderRequest(
+        source=source or Source(f"file://{loading.directory}"),
+        recipe=RecipeSpec(resize=loading.resize, crop=loading.crop),
+        loader=LoaderSpec(kind=kind, batch_size=loading.batch_size, num_workers=loading.num_workers),
+        training=True,
+        seed=loading.seed,
+        pin_memory=loading.pin_memory,
+        converted=converted,
+    )
+    return Contender(open_loader(kind, request), pair=lambda batch: (batch[0], batch[1]))
+
+
+# ------------------------------------------------------------------------------------ decoded images
+
+
+class Pairs(Dataset[_Pair]):
+    """Pixels and label of each file, in key order: what conversions to decoded pixels write."""
+
+    def __init__(self, loading: Loading) -> None:
+        self._samples = list_samples(Source(f"file://{loading.directory}"), "torch")
+        self._resize = loading.resize
+        self._crop = loading.crop
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> _Pair:
+        """Read and decode one file."""
+        if index >= len(self):
+            raise IndexError(index)
+        content = self._samples.read(index)
+        return decode_image(content, resize=self._resize, crop=self._crop), self._samples.labels[index]
+
+
+class PlannedOrder(Sampler[list[int]]):
+    """SUPER's plan as a batch sampler for other loaders, so that both train on equal batches in equal order.
+
+    Each iteration is the next epoch of the plan that a shuffled SuperSampler of one rank follows. Indices are
+    of the images sorted by key, as the catalog has them.
+    """
+
+    def __init__(self, size: int, batch_size: int, seed: int) -> None:
+        self._plan = Plan(size=size, batch_size=batch_size, seed=seed, shuffle=True)
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return self._plan.batches_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Begin the next epoch."""
+        # A generator: a DataLoader that makes two iterators and uses one begins one epoch.
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for position in range(len(self)):
+            yield self._plan.batch(epoch, position, 0).indices.tolist()
+
+
+def open_in_planned_order(loading: Loading) -> Contender:
+    """Pillow in a DataLoader, in the order of SUPER's plan."""
+    pairs = Pairs(loading)
+    batches: DataLoader[Any] = DataLoader(
+        pairs,
+        batch_sampler=PlannedOrder(len(pairs), loading.batch_size, loading.seed),
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0,
+        collate_fn=_collate,
+    )
+    return Contender(batches)
+
+
+def _collate(pairs: list[_Pair]) -> tuple[Tensor, Tensor]:
+    """Stack with one copy, into shared memory in a worker."""
+    return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])

@@ -1,37 +1,63 @@
 """``superdl bench read``: what a trainer's own processes spend per image, with SUPER and with what users
 would otherwise pick.
 
-It decides which arms there are and in which order they run. An arm itself is :mod:`benchmarks.arm`'s, the
-loaders are :mod:`benchmarks.contenders`'s, what becomes of the measurements :mod:`benchmarks.read_figures`'s.
+It decides which arms there are and in which order they run, and makes figures of what they measured. An arm
+itself is :mod:`benchmarks.arm`'s, the loaders are :mod:`benchmarks.contenders`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.arm import ArmResult, ArmSpec, run_arm
-from benchmarks.contenders import CONTENDERS
-from benchmarks.conversion import convert_once
-from benchmarks.errors import BenchmarkError
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.loading import Loading
-from benchmarks.object_store import ObjectStore, object_store
-from benchmarks.options import not_negative, positive
-from benchmarks.read_figures import COLUMNS, Cell, Run, rows_of
-from benchmarks.report import BenchmarkReport, describe_machine
-from benchmarks.services import Services
-from benchmarks.tls_services import tls_services
-from benchmarks.versions import with_versions
+from benchmarks.arm import ArmResult, ArmSpec, measure_arm
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.command import not_negative, positive
+from benchmarks.contenders import (
+    BOTO3,
+    CONTENDERS,
+    PILLOW,
+    RAM,
+    SOCKET,
+    ContenderSpec,
+    convert_once,
+    with_versions,
+)
+from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, data_directory, prepare_images
+from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
+from benchmarks.services import embedded_services, s3_server
+from benchmarks.tls import tls_services
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["add_arguments", "measure"]
+    from benchmarks.loading import Loading
+
+__all__ = ["COLUMNS", "Cell", "ReadRun", "add_arguments", "measure", "rows_of"]
+
+COLUMNS = (
+    Column("num_workers", "work-\ners", "d"),
+    Column("loader", "loader"),
+    Column("cpu_ms_per_image", "CPU ms\n/image", ".4f"),
+    Column("main_cpu_ms_per_image", "of it\nmain", ".4f"),
+    Column("workers_cpu_ms_per_image", "of it\nworkers", ".4f"),
+    Column("images_per_s", "images\n/s", ",.0f"),
+    Column("times_less_than_pillow", "less than\nPillow", ".1f"),
+    Column("times_less_than_boto3", "\nboto3", ".1f"),
+    Column("times_ram_array", "times\nRAM", ".2f"),
+    Column("times_socket_loop", "times\nsocket", ".2f"),
+    Column("cache_cpu_ms_per_image", "beside:\ncache", ".4f"),
+    Column("coordinator_cpu_ms_per_image", "coordi-\nnator", ".4f"),
+    Column("functions_cpu_ms_per_image", "func-\ntions", ".4f"),
+    Column("store_cpu_ms_per_image", "\nS3", ".3f"),
+)
+
+_PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
+
 
 _METHOD = (
     (
@@ -80,46 +106,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="(0 2)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
     parser.add_argument("--epochs", type=positive, default=5, help="epochs measured in each arm (5)")
-    parser.add_argument("--photos", type=positive, default=1024, help="images of the set photos (1024)")
     parser.add_argument("--tls", action="store_true", help="reach the cache by TLS, not by a unix socket")
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
+    add_data_option(parser, photos=1024)
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` is told what happens.
+    """Run all arms; ``say`` gets a line for each.
 
     Raises:
         SuperError: images or services cannot be had, or an arm failed.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = with_versions(describe_machine(), arguments.contenders)
-    say("preparing images")
-    directory = data_directory(arguments.data)
-    sets = [prepare_images(name, directory, arguments.photos) for name in arguments.images]
-    cells = list(_cells(sets, arguments.batch_size, arguments.workers, arguments.contenders))
+    started = Started("read", with_versions(describe_machine(), arguments.contenders))
+    sets = [prepare_images(name, arguments, say) for name in arguments.images]
+    cells = list(_cells(sets, arguments))
     present = [cell for cell in cells if not cell.missing]
-    _convert(present, say)
-    runs: list[Run] = []
+    for cell in present:
+        convert_once(cell.contender, cell.loading, say)
+    runs: list[ReadRun] = []
     with contextlib.ExitStack() as stack:
-        services = stack.enter_context(tls_services() if arguments.tls else Services.start("read"))
-        wants_store = any(cell.kind.needs_store for cell in present)
-        store = stack.enter_context(object_store(directory)) if wants_store else None
+        services = stack.enter_context(tls_services() if arguments.tls else embedded_services("read"))
+        environment, store_pid = dict(services.environment), 0
+        if any(cell.form.needs_store for cell in present):
+            store = stack.enter_context(s3_server(data_directory(arguments.data)))
+            environment, store_pid = {**environment, **store.environment}, store.pid
         for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
             say(f"round {number} of {arguments.rounds}: {cell}")
-            epochs = 1 if cell.kind.decodes else arguments.epochs
-            result = run_arm(_spec(cell, epochs, services, store), services.environment)
+            epochs = 1 if cell.form.decodes else arguments.epochs
+            loading = replace(cell.loading, coordinator=services.coordinator)
+            pids = (services.cache_pid, services.coordinator_pid, store_pid)
+            spec = ArmSpec(cell.contender, loading, epochs, *pids)
+            result = run_child(measure_arm, spec, name=cell.contender, environment=environment)
             _check(cell, result, epochs)
-            runs.append(Run(number, cell, result))
+            runs.append(ReadRun(number, cell, result))
             _check_same_images(runs)
-    return BenchmarkReport(
-        benchmark="read",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
+    absences = [f"{title}: {reason}." for title, reason in missing.items()]
+    return started.report(
         settings={
-            "image_sets": {one.name: {"about": one.about, "images": one.images} for one in sets},
+            "image_sets": {name: about for one in sets for name, about in one.described().items()},
             "contenders": arguments.contenders,
             "batch_sizes": arguments.batch_size,
             "num_workers": arguments.workers,
@@ -127,51 +152,20 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             "epochs": arguments.epochs,
             "tls": arguments.tls,
         },
-        method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *_absences(cells)),
+        method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
         columns=COLUMNS,
-        rows=tuple(rows_of(cells, runs)),
-        rounds=tuple(run.to_mapping() for run in runs),
-        environment=environment,
+        rows=rows_of(cells, runs),
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
-def _cells(
-    sets: Sequence[ImageSet],
-    batch_sizes: Sequence[int],
-    num_workers: Sequence[int],
-    contenders: Sequence[str],
-) -> Iterator[Cell]:
+def _cells(sets: Sequence[ImageSet], arguments: argparse.Namespace) -> Iterator[Cell]:
     """The contenders last, so that those that are compared run side by side in time."""
-    for images, batch_size, workers, contender in itertools.product(
-        sets, batch_sizes, num_workers, CONTENDERS
-    ):
-        if contender in contenders and CONTENDERS[contender].workers.allow(workers):
+    conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
+    for images, batch_size, workers, contender in itertools.product(*conditions):
+        if contender in arguments.contenders and CONTENDERS[contender].workers.allow(workers):
             yield Cell(images, batch_size, workers, contender)
-
-
-def _spec(cell: Cell, epochs: int, services: Services, store: ObjectStore | None) -> ArmSpec:
-    loading = _loading(cell, services.coordinator, "" if store is None else store.url)
-    pids = (services.cache_pid, services.coordinator_pid, 0 if store is None else store.pid)
-    return ArmSpec(cell.contender, loading, epochs, *pids)
-
-
-def _loading(cell: Cell, coordinator: str = "", store: str = "") -> Loading:
-    return Loading(
-        directory=cell.images.directory,
-        converted=cell.images.converted,
-        resize=cell.images.resize,
-        crop=cell.images.crop,
-        batch_size=cell.batch_size,
-        num_workers=cell.num_workers,
-        coordinator=coordinator,
-        store=store,
-    )
-
-
-def _convert(cells: Sequence[Cell], say: Callable[[str], None]) -> None:
-    for cell in cells:
-        convert_once(cell.contender, _loading(cell), say)
 
 
 def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
@@ -186,7 +180,7 @@ def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
         )
 
 
-def _check_same_images(runs: Sequence[Run]) -> None:
+def _check_same_images(runs: Sequence[ReadRun]) -> None:
     sums: dict[str, dict[int, str]] = {}
     for run in runs:
         sums.setdefault(run.cell.images.name, {}).setdefault(run.result.checksum, run.cell.contender)
@@ -194,11 +188,106 @@ def _check_same_images(runs: Sequence[Run]) -> None:
         if len(found) > 1:
             raise BenchmarkError(
                 f"the loaders gave different pixels or labels for {name}: {sorted(found.values())}; if the "
-                f"images were made anew, delete what was converted from the old ones (--data)"
+                f"images were made again, delete what was converted from the old ones (--data)"
             )
 
 
-def _absences(cells: Sequence[Cell]) -> list[str]:
-    """A line for each loader that could not run."""
-    missing = {cell.kind.title: cell.missing for cell in cells if cell.missing}
-    return [f"{title}: {reason}." for title, reason in missing.items()]
+# -------------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row of the table: a loader under one set of conditions."""
+
+    images: ImageSet
+    batch_size: int
+    num_workers: int
+    contender: str
+
+    def __str__(self) -> str:
+        return f"{self.images.name}, batch {self.batch_size}, {self.num_workers} workers, {self.form.title}"
+
+    @property
+    def form(self) -> ContenderSpec:
+        """The loader."""
+        return CONTENDERS[self.contender]
+
+    @property
+    def loading(self) -> Loading:
+        """What the loader is told; where the coordinator is comes later."""
+        return self.images.loading(batch_size=self.batch_size, num_workers=self.num_workers)
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        return self.form.missing()
+
+    def conditions(self) -> dict[str, Any]:
+        """The row's first columns."""
+        return {
+            "images": self.images.name,
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "contender": self.contender,
+            "loader": self.form.title,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRun:
+    """One arm, done."""
+
+    round: int
+    cell: Cell
+    result: ArmResult
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {"round": self.round, **self.cell.conditions(), **asdict(self.result)}
+
+
+def rows_of(cells: Sequence[Cell], runs: Sequence[ReadRun]) -> Iterator[dict[str, Any]]:
+    """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
+    medians = {cell: _figures([run.result for run in runs if run.cell == cell]) for cell in cells}
+    for cell, figures in medians.items():
+        row = {**cell.conditions(), "note": cell.missing, **figures, **_ratios(cell, medians)}
+        if row["note"]:
+            row["loader"] += ": " + row["note"].partition(":")[0]
+        yield row
+
+
+def _figures(results: Sequence[ArmResult]) -> dict[str, float | None]:
+    if not results:
+        names = ["cpu_ms_per_image", "cpu_ms_per_image_min", "cpu_ms_per_image_max", "images_per_s"]
+        return dict.fromkeys([*names, *(f"{part}_cpu_ms_per_image" for part in _PARTS)])
+    trainer = [1e3 * (one.main_cpu_s + one.workers_cpu_s) / one.images for one in results]
+    return {
+        "cpu_ms_per_image": median(trainer),
+        "cpu_ms_per_image_min": min(trainer),
+        "cpu_ms_per_image_max": max(trainer),
+        "images_per_s": median(one.images / one.wall_s for one in results),
+        **{
+            f"{part}_cpu_ms_per_image": median(
+                1e3 * getattr(one, f"{part}_cpu_s") / one.images for one in results
+            )
+            for part in _PARTS
+        },
+    }
+
+
+def _ratios(cell: Cell, medians: dict[Cell, dict[str, float | None]]) -> dict[str, float | None]:
+    def cpu_of(contender: str, num_workers: int) -> float | None:
+        other = Cell(cell.images, cell.batch_size, num_workers, contender)
+        return medians.get(other, {}).get("cpu_ms_per_image")
+
+    own = medians[cell]["cpu_ms_per_image"]
+    return {
+        "times_less_than_pillow": _over(cpu_of(PILLOW, cell.num_workers), own),
+        "times_less_than_boto3": _over(cpu_of(BOTO3, cell.num_workers), own),
+        "times_ram_array": _over(own, cpu_of(RAM, cell.num_workers)),
+        "times_socket_loop": _over(own, cpu_of(SOCKET, 0)),
+    }
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

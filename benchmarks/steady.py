@@ -9,28 +9,24 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.loading import Loading
-from benchmarks.options import not_negative, positive
-from benchmarks.report import BenchmarkReport, Column, describe_machine
-from benchmarks.services import Services
-from benchmarks.super_loaders import open_super
+from benchmarks.child import BenchmarkError
+from benchmarks.command import not_negative, positive
+from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.loading import Contender, Loading, open_super
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import embedded_services
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
-
-    from benchmarks.loading import Contender
 
 __all__ = ["add_arguments", "measure"]
 
@@ -74,88 +70,65 @@ _QUICK = {"images": "digits", "batch_size": 256, "compute_ms": 5, "epochs": 1, "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
-    parser.add_argument("--photos", type=positive, default=6400, help="images of the set photos (6400)")
+    add_image_options(parser, photos=6400)
     parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument("--compute-ms", type=positive, default=250, help="computing for each batch (250)")
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoader (2)")
     parser.add_argument("--epochs", type=positive, default=6, help="measured after the first (6)")
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
     parser.add_argument("--quick", action="store_true", help="very small, to see that it works")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train; ``say`` is told what happens.
+    """Train; ``say`` gets a line for each epoch.
 
     Raises:
         SuperError: images or services cannot be had, or not all images came.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
+    started = Started("steady")
     if arguments.quick:
         vars(arguments).update(_QUICK)
-    say("preparing images")
-    images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
-    with Services.start("steady") as services:
-        epochs: list[_Epoch] = []
-        loading = Loading(
-            directory=images.directory,
-            converted=images.converted,
-            resize=images.resize,
-            crop=images.crop,
+    images = prepare_images(arguments.images, arguments, say)
+    epochs: list[_Epoch] = []
+    with embedded_services("steady") as services:
+        loading = images.loading(
             batch_size=arguments.batch_size,
             num_workers=arguments.workers,
             coordinator=services.coordinator,
         )
         for compute, name in itertools.product((ASLEEP, BUSY), (SUPER, BARE)):
-            loader = open_super(loading) if name == SUPER else _Bare(loading, images.images)
+            loader = open_super(loading) if name == SUPER else _open_bare(loading, images.images)
             loop = _Loop(name, compute, arguments.compute_ms / 1e3)
             try:
                 epochs += _train(loader, images, arguments.epochs + 1, loop, say)
             finally:
                 loader.close()
-    return BenchmarkReport(
-        benchmark="steady",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    conditions = ("images", "batch_size", "compute_ms", "workers")
+    group = {name: getattr(arguments, name) for name in conditions}
+    return started.report(
         settings={
-            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "image_sets": images.described(),
             **{name: getattr(arguments, name) for name in ("batch_size", "compute_ms", "workers", "epochs")},
         },
         method=_METHOD,
-        group_by=("images", "batch_size", "compute_ms", "workers"),
+        group_by=conditions,
         columns=_COLUMNS,
-        rows=tuple({**_conditions(arguments), **row} for row in _rows(epochs)),
-        rounds=tuple(asdict(epoch) for epoch in epochs),
-        environment=environment,
+        rows=({**group, **row} for row in _rows(epochs)),
+        rounds=(asdict(epoch) for epoch in epochs),
     )
 
 
-class _Bare:
+def _open_bare(loading: Loading, images: int) -> Contender:
     """A DataLoader whose workers make zeros of the same shapes, one item for each batch."""
-
-    def __init__(self, loading: Loading, images: int) -> None:
-        sizes = [loading.batch_size] * (images // loading.batch_size)
-        if images % loading.batch_size:
-            sizes.append(images % loading.batch_size)
-        self._batches: DataLoader[Any] | None = DataLoader(
-            _Zeros(sizes, loading.crop),
-            batch_size=None,
-            num_workers=loading.num_workers,
-            persistent_workers=loading.num_workers > 0,
-        )
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self._batches or ())
-
-    def produced(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        self._batches = None  # the last reference: persistent workers end with it
+    starts = range(0, images, loading.batch_size)
+    sizes = [min(loading.batch_size, images - start) for start in starts]
+    batches: DataLoader[Any] = DataLoader(
+        _Zeros(sizes, loading.crop),
+        batch_size=None,
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0,
+    )
+    return Contender(batches)
 
 
 class _Zeros(Dataset[tuple["Tensor", "Tensor"]]):
@@ -198,10 +171,6 @@ class _Epoch:
     @property
     def wait_percent(self) -> float:
         return 100 * self.wait_s / self.wall_s
-
-
-def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in ("images", "batch_size", "compute_ms", "workers")}
 
 
 def _train(

@@ -1,33 +1,47 @@
 """``superdl bench train``: one core trains, and the decoding is on that core or on the others.
 
-It decides which trainers run, on which cores, and makes figures of what they measured. A trainer itself is
-:mod:`benchmarks.trainer`'s.
+It decides which trainers run, on which cores, trains in a process of its own, and makes figures of what was
+measured. The network and its loop are :mod:`benchmarks.trainer`'s.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from benchmarks.arm import checksum
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.command import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.cores import Cores, held_to
-from benchmarks.errors import BenchmarkError
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, data_directory, prepare_images
-from benchmarks.loading import Loading
-from benchmarks.options import not_negative, positive
-from benchmarks.report import BenchmarkReport, describe_machine
-from benchmarks.services import Services
-from benchmarks.train_figures import COLUMNS, Alone, TrainRun, rows_of
-from benchmarks.trainer import TrainResult, TrainSpec, run_trainer
+from benchmarks.cpu import Cores, cpu_s_each, descendants_cpu_s, held_to, process_cpu_s
+from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.loading import Contender, Loading, Pairs, open_in_planned_order
+from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.services import embedded_services
+from benchmarks.trainer import Trainer, small_resnet
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["add_arguments", "measure"]
+__all__ = [
+    "Alone",
+    "EpochResult",
+    "TrainResult",
+    "TrainRun",
+    "TrainSpec",
+    "add_arguments",
+    "loss_difference",
+    "measure",
+    "rows_of",
+    "train_on_cores",
+]
 
+_CLASSES = 10
+_WARMING_STEPS = 2  # the first steps of a process choose and compile kernels
 _LOSS_DIFFERENCE_MAX = 1e-3
 
 _METHOD = (
@@ -57,33 +71,44 @@ _METHOD = (
     ),
 )
 
+COLD = "cold"
+WARM = "warm"
+LATER = "later"
+
+_COLUMNS = (
+    Column("loader", "loader"),
+    Column("workers", "work-\ners", "d"),
+    Column("epochs", "epochs"),
+    Column("step_ms", "step\nms", ".1f"),
+    Column("wait_percent", "%\nwaiting", ".1f"),
+    Column("images_per_s", "images\n/s", ",.0f"),
+    Column("gain", "\ngain", ".2f"),
+    Column("gain_bound", "at\nmost", ".2f"),
+    Column("functions_cpu_ms_per_image", "functions'\nCPU ms/image", ".3f"),
+    Column("services_cpu_ms_per_image", "services'\nCPU ms/image", ".3f"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
-    parser.add_argument("--photos", type=positive, default=2048, help="images of the set photos (2048)")
+    add_image_options(parser, photos=2048)
     parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
     parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
     parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each trainer runs (3)")
-    parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
-    )
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader; ``say`` is told what happens.
+    """Train with each loader; ``say`` gets a line for each.
 
     Raises:
         SuperError: there is one core only, images or services cannot be had, or a trainer failed.
 
     """
-    began_s, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    environment = describe_machine()
+    started = Started("train")
     cores = Cores.split(1)
-    say("preparing images")
-    images = prepare_images(arguments.images, data_directory(arguments.data), arguments.photos)
+    images = prepare_images(arguments.images, arguments, say)
     runs: list[TrainRun] = []
     for number in range(1, arguments.rounds + 1):
         for contender in (PILLOW, SUPER, SUPER_LOADER):
@@ -96,12 +121,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     settings = ("batch_size", "workers", "width", "epochs", "rounds")
     rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(cores.others))
     group = {"images": images.name, "batch_size": arguments.batch_size, "width": arguments.width}
-    return BenchmarkReport(
-        benchmark="train",
-        started_at=started_at,
-        wall_s=time.perf_counter() - began_s,
+    alone_line = (
+        f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
+        f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is {alone.decode_to_compute:.1f} times "
+        f"computing. Losses of equal steps differ by {loss_difference(runs):.2g} at most."
+    )
+    return started.report(
         settings={
-            "image_sets": {images.name: {"about": images.about, "images": images.images}},
+            "image_sets": images.described(),
             **{name: getattr(arguments, name) for name in settings},
             "trainer_cores": len(cores.trainer),
             "other_cores": len(cores.others),
@@ -110,54 +137,37 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             "decode_to_compute": alone.decode_to_compute,
             "loss_difference_max": loss_difference(runs),
         },
-        method=(
-            *_METHOD,
-            (
-                f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
-                f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is "
-                f"{alone.decode_to_compute:.1f} times computing. Losses of equal steps differ by "
-                f"{loss_difference(runs):.2g} at most."
-            ),
-        ),
+        method=(*_METHOD, alone_line),
         group_by=tuple(group),
-        columns=COLUMNS,
-        rows=tuple({**group, **row} for row in rows),
-        rounds=tuple(run.to_mapping() for run in runs),
-        environment=environment,
+        columns=_COLUMNS,
+        rows=({**group, **row} for row in rows),
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
 def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
-    kind = CONTENDERS[contender]
-    loading = Loading(
-        directory=images.directory,
-        converted=images.converted,
-        resize=images.resize,
-        crop=images.crop,
-        batch_size=arguments.batch_size,
-        num_workers=arguments.workers if kind.workers.allow(arguments.workers) else 0,
-    )
-    plain = contender == PILLOW
+    """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
+    workers = arguments.workers if CONTENDERS[contender].workers.allow(arguments.workers) else 0
     spec = TrainSpec(
         contender=contender,
-        loading=loading,
+        loading=images.loading(batch_size=arguments.batch_size, num_workers=workers),
         cores=cores.trainer,
         width=arguments.width,
         epochs=arguments.epochs + 1,
-        alone=plain,
+        alone=contender == PILLOW,
     )
+    name = f"training with {contender}"
     with held_to(cores.others):
-        if plain:
-            return run_trainer(spec)
-        with Services.start("train") as services:
-            return run_trainer(
-                replace(
-                    spec,
-                    loading=replace(loading, coordinator=services.coordinator),
-                    cache_pid=services.cache_pid,
-                    coordinator_pid=services.coordinator_pid,
-                )
+        if contender == PILLOW:
+            return run_child(train_on_cores, spec, name=name)
+        with embedded_services("train") as services:
+            spec = replace(
+                spec,
+                loading=replace(spec.loading, coordinator=services.coordinator),
+                cache_pid=services.cache_pid,
+                coordinator_pid=services.coordinator_pid,
             )
+            return run_child(train_on_cores, spec, name=name)
 
 
 def _check(contender: str, result: TrainResult, images: ImageSet) -> None:
@@ -186,3 +196,200 @@ def loss_difference(runs: Sequence[TrainRun]) -> float:
     """By how much the losses of equal steps differ between any run and the first, at most."""
     curves = [[loss for epoch in run.result.epochs for loss in epoch.losses] for run in runs]
     return max(abs(one - other) for curve in curves for one, other in zip(curve, curves[0], strict=True))
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """What one trainer does.
+
+    ``cores`` are the processors that it and its workers may use; ``width`` is the network's; ``alone`` asks
+    for the cost of decoding and of computing, each by itself. Process ids are 0 where no services run.
+    """
+
+    contender: str
+    loading: Loading
+    cores: list[int]
+    width: int
+    epochs: int
+    alone: bool
+    cache_pid: int = 0
+    coordinator_pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """One epoch: its wall clock, of it the time without a batch, and the CPU beside; in seconds."""
+
+    steps: int
+    images: int
+    wall_s: float
+    wait_s: float
+    functions_cpu_s: float
+    services_cpu_s: float
+    produced: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """All epochs; the checksum of one epoch more; milliseconds per image of decoding and computing alone."""
+
+    epochs: list[EpochResult]
+    checksum: int
+    decode_ms_per_image: float | None
+    compute_ms_per_image: float | None
+
+
+def train_on_cores(spec: TrainSpec) -> TrainResult:
+    """Train a small network, with one torch thread."""
+    warming, trainer = (
+        Trainer(
+            lambda: small_resnet(_CLASSES, spec.width),
+            torch.device("cpu"),
+            cores=spec.cores,
+            threads=1,
+            rate=0.05,
+        )
+        for _ in range(2)
+    )
+    for _ in range(_WARMING_STEPS):
+        warming.step(warming.blank(spec.loading))
+    contender = (
+        open_in_planned_order(spec.loading)
+        if spec.contender == PILLOW
+        else CONTENDERS[spec.contender].open(spec.loading)
+    )
+    try:
+        epochs = [_epoch(contender, trainer, spec) for _ in range(spec.epochs)]
+        seen = sum(checksum(images, labels) for images, labels in contender)
+    finally:
+        contender.close()
+    if not spec.alone:
+        return TrainResult(epochs, seen, None, None)
+    return TrainResult(epochs, seen, _decode_ms(spec.loading), _compute_ms(warming, spec.loading))
+
+
+def _epoch(contender: Contender, trainer: Trainer, spec: TrainSpec) -> EpochResult:
+    produced, functions_s, services_s = contender.produced(), *_cpu_beside(spec)
+    trainer.start_counting()
+    wall_s = trainer.epoch(contender)
+    functions_end_s, services_end_s = _cpu_beside(spec)
+    return EpochResult(
+        steps=len(trainer.losses),
+        images=trainer.images,
+        wall_s=wall_s,
+        wait_s=wall_s - trainer.busy_s(),
+        functions_cpu_s=functions_end_s - functions_s,
+        services_cpu_s=services_end_s - services_s,
+        produced=contender.produced() - produced,
+        losses=trainer.losses,
+    )
+
+
+def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
+    """CPU seconds until now of the functions, and of cache and coordinator."""
+    if not spec.coordinator_pid:
+        return 0.0, 0.0
+    services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
+    return descendants_cpu_s(spec.coordinator_pid), services_s
+
+
+def _decode_ms(loading: Loading) -> float:
+    """Of the loader's own way from file to pixels, by one process that does nothing else."""
+    pairs = Pairs(loading)
+    some = range(min(len(pairs), 64))
+    return 1e3 * cpu_s_each(lambda: [pairs[index] for index in some]) / len(some)
+
+
+def _compute_ms(trainer: Trainer, loading: Loading) -> float:
+    size, side = loading.batch_size, loading.crop
+    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    labels = torch.randint(0, _CLASSES, (size,))
+    return 1e3 * cpu_s_each(lambda: trainer.step((images, labels))) / size
+
+
+# -------------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRun:
+    """One trainer, done."""
+
+    round: int
+    contender: str
+    result: TrainResult
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {"round": self.round, "contender": self.contender, **asdict(self.result)}
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What an image costs in the trainer's own process: to decode with Pillow, and to train on; CPU ms."""
+
+    decode_ms_per_image: float
+    compute_ms_per_image: float
+
+    @classmethod
+    def of(cls, runs: Sequence[TrainRun]) -> Alone:
+        """Medians over the trainers that measured it."""
+        decode = [run.result.decode_ms_per_image for run in runs]
+        compute = [run.result.compute_ms_per_image for run in runs]
+        return cls(
+            median(value for value in decode if value is not None),
+            median(value for value in compute if value is not None),
+        )
+
+    @property
+    def decode_to_compute(self) -> float:
+        """The ratio that decides what splitting can gain."""
+        return self.decode_ms_per_image / self.compute_ms_per_image
+
+    def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
+        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
+        nor what functions and services do for an image can take less.
+        """
+        return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
+
+
+def rows_of(
+    runs: Sequence[TrainRun], alone: Alone, *, workers: int, other_cores: int
+) -> Iterator[dict[str, Any]]:
+    """A row for Pillow's later epochs, and two for each other loader."""
+    plain = _figures(_epochs(runs, PILLOW, LATER))
+    yield {**_named(PILLOW, LATER, workers), **plain, "gain": 1.0, "gain_bound": None}
+    for contender in dict.fromkeys(run.contender for run in runs if run.contender != PILLOW):
+        for part in (COLD, WARM):
+            figures = _figures(_epochs(runs, contender, part))
+            beside_ms = figures["functions_cpu_ms_per_image"] + figures["services_cpu_ms_per_image"]
+            yield {
+                **_named(contender, part, workers),
+                **figures,
+                "gain": plain["step_ms"] / figures["step_ms"],
+                "gain_bound": alone.gain_bound(1e3 / plain["images_per_s"], beside_ms / other_cores),
+            }
+
+
+def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
+    kind = CONTENDERS[contender]
+    used = workers if kind.workers.allow(workers) else 0
+    return {"contender": contender, "loader": kind.title, "workers": used, "epochs": part}
+
+
+def _epochs(runs: Sequence[TrainRun], contender: str, part: str) -> list[EpochResult]:
+    where = slice(0, 1) if part == COLD else slice(1, None)
+    return [epoch for run in runs if run.contender == contender for epoch in run.result.epochs[where]]
+
+
+def _figures(epochs: Sequence[EpochResult]) -> dict[str, float]:
+    return {
+        "step_ms": 1e3 * median(one.wall_s / one.steps for one in epochs),
+        "wait_percent": 100 * median(one.wait_s / one.wall_s for one in epochs),
+        "images_per_s": median(one.images / one.wall_s for one in epochs),
+        "functions_cpu_ms_per_image": 1e3 * median(one.functions_cpu_s / one.images for one in epochs),
+        "services_cpu_ms_per_image": 1e3 * median(one.services_cpu_s / one.images for one in epochs),
+    }

@@ -1,211 +1,247 @@
-"""``python -m benchmarks.trainer SPEC``: trains a small network on one core and tells how long steps took.
+"""The network and the loop of ``superdl bench train`` and ``superdl bench gpu``.
 
-The process holds itself, and with it the loader's workers, to the cores that it is given. Which loaders are
-compared, and where functions and services run, is :mod:`benchmarks.train`'s.
+Time is taken where the model computes: on a GPU by an event before and after each step, on a CPU by the
+host's clock. The gap between two steps is what the next batch was waited for, copies that do not overlap
+included. On a GPU the host may run two steps ahead, as a loop does that looks at its losses now and then.
+
+The networks are ResNets with the layers of torchvision's, which need not be installed. They take uint8 images
+as loaders give them, in channels_last.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
-
-from benchmarks.arm import checksum
-from benchmarks.child import run_child
-from benchmarks.contenders import CONTENDERS, PILLOW
-from benchmarks.cpu_clock import descendants_cpu_s, process_cpu_s
-from benchmarks.loading import Contender, Loading, Opened
-from benchmarks.plain_loaders import Pairs, collate
-from benchmarks.planned_order import PlannedOrder
-from benchmarks.resnet import small_resnet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from benchmarks.loading import Loading
 
-__all__ = ["EpochResult", "TrainResult", "TrainSpec", "run_trainer"]
+__all__ = ["RESNETS", "ResNet", "Trainer", "small_resnet"]
 
-_CLASSES = 10
-_LEARNING_RATE = 0.05
-_ALONE_S = 2.0
-"""How long decoding and computing are measured alone."""
-_WARMING_STEPS = 2
+_AHEAD = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TrainSpec:
-    """What one trainer does.
+class _HostMark:
+    """What a CUDA event does, by the host's clock: for a device that computes while the host waits."""
 
-    ``cores`` are the processors that it and its workers may use; ``width`` is the network's; ``alone`` asks
-    for the cost of decoding and of computing, each by itself. Process ids are 0 where no services run.
-    """
+    def record(self) -> None:
+        self._s = time.perf_counter()
 
-    contender: str
-    loading: Loading
-    cores: list[int]
-    width: int
-    epochs: int
-    alone: bool
-    cache_pid: int = 0
-    coordinator_pid: int = 0
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def elapsed_time(self, end: _HostMark) -> float:
+        """Milliseconds."""
+        return 1e3 * (end._s - self._s)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochResult:
-    """One epoch: its wall clock, of it the time without a batch, and the CPU beside; in seconds."""
+class Trainer:
+    """A model in channels_last with its optimiser, and marks around its steps.
 
-    steps: int
-    images: int
-    wall_s: float
-    wait_s: float
-    functions_cpu_s: float
-    services_cpu_s: float
-    produced: int
-    losses: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """All epochs; the checksum of one epoch more; milliseconds per image of decoding and computing alone."""
-
-    epochs: list[EpochResult]
-    checksum: int
-    decode_ms_per_image: float | None
-    compute_ms_per_image: float | None
-
-
-def run_trainer(spec: TrainSpec) -> TrainResult:
-    """Train in a fresh process.
-
-    Raises:
-        BenchmarkError: it failed; the message has what it said.
+    Args:
+        network: what is trained; the same from the same seed.
+        device: where.
+        cores: processors that this process and its workers may use, from now on.
+        threads: of torch.
+        rate: of learning.
+        momentum: of learning.
+        precision: what autocast computes in; None: float32, and each step's loss is looked at.
 
     """
-    printed = run_child("trainer", [json.dumps(asdict(spec))], name=f"training with {spec.contender}")
-    fields = json.loads(printed)
-    return TrainResult(**{**fields, "epochs": [EpochResult(**epoch) for epoch in fields["epochs"]]})
 
-
-class _Training:
-    """A network, its optimiser, and one step of it. The same from the same seed."""
-
-    def __init__(self, width: int) -> None:
+    def __init__(
+        self,
+        network: Callable[[], nn.Module],
+        device: torch.device,
+        *,
+        cores: Sequence[int],
+        threads: int,
+        rate: float,
+        momentum: float = 0.0,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
         torch.manual_seed(0)
-        model: nn.Module = small_resnet(_CLASSES, width)
+        torch.backends.cudnn.benchmark = True
+        self.device = device
+        model: nn.Module = network().to(device)
         self._model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
-        self._optimiser = torch.optim.SGD(self._model.parameters(), lr=_LEARNING_RATE)
+        self._optimiser = torch.optim.SGD(self._model.parameters(), lr=rate, momentum=momentum)
+        self._precision = precision
+        self.steps: list[tuple[Any, Any]] = []
+        self.losses: list[float] = []
+        self.images = 0
 
-    def step(self, images: Tensor, labels: Tensor) -> float:
-        """Train on one batch; its loss."""
+    def mark(self) -> Any:
+        """A moment of the stream that computes."""
+        event: Any = torch.cuda.Event
+        mark = event(enable_timing=True) if self.device.type == "cuda" else _HostMark()
+        mark.record()
+        return mark
+
+    def synchronize(self) -> None:
+        """Wait for all that is under way."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def moved(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The batch on the device; as it is if a loader has brought it there."""
+        images, labels = batch
+        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch, once no more than the steps before the last ones are under way."""
+        if len(self.steps) >= _AHEAD:
+            self.steps[-_AHEAD][1].synchronize()
+        images, labels = self.moved(batch)
+        began = self.mark()
+        with torch.autocast(self.device.type, self._precision, enabled=self._precision is not None):
+            loss = cross_entropy(self._model(images), labels)
         self._optimiser.zero_grad()
-        loss = cross_entropy(self._model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         self._optimiser.step()
-        return loss.item()
+        if self._precision is None:
+            self.losses.append(loss.item())
+        self.steps.append((began, self.mark()))
+        self.images += len(labels)
+
+    def start_counting(self) -> None:
+        """Forget what was counted; the first gap begins now, at the end of a step of no length."""
+        now = self.mark()
+        self.steps = [(now, now)]
+        self.losses = []
+        self.images = 0
+
+    def busy_s(self) -> float:
+        """Seconds with a step under way."""
+        return float(sum(began.elapsed_time(ended) for began, ended in self.steps)) / 1e3
+
+    def waiting_s(self) -> float:
+        """Seconds between steps."""
+        return float(sum(one[1].elapsed_time(after[0]) for one, after in pairwise(self.steps))) / 1e3
+
+    def blank(self, loading: Loading) -> tuple[Tensor, Tensor]:
+        """A batch of black images, on the device."""
+        shape = (loading.batch_size, loading.crop, loading.crop, 3)
+        images = torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+        return self.moved((images, torch.zeros(loading.batch_size, dtype=torch.int64)))
+
+    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], *, steps: bool = True) -> float:
+        """Seconds of one epoch; without ``steps`` batches are only brought to the device."""
+        began_s = time.perf_counter()
+        for batch in batches:
+            if steps:
+                self.step(batch)
+            else:
+                self.moved(batch)
+        self.synchronize()
+        return time.perf_counter() - began_s
 
 
-def _train(spec: TrainSpec) -> TrainResult:
-    os.sched_setaffinity(0, spec.cores)
-    torch.set_num_threads(1)
-    loading = spec.loading
-    blank = torch.zeros((loading.batch_size, loading.crop, loading.crop, 3), dtype=torch.uint8)
-    throwaway = _Training(spec.width)
-    for _ in range(_WARMING_STEPS):  # the first steps of a process choose and compile kernels
-        throwaway.step(blank.permute(0, 3, 1, 2), torch.zeros(len(blank), dtype=torch.int64))
-    training = _Training(spec.width)
-    contender = _open(spec)
-    try:
-        epochs = [_epoch(contender, training, spec) for _ in range(spec.epochs)]
-        seen = sum(checksum(images, labels) for images, labels in contender)
-    finally:
-        contender.close()
-    if not spec.alone:
-        return TrainResult(epochs, seen, None, None)
-    return TrainResult(epochs, seen, _decode_ms(loading), _compute_ms(throwaway, blank))
+# ------------------------------------------------------------------------------------------ networks
 
 
-def _open(spec: TrainSpec) -> Contender:
-    if spec.contender != PILLOW:
-        return CONTENDERS[spec.contender].open(spec.loading)
-    loading = spec.loading
-    pairs = Pairs(loading)
-    batches: DataLoader[Any] = DataLoader(
-        pairs,
-        batch_sampler=PlannedOrder(len(pairs), loading.batch_size, loading.seed),
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-        collate_fn=collate,
+class ResNet(nn.Module):
+    """A convolution and a pooling, four stages of blocks that halve the image, an average, a linear layer.
+
+    Takes uint8 of shape (batch, 3, height, width), gives logits of shape (batch, classes).
+
+    Args:
+        block: makes a block of (channels in, channels of the stage, stride); gives it and its channels out.
+        blocks: of each stage.
+        width: channels of the first stage.
+        classes: number of logits.
+        stem_stride: of the first convolution.
+
+    """
+
+    def __init__(
+        self,
+        block: Callable[[int, int, int], tuple[nn.Module, int]],
+        blocks: Sequence[int],
+        *,
+        width: int,
+        classes: int,
+        stem_stride: int = 2,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, kernel_size=7, stride=stem_stride, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        )
+        channels, stages = width, []
+        for stage, count in enumerate(blocks):
+            for number in range(count):
+                stride = 2 if stage and not number else 1
+                made, channels = block(channels, width * 2**stage, stride)
+                stages.append(made)
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits. Grey levels become about [-2, 2], in the type of the weights unless autocast rules."""
+        centred = images.to(self.classifier.weight.dtype).sub_(127.5).div_(64.0)
+        logits: Tensor = self.classifier(self.stages(self.stem(centred)).mean(dim=(2, 3)))
+        return logits
+
+
+class _Residual(nn.Module):
+    def __init__(self, body: nn.Sequential, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = _convolution(channels_in, channels_out, 1, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(self.body(inputs) + self.shortcut(inputs))
+
+
+def _convolution(channels_in: int, channels_out: int, size: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, size, stride=stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(channels_out),
     )
-    return Opened(batches)
 
 
-def _epoch(contender: Contender, training: _Training, spec: TrainSpec) -> EpochResult:
-    produced, functions_s, services_s = contender.produced(), *_cpu_beside(spec)
-    losses, images, wait_s = [], 0, 0.0
-    began_s = asked_s = time.perf_counter()
-    for batch, labels in contender:
-        wait_s += time.perf_counter() - asked_s
-        losses.append(training.step(batch, labels))
-        images += len(labels)
-        asked_s = time.perf_counter()
-    ended_s = time.perf_counter()
-    functions_end_s, services_end_s = _cpu_beside(spec)
-    return EpochResult(
-        steps=len(losses),
-        images=images,
-        wall_s=ended_s - began_s,
-        wait_s=wait_s + ended_s - asked_s,  # to learn that the epoch has ended
-        functions_cpu_s=functions_end_s - functions_s,
-        services_cpu_s=services_end_s - services_s,
-        produced=contender.produced() - produced,
-        losses=losses,
+def _basic(channels_in: int, channels: int, stride: int) -> tuple[nn.Module, int]:
+    body = nn.Sequential(
+        _convolution(channels_in, channels, 3, stride),
+        nn.ReLU(inplace=True),
+        _convolution(channels, channels, 3, 1),
     )
+    return _Residual(body, channels_in, channels, stride), channels
 
 
-def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
-    """CPU seconds until now of the functions, and of cache and coordinator."""
-    if not spec.coordinator_pid:
-        return 0.0, 0.0
-    services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
-    return descendants_cpu_s(spec.coordinator_pid), services_s
+def _bottleneck(channels_in: int, channels: int, stride: int) -> tuple[nn.Module, int]:
+    body = nn.Sequential(
+        _convolution(channels_in, channels, 1, 1),
+        nn.ReLU(inplace=True),
+        _convolution(channels, channels, 3, stride),
+        nn.ReLU(inplace=True),
+        _convolution(channels, 4 * channels, 1, 1),
+    )
+    return _Residual(body, channels_in, 4 * channels, stride), 4 * channels
 
 
-def _decode_ms(loading: Loading) -> float:
-    """Of the loader's own way from file to pixels, by one process that does nothing else."""
-    pairs = Pairs(loading)
-    some = range(min(len(pairs), 64))
-    return 1e3 * _seconds_each(lambda: [pairs[index] for index in some]) / len(some)
+def small_resnet(classes: int, width: int) -> ResNet:
+    """One block in each stage on images made small at once: a millisecond or so per image on one core."""
+    return ResNet(_basic, (1, 1, 1, 1), width=width, classes=classes, stem_stride=4)
 
 
-def _compute_ms(training: _Training, blank: Tensor) -> float:
-    images = torch.randint(0, 256, blank.shape, dtype=torch.uint8).permute(0, 3, 1, 2)
-    labels = torch.randint(0, _CLASSES, (len(blank),))
-    return 1e3 * _seconds_each(lambda: training.step(images, labels)) / len(blank)
-
-
-def _seconds_each(work: Callable[[], object]) -> float:
-    """CPU seconds of one call: other processes of the machine do not count."""
-    began_s = time.perf_counter()
-    cpu_s = time.process_time()
-    count = 0
-    while time.perf_counter() - began_s < _ALONE_S:
-        work()
-        count += 1
-    return (time.process_time() - cpu_s) / count
-
-
-def _parse(text: str) -> TrainSpec:
-    fields = json.loads(text)
-    return TrainSpec(**{**fields, "loading": Loading(**fields["loading"])})
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_train(_parse(sys.argv[1])))))
+RESNETS: Mapping[str, Callable[[int], ResNet]] = {
+    "resnet18": lambda classes: ResNet(_basic, (2, 2, 2, 2), width=64, classes=classes),
+    "resnet50": lambda classes: ResNet(_bottleneck, (3, 4, 6, 3), width=64, classes=classes),
+}
+"""By name; each is called with the number of classes."""

@@ -1,6 +1,6 @@
 """The loaders that a spec may name, behind one small interface, fed the same files and the same seed.
 
-A new loader is one module here with one `open_*` function, and one row in `LOADERS`.
+A new loader is one `open_*` function in a module here, and one row in `LOADERS`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superdl.experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
-from superdl.experiments.loaders.litdata_loader import open_litdata
-from superdl.experiments.loaders.mds_loader import open_mds
+from superdl.experiments.loaders.streaming_loaders import open_litdata, open_mds
 from superdl.experiments.loaders.super_loader import open_super, open_super_threads
 from superdl.experiments.loaders.torch_loader import open_torch
 from superdl.experiments.loaders.webdataset_loader import open_webdataset

@@ -1,7 +1,7 @@
 """Brings a source's images into another loader's format, once: files as they are, packed into shards.
 
-What it took is kept beside the shards and reported, since who uses such a loader pays it. Of several
-processes that want the same one writes and the others wait. How a format is written is its loader's module's.
+What it took is kept beside the shards and reported, since users of such a loader pay it. Of several
+processes that want the same one writes and the others wait. How a format is written is its loader's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.experiments.loaders.interface import LoaderRequest
     from superdl.experiments.loaders.samples import Samples
 
-__all__ = ["Converted", "Format", "convert_once"]
+__all__ = ["Converted", "Format", "convert_once", "need_package"]
 
 _COST = "conversion.json"
 _ORDER = "order.npy"
@@ -148,7 +149,7 @@ def _write(
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Hold a lock on one conversion; whoever else wants it waits until this process is done, or gone."""
+    """Hold a lock on one conversion; others that want it wait until this process is done, or gone."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         lock = (directory.parent / f".{directory.name}.lock").open("wb")
@@ -160,3 +161,22 @@ def _alone(directory: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def need_package(module: str, kind: str, note: str = "") -> None:
+    """See that a package can be imported.
+
+    Args:
+        module: what is imported.
+        kind: the loader that needs it, and the name of the extra that has it.
+        note: what else its user should know.
+
+    Raises:
+        ConfigError: it is not installed.
+
+    """
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"loader.kind {kind} needs the package {module}, which is not installed: "
+            f"pip install 'superdl[{kind}]'{f' ({note})' if note else ''}, or set another loader.kind"
+        )

@@ -1,114 +1,113 @@
-"""What the loaders that decode in workers share: a decoded sample, the batch of them, and the opened loader.
+"""The opened loader whose workers decode, and where it stands: epochs begun, batches taken of the latest.
 
-Which samples come in which order is left to the loaders' own modules.
+Such a loader cannot seek. In a resumed epoch it reads from the epoch's start and drops the batches before the
+place, which the log says; one that cannot have its order again refuses. SUPER's sampler seeks, and has no use
+for this.
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data import get_worker_info
 
 from superdl.experiments.job_counters import JobCounters
-from superdl.experiments.loaders.places import CountedPlace
 from superdl.experiments.loaders.workers import end_workers
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-    from torch import Tensor
     from torch.utils.data import DataLoader
 
     from superdl.experiments.loaders.interface import Batch
-    from superdl.experiments.loaders.pixels import ImageMaker
+    from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.workers import WorkerFigures
 
-__all__ = ["DecodedSample", "DecodingLoader", "WorkerFigures", "collate", "decoded", "shared_bytes", "stack"]
+__all__ = ["CountedPlace", "DecodingLoader"]
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """What a worker measured while it made one batch; there is no cache to read, hit or miss."""
-
-    batch_id: bytes
-    fetch_s: float
-    decode_s: float
-    size_bytes: int
-    read_s: float = 0.0
-    hits: int = 0
-    misses: int = 0
-    padding: npt.NDArray[np.bool_] | None = None
+_log = logging.getLogger(__name__)
+_FORMAT = "counted batches"
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedSample:
-    """Pixels of shape (height, width, 3) with label and key, and what it took to fetch and to decode them."""
+class CountedPlace:
+    """Counts for one loader.
 
-    pixels: npt.NDArray[np.uint8]
-    label: int
-    key: str
-    fetch_s: float
-    decode_s: float
-
-
-def decoded(
-    content: bytes | memoryview, label: int, key: str, epoch: int, make: ImageMaker, fetch_s: float
-) -> DecodedSample:
-    """Decode one file that took ``fetch_s`` to fetch; errors are those of ``make``."""
-    start_s = time.perf_counter()
-    pixels = make(content, key, epoch)
-    return DecodedSample(pixels, label, key, fetch_s, time.perf_counter() - start_s)
-
-
-def collate(samples: Sequence[DecodedSample]) -> Batch:
-    """Stack with one copy: in a worker into shared memory, as torch's own collate does; never transposed.
-
-    Raises:
-        ConfigError: the images have different sizes.
+    Args:
+        facts: what decides which samples a batch has, as plain values; equal where a state fits.
+        tell: has the loader's next iteration be that of an epoch; None: it counts by itself, from 0.
 
     """
-    first = samples[0].pixels
-    if any(sample.pixels.shape != first.shape for sample in samples):
-        shapes = sorted({sample.pixels.shape[:2] for sample in samples})
-        raise ConfigError(
-            f"the images of a batch have different heights and widths, {shapes[0]} and {shapes[-1]}: "
-            "end recipe.steps with a crop"
-        )
-    images, labels = stack([sample.pixels for sample in samples], [sample.label for sample in samples])
-    figures = WorkerFigures(
-        batch_id=hashlib.blake2b(
-            "\0".join(sample.key for sample in samples).encode(), digest_size=16
-        ).digest(),
-        fetch_s=sum(sample.fetch_s for sample in samples),
-        decode_s=sum(sample.decode_s for sample in samples),
-        size_bytes=images.numel(),
-    )
-    return images, labels, figures
 
+    def __init__(self, facts: Mapping[str, int], tell: Callable[[int], None] | None = None) -> None:
+        self._facts = dict(facts)
+        self._tell = tell
+        self._epoch = 0  # of the next iteration
+        self._batch = 0  # where it begins
+        self._begun = 0  # iterations
+        self._began_at = (0, 0)  # the latest one, epoch and batch
 
-def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Images of one shape and their labels as a batch; see :func:`collate`."""
-    first = pixels[0]
-    shape = (len(pixels), *first.shape)
-    if get_worker_info() is None:
-        images = torch.empty(shape, dtype=torch.uint8)
-    else:
-        images = shared_bytes(len(pixels) * first.nbytes).view(shape)
-    np.stack(pixels, out=images.numpy())
-    return images.permute(0, 3, 1, 2), torch.tensor(labels, dtype=torch.int64)
+    @property
+    def resumes_within_epochs(self) -> bool:
+        """Whether the order of an epoch can be had again, whatever was iterated before."""
+        return self._tell is not None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next; a batch in it that a state named stays."""
+        if epoch != self._epoch:
+            self._epoch, self._batch = epoch, 0
 
-def shared_bytes(size: int) -> Tensor:
-    """Fresh shared memory, as a tensor of bytes."""
-    new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # what torch's own collate calls
-    storage: torch.UntypedStorage = new_shared(size)
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+    def state_dict(self, batches: int) -> dict[str, Any]:
+        """The place after so many batches of the latest iteration."""
+        epoch, batch = self._began_at
+        return {"format": _FORMAT, **self._facts, "epoch": epoch, "batch": batch + batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration at ``state``.
+
+        Raises:
+            ConfigError: it is another loader's, of other samples or batches, or of the middle of an epoch,
+                whose order this loader cannot have again.
+
+        """
+        if state.get("format") != _FORMAT:
+            raise ConfigError(
+                "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
+                "from the end of an epoch"
+            )
+        differ = [
+            f"{name} is {state.get(name)} in the state and {value} here"
+            for name, value in self._facts.items()
+            if state.get(name) != value
+        ]
+        if differ:
+            raise ConfigError(f"the loader's state is of other batches: {'; '.join(differ)}")
+        if int(state["batch"]) and not self.resumes_within_epochs:
+            raise ConfigError(
+                "this loader cannot go on in the middle of an epoch, since it would repeat samples and leave "
+                "others out: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+            )
+        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+
+    def begin(self) -> int:
+        """Begin the next iteration; returns how many of its batches are to be dropped."""
+        epoch, batch = self._epoch, self._batch
+        if self._tell is not None:
+            self._tell(epoch)
+        elif epoch != self._begun:
+            _log.warning(
+                "this loader cannot begin at epoch %d: its order is that of epoch %d", epoch, self._begun
+            )
+        if batch:
+            _log.warning(
+                "this loader cannot seek: %d batches of epoch %d are read again and dropped", batch, epoch
+            )
+        self._began_at = (epoch, batch)
+        self._begun += 1
+        self._epoch, self._batch = epoch + 1, 0
+        return batch
 
 
 def _last_is_padding(figures: WorkerFigures, samples: int) -> WorkerFigures:
@@ -123,9 +122,7 @@ class DecodingLoader:
     Args:
         batches: gives the batches of an epoch, those of one rank, each time it is iterated.
         length: how many there are.
-        classes: their names.
-        sample_count: samples of the split, all ranks together.
-        fingerprint: of their listing.
+        samples: those of the split, all ranks together.
         settings: what it was opened with, for the report.
         tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
         pads: whether this rank's last sample is only there to make ranks equally long.
@@ -138,22 +135,18 @@ class DecodingLoader:
         batches: DataLoader[Any],
         *,
         length: int,
-        classes: Sequence[str],
-        sample_count: int,
-        fingerprint: bytes,
+        samples: Samples,
         settings: Mapping[str, object],
         tell_epoch: Callable[[int], None] | None = None,
         pads: bool = False,
         requests: int = 0,
     ) -> None:
-        self._place = CountedPlace({"samples": sample_count, "batches": length}, tell_epoch)
+        self._place = CountedPlace({"samples": len(samples), "batches": length}, tell_epoch)
         self._pads = pads
         self._requests = requests
         self._batches: DataLoader[Any] | None = batches
         self._length = length
-        self._classes = tuple(classes)
-        self._sample_count = sample_count
-        self._fingerprint = fingerprint.hex()
+        self._split = samples
         self._settings = settings
         self._fetch_s = 0.0
         self._decode_s = 0.0
@@ -162,12 +155,12 @@ class DecodingLoader:
     @property
     def classes(self) -> Sequence[str]:
         """The names of the classes."""
-        return self._classes
+        return self._split.classes
 
     @property
     def sample_count(self) -> int:
         """How many samples the split has."""
-        return self._sample_count
+        return len(self._split)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -177,7 +170,7 @@ class DecodingLoader:
     @property
     def fingerprint(self) -> str:
         """Of the listing."""
-        return self._fingerprint
+        return self._split.fingerprint.hex()
 
     @property
     def resumes_within_epochs(self) -> bool:

@@ -135,5 +135,13 @@ class LoaderRequest:
     converted: Path = Path("data/converted")
     tell: Callable[[str], None] = _no_one
 
+    def worker_options(self) -> dict[str, Any]:
+        """The options of a DataLoader that the spec decides; they are settings of the report, too."""
+        return {
+            "num_workers": self.loader.num_workers,
+            "persistent_workers": self.loader.num_workers > 0,
+            "pin_memory": self.pin_memory,
+        }
+
 
 LoaderFactory = Callable[[LoaderRequest], Loader]

@@ -23,12 +23,7 @@ __all__ = ["open_super", "open_super_threads"]
 def open_super(request: LoaderRequest) -> Loader:
     """Open a split through the coordinator that the spec names, else the default one."""
     dataset, sampler = _open(request)
-    options: dict[str, Any] = {
-        "batch_size": None,
-        "num_workers": request.loader.num_workers,
-        "persistent_workers": request.loader.num_workers > 0,
-        "pin_memory": request.pin_memory,
-    }
+    options = {"batch_size": None, **request.worker_options()}
     batches: DataLoader[Any] = DataLoader(
         dataset, sampler=sampler, worker_init_fn=leave_sigterm_to_the_run, **options
     )

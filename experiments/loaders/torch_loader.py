@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from superdl.experiments.loaders.decoding import DecodedSample, DecodingLoader, collate, decoded
-from superdl.experiments.loaders.pixels import ImageMaker
-from superdl.experiments.loaders.samples import list_samples
-from superdl.experiments.loaders.workers import leave_sigterm_to_the_run
+from superdl.experiments.loaders.decoding import DecodingLoader
+from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.loaders.workers import DecodedSample, collate, decoded, leave_sigterm_to_the_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +70,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler:
-    """The order of a rank: shuffled by the seed anew each epoch for training, else in key order."""
+    """The order of a rank: shuffled afresh each epoch by the seed for training, else in key order."""
     return EpochSampler(
         DistributedSampler(
             dataset,
@@ -100,11 +99,7 @@ def open_torch(request: LoaderRequest) -> Loader:
     in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples.bucket))
     sampler = epoch_sampler(dataset, request)
-    options: dict[str, Any] = {
-        "num_workers": request.loader.num_workers,
-        "persistent_workers": request.loader.num_workers > 0,
-        "pin_memory": request.pin_memory,
-    }
+    options = request.worker_options()
     batches: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=request.loader.batch_size,
@@ -116,9 +111,7 @@ def open_torch(request: LoaderRequest) -> Loader:
     return DecodingLoader(
         batches,
         length=len(batches),
-        classes=samples.classes,
-        sample_count=len(samples),
-        fingerprint=samples.fingerprint,
+        samples=samples,
         settings={
             **options,
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",

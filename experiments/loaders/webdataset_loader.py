@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from superdl.experiments.loaders.conversion import Format, convert_once
-from superdl.experiments.loaders.decoding import DecodingLoader, collate, decoded
-from superdl.experiments.loaders.packages import need_package
-from superdl.experiments.loaders.pixels import ImageMaker
-from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.loaders.conversion import Format, convert_once, need_package
+from superdl.experiments.loaders.decoding import DecodingLoader
+from superdl.experiments.loaders.samples import ImageMaker, list_samples
 from superdl.experiments.loaders.torch_loader import pads
-from superdl.experiments.loaders.workers import leave_sigterm_to_the_run
+from superdl.experiments.loaders.workers import collate, decoded, leave_sigterm_to_the_run
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from superdl.experiments.loaders.decoding import DecodedSample
     from superdl.experiments.loaders.interface import Loader, LoaderRequest
     from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.workers import DecodedSample
 
 __all__ = ["WEBDATASET", "open_webdataset"]
 
@@ -97,19 +95,13 @@ def open_webdataset(request: LoaderRequest) -> Loader:
     shards = sorted(str(path) for path in converted.directory.glob("*.tar"))
     arrange = _shuffled if request.training else _in_order
     stages, length, share = arrange(shards, request, len(samples))
-    options: dict[str, Any] = {
-        "num_workers": request.loader.num_workers,
-        "persistent_workers": request.loader.num_workers > 0,
-        "pin_memory": request.pin_memory,
-    }
+    options = request.worker_options()
     batched = webdataset.filters.batched(request.loader.batch_size, collation_fn=collate)
     dataset = webdataset.DataPipeline(*stages, _Decode(samples, make), batched)
     return DecodingLoader(
         DataLoader(dataset, batch_size=None, worker_init_fn=leave_sigterm_to_the_run, **options),
         length=length,
-        classes=samples.classes,
-        sample_count=len(samples),
-        fingerprint=samples.fingerprint,
+        samples=samples,
         settings={
             **options,
             "shards": len(shards),
@@ -182,7 +174,7 @@ class _OfRank:
 
 
 class _OfLength:
-    """The first samples of a source that begins anew when it ends, as many as this worker's epoch has."""
+    """The first samples of a source that begins again when it ends, as many as this worker's epoch has."""
 
     def __init__(self, lengths: list[int]) -> None:
         self._lengths = lengths

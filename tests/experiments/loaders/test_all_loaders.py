@@ -145,7 +145,7 @@ def test_settings_can_be_printed_and_tell_where_they_come_from(kind, directory, 
     ("kind", "module"), [("webdataset", "webdataset"), ("mds", "streaming"), ("litdata", "litdata")]
 )
 def test_a_missing_package_is_named_with_its_extra(kind, module, directory, place, monkeypatch):
-    monkeypatch.setattr("superdl.experiments.loaders.packages.find_spec", lambda _: None)
+    monkeypatch.setattr("superdl.experiments.loaders.conversion.find_spec", lambda _: None)
     with pytest.raises(
         ConfigError,
         match=rf"loader\.kind {kind} needs the package {module}, .*: pip install 'superdl\[{kind}\]'",

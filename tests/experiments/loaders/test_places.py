@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from superdl.experiments.loaders.places import CountedPlace
+from superdl.experiments.loaders.decoding import CountedPlace
 from superdl.super_wire.errors import ConfigError
 
 FACTS = {"samples": 40, "batches": 5}

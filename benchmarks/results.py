@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,15 @@ from superdl.experiments.strict_json import strict_json
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.console import Console
 
 __all__ = [
     "REPORT_FORMAT",
     "BenchmarkReport",
     "Column",
+    "Started",
     "describe_machine",
     "print_report",
     "to_json",
@@ -78,6 +83,46 @@ class BenchmarkReport:
     def title(self, row: dict[str, Any]) -> str:
         """What stands above the table that the row belongs to."""
         return ", ".join([self.benchmark, *(f"{name} {row[name]}" for name in self.group_by)])
+
+
+class Started:
+    """A benchmark that is under way: since when, and on which machine.
+
+    Args:
+        benchmark: its name.
+        environment: what is known of the machine; None: what can be known of any.
+
+    """
+
+    def __init__(self, benchmark: str, environment: dict[str, Any] | None = None) -> None:
+        self._benchmark = benchmark
+        self._began_s = time.perf_counter()
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._environment = describe_machine() if environment is None else environment
+
+    def report(
+        self,
+        *,
+        settings: dict[str, Any],
+        method: Sequence[str],
+        columns: Sequence[Column],
+        rows: Iterable[dict[str, Any]],
+        rounds: Iterable[dict[str, Any]] = (),
+        group_by: Sequence[str] = (),
+    ) -> BenchmarkReport:
+        """The report of the benchmark, which ends now."""
+        return BenchmarkReport(
+            benchmark=self._benchmark,
+            started_at=self._started_at,
+            wall_s=time.perf_counter() - self._began_s,
+            settings=settings,
+            method=tuple(method),
+            group_by=tuple(group_by),
+            columns=tuple(columns),
+            rows=tuple(rows),
+            rounds=tuple(rounds),
+            environment=self._environment,
+        )
 
 
 def to_json(report: BenchmarkReport) -> str:

@@ -1,0 +1,218 @@
+"""Loaders of decoded pixels, converted before: FFCV, LitData, MDS, and an array in memory as a bound.
+
+Each reads as its documentation tells its users. The array shows what remains without decoding, network or
+anything per image: the copy of a batch and, with workers, its way to the main process. Users whose images fit
+into memory would write its first form. The other forms show what is left of it where memory is dealt with
+well: numpy asks the system for huge pages, torch does not; a worker can write into shared memory at once.
+
+FFCV is optional: it comes as source, and is built with a C++ compiler against OpenCV and TurboJPEG. On
+Debian, as root: ``apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev``; then
+``.venv-bench/bin/pip install --no-deps ffcv fastargs terminaltables`` and
+``.venv-bench/bin/pip install numba opencv-python-headless pandas``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+from benchmarks.loading import Contender, Loading, Pairs
+from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
+from superdl.experiments.loaders.workers import shared_bytes
+from superdl.experiments.torchvision_operators import declare_operators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = [
+    "ARRAY",
+    "FFCV",
+    "LITDATA",
+    "MDS",
+    "open_array",
+    "open_ffcv",
+    "open_litdata",
+    "open_mds",
+    "write_array",
+    "write_ffcv",
+    "write_litdata",
+    "write_mds",
+]
+
+ARRAY, FFCV, LITDATA, MDS = "array", "ffcv-raw", "litdata-raw", "mds-raw"
+"""The folders of the formats."""
+
+_BETON = "images.beton"
+_CHUNK_BYTES = 64_000_000
+_IMAGES, _LABELS = "images.npy", "labels.npy"
+
+
+def _items(loading: Loading) -> Iterator[dict[str, Any]]:
+    pairs = Pairs(loading)
+    for index in range(len(pairs)):
+        pixels, label = pairs[index]
+        yield {"image": pixels.copy(), "label": label}
+
+
+def _image_and_label(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch["image"].permute(0, 3, 1, 2), batch["label"].to(torch.int64)
+
+
+# ------------------------------------------------------------------------------- loaders of others
+
+
+def write_mds(loading: Loading, target: Path) -> None:
+    """Write MDS shards of pixels of one shape."""
+    declare_operators()
+    columns = {"image": f"ndarray:uint8:{loading.crop},{loading.crop},3", "label": "int"}
+    write_shards(_items(loading), columns, target)
+
+
+def open_mds(loading: Loading) -> Contender:
+    """MosaicML Streaming: collated by torch's own collate."""
+    declare_operators()
+    from streaming import StreamingDataset
+
+    dataset = StreamingDataset(
+        local=str(loading.format_directory(MDS)),
+        batch_size=loading.batch_size,
+        shuffle=True,
+        shuffle_seed=loading.seed,
+    )
+    batches: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=loading.batch_size,
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0,
+    )
+    return Contender(batches, pair=_image_and_label)
+
+
+def write_litdata(loading: Loading, target: Path) -> None:
+    """Write LitData chunks of pixels."""
+    declare_operators()
+    write_chunks(_items(loading), _CHUNK_BYTES, target)
+
+
+def open_litdata(loading: Loading) -> Contender:
+    """LitData, one by one: decoding chunks in batches costs more where there is nothing to decode."""
+    declare_operators()
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(
+        str(loading.format_directory(LITDATA)),
+        shuffle=True,
+        seed=loading.seed,
+        batch_decode=False,
+    )
+    batches = StreamingDataLoader(
+        dataset,
+        batch_size=loading.batch_size,
+        num_workers=loading.num_workers,
+        persistent_workers=loading.num_workers > 0,
+    )
+    return Contender(batches, pair=_image_and_label)
+
+
+def write_ffcv(loading: Loading, target: Path) -> None:
+    """Write one FFCV file of pixels."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    writer = DatasetWriter(str(target / _BETON), fields, num_workers=1)
+    writer.from_indexed_dataset(Pairs(loading))
+
+
+def open_ffcv(loading: Loading) -> Contender:
+    """FFCV, in random order by one thread, as many as SUPER's main process would use to receive."""
+    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToTensor, ToTorchImage
+
+    return Contender(
+        Loader(
+            str(loading.format_directory(FFCV) / _BETON),
+            batch_size=loading.batch_size,
+            num_workers=1,
+            order=OrderOption.RANDOM,
+            os_cache=True,
+            seed=loading.seed,
+            drop_last=False,
+            pipelines={
+                "image": [SimpleRGBImageDecoder(), ToTensor(), ToTorchImage(convert_back_int16=False)],
+                "label": [IntDecoder(), ToTensor(), Squeeze()],
+            },
+        ),
+        pair=lambda batch: (batch[0], batch[1].to(torch.int64).reshape(-1)),
+    )
+
+
+# --------------------------------------------------------------------------------- array in memory
+
+
+def write_array(loading: Loading, target: Path) -> None:
+    """Write one array file of shape (images, height, width, 3), and one of their labels."""
+    pairs = Pairs(loading)
+    shape = (len(pairs), loading.crop, loading.crop, 3)
+    images = np.lib.format.open_memmap(target / _IMAGES, mode="w+", dtype=np.uint8, shape=shape)
+    labels = np.empty(len(pairs), dtype=np.int64)
+    for index in range(len(pairs)):
+        images[index], labels[index] = pairs[index]
+    images.flush()
+    np.save(target / _LABELS, labels)
+
+
+def open_array(way: str) -> Callable[[Loading], Contender]:
+    """Opens the array, of which a batch is gathered in that way: ``torch``, ``numpy`` or ``shared``."""
+
+    def open_in_this_way(loading: Loading) -> Contender:
+        batches = _ArrayBatches(loading, way)
+        order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
+        return Contender(
+            DataLoader(
+                batches,
+                sampler=BatchSampler(order, loading.batch_size, drop_last=False),
+                batch_size=None,
+                num_workers=loading.num_workers,
+                persistent_workers=loading.num_workers > 0,
+            )
+        )
+
+    return open_in_this_way
+
+
+class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
+    """A batch for each list of indices. Forked workers share the images' memory."""
+
+    def __init__(self, loading: Loading, way: str) -> None:
+        directory = loading.format_directory(ARRAY)
+        self._images = torch.from_numpy(np.load(directory / _IMAGES))
+        self._labels = torch.from_numpy(np.load(directory / _LABELS))
+        gather = {"torch": self._indexed, "numpy": self._by_numpy, "shared": self._into_shared_memory}
+        self._gather = gather[way]
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return self._gather(indices).permute(0, 3, 1, 2), self._labels[indices]
+
+    def _indexed(self, indices: list[int]) -> Tensor:
+        return self._images[indices]
+
+    def _by_numpy(self, indices: list[int]) -> Tensor:
+        return torch.from_numpy(self._images.numpy()[indices])
+
+    def _into_shared_memory(self, indices: list[int]) -> Tensor:
+        shape = (len(indices), *self._images.shape[1:])
+        gathered = shared_bytes(int(np.prod(shape))).view(shape)
+        # Any mode but "raise", which would gather elsewhere first.
+        np.take(self._images.numpy(), indices, axis=0, out=gathered.numpy(), mode="clip")
+        return gathered

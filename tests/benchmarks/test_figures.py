@@ -1,0 +1,157 @@
+"""The rows of the benchmarks' tables say what was measured, with ratios of what belongs together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import first_batch, function, gpu, read, train
+from benchmarks.arm import ArmResult
+from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER, SUPER_LOADER
+from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
+from benchmarks.image_sets import ImageSet
+
+ARM = ArmResult(
+    images=1000, batches=4, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
+    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, checksum=1,
+)  # fmt: skip
+DEVICE = gpu.GpuResult(
+    images=4000, steps=20, wall_s=2.0, busy_s=1.5, waiting_s=0.5, first_epoch_s=4.0, supply_s=0.5,
+    copy_ms=3.0, trainer_cpu_s=0.4, nvml_percent=None,
+)  # fmt: skip
+EPOCH = train.EpochResult(
+    steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,
+    losses=[2.0, 1.0],
+)  # fmt: skip
+
+
+def cell(contender: str, workers: int) -> read.Cell:
+    return read.Cell(
+        ImageSet("photos", "about", "/data/photos-9/train", 100, 256, 224), 256, workers, contender
+    )
+
+
+def test_read_tells_medians_in_milliseconds_per_image():
+    one = cell(SUPER, 2)
+    results = [
+        replace(ARM, main_cpu_s=main, workers_cpu_s=workers, wall_s=wall)
+        for main, workers, wall in ((0.1, 0.2, 1.0), (0.2, 0.4, 2.0), (0.1, 0.4, 4.0))
+    ]
+    runs = [read.ReadRun(number, one, result) for number, result in enumerate(results)]
+    (row,) = read.rows_of([one], runs)
+    figures = {
+        name.removesuffix("_cpu_ms_per_image"): row[name] for name in row if name.endswith("_per_image")
+    }
+    assert figures == pytest.approx(
+        {"cpu_ms_per_image": 0.5, "main": 0.1, "workers": 0.4, "cache": 0.02, "coordinator": 0.03}
+        | {"functions": 0.04, "store": 0.05}
+    )
+    assert (row["cpu_ms_per_image_min"], row["cpu_ms_per_image_max"]) == pytest.approx((0.3, 0.6))
+    assert row["images_per_s"] == pytest.approx(500)
+
+
+def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_main_process():
+    cpu_s = {
+        (PILLOW, 0): 3.0, (BOTO3, 0): 5.0, (RAM, 0): 0.1, (SOCKET, 0): 0.04, (SUPER, 0): 0.05,
+        (PILLOW, 2): 2.8, (RAM, 2): 0.2, (SUPER, 2): 0.1,
+    }  # fmt: skip
+    runs = [read.ReadRun(1, cell(*key), replace(ARM, main_cpu_s=value)) for key, value in cpu_s.items()]
+    rows = dict(zip(cpu_s, read.rows_of([run.cell for run in runs], runs), strict=True))
+    ratios = ("times_less_than_pillow", "times_less_than_boto3", "times_ram_array", "times_socket_loop")
+    assert [rows[SUPER, 0][name] for name in ratios] == pytest.approx([60, 100, 0.5, 1.25])
+    assert rows[SUPER, 2]["times_less_than_boto3"] is None  # there is none with two workers
+    assert [rows[SUPER, 2][name] for name in (ratios[0], *ratios[2:])] == pytest.approx([28, 0.5, 2.5])
+    assert rows[PILLOW, 0]["times_less_than_pillow"] == 1
+
+
+def test_a_loader_that_is_not_here_has_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
+    (row,) = read.rows_of([cell("webdataset", 0)], [])
+    assert row["loader"] == "WebDataset: not installed"
+    assert "make .venv-bench" in row["note"]
+    assert all(column.cell(row) for column in read.COLUMNS)
+    assert row["cpu_ms_per_image"] is row["times_less_than_pillow"] is None
+
+
+def test_first_batch_tells_medians_and_spread_by_loader_and_state():
+    taken = [
+        first_batch.Taken(
+            1, contender, 2, state, first_batch.ProbeResult(2 * first_s, first_s, first_s / 2, 10, 0)
+        )
+        for contender, state, times in (
+            (PILLOW, first_batch.FILES, (0.3, 0.5, 0.4)),
+            (SUPER, first_batch.COLD, (0.2,)),
+            (SUPER, first_batch.WARM, (0.01, 0.03)),
+        )
+        for first_s in times
+    ]
+    plain, cold, warm = first_batch.rows_of(taken)
+    assert (plain["loader"], plain["state"], plain["count"]) == ("DataLoader + Pillow", "files", 3)
+    assert [plain[f"first_batch_ms{end}"] for end in ("", "_min", "_max")] == pytest.approx([400, 300, 500])
+    assert (plain["open_ms"], plain["next_epoch_ms"]) == pytest.approx((800, 200))
+    assert (cold["state"], cold["first_batch_ms"]) == ("cold", pytest.approx(200))
+    assert (warm["state"], warm["first_batch_ms"]) == ("warm", pytest.approx(20))
+
+
+def test_gpu_compares_with_what_the_device_can_do():
+    synthetic, loaded = gpu.rows_of(
+        [
+            gpu.GpuRun(gpu.SYNTHETIC, "resnet18", 0, 2, replace(DEVICE, wall_s=1.0)),
+            gpu.GpuRun(SUPER_LOADER, "resnet18", 0, 2, DEVICE),
+        ]
+    )
+    assert (synthetic["loader"], synthetic["percent_of_synthetic"]) == ("synthetic", 100)
+    assert synthetic["supply_images_per_s"] is None
+    assert loaded["loader"] == "SuperLoader"
+    assert (loaded["images_per_s"], loaded["percent_of_synthetic"]) == (2000, 50)
+    assert (loaded["busy_percent"], loaded["waiting_ms_per_step"]) == (75, 25)
+    assert (loaded["supply_images_per_s"], loaded["first_epoch_images_per_s"]) == (4000, 500)
+    assert loaded["trainer_cpu_ms_per_image"] == pytest.approx(0.1)
+
+
+def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
+    plain_epochs = [replace(EPOCH, wall_s=9.0), EPOCH]
+    epochs = [
+        replace(EPOCH, wall_s=2.0, functions_cpu_s=1.8, services_cpu_s=0.2, produced=1000),
+        replace(EPOCH, wall_s=1.0, wait_s=0.1),
+        replace(EPOCH, wall_s=1.2, wait_s=0.1),
+    ]
+    runs = [
+        train.TrainRun(1, PILLOW, train.TrainResult(plain_epochs, 7, 3.0, 1.0)),
+        train.TrainRun(1, SUPER, train.TrainResult(epochs, 7, None, None)),
+    ]
+    alone = train.Alone.of(runs)
+    plain, cold, warm = train.rows_of(runs, alone, workers=2, other_cores=1)
+    assert (plain["loader"], plain["epochs"], plain["gain"]) == ("DataLoader + Pillow", "later", 1)
+    assert (plain["step_ms"], plain["wait_percent"]) == pytest.approx((400, 25))
+    assert (cold["epochs"], warm["epochs"]) == ("cold", "warm")
+    assert (cold["gain"], cold["functions_cpu_ms_per_image"]) == pytest.approx((2, 1.8))
+    assert cold["gain_bound"] == pytest.approx(4 / 2)  # functions and services need 2 ms for an image
+    assert warm["gain"] == pytest.approx(4 / 1.1)
+    assert warm["gain_bound"] == pytest.approx(4 / 1)  # computing takes 1 ms
+    assert warm["wait_percent"] == pytest.approx(100 * (0.1 + 0.1 / 1.2) / 2)
+    # More cores for functions raise the bound, until computing is it.
+    assert [alone.gain_bound(4.2, 3.0 / cores) for cores in (1, 2, 4)] == pytest.approx([1.4, 2.8, 4.2])
+    assert alone.decode_to_compute == 3
+
+
+def test_train_compares_losses_step_by_step():
+    same, other = (
+        train.TrainRun(1, PILLOW, train.TrainResult([EPOCH, replace(EPOCH, losses=losses)], 7, None, None))
+        for losses in ([2.0, 1.0], [2.0, 1.25])
+    )
+    assert train.loss_difference([same, same]) == 0
+    assert train.loss_difference([same, other]) == 0.25
+
+
+def test_function_counts_memory_for_as_long_as_it_took_an_invocation_and_a_get():
+    bare, measured = (FunctionArmResult(1000, 1, wall_s, 1.0, 0.2, 0.1) for wall_s in (1.0, 2.0))
+    figures = function._figures([measured], [bare], 1, S3_LEAN)
+    assert (figures["images_per_s"], figures["share_of_bare"]) == (500, 0.5)
+    assert figures["decode_cpu_ms_per_image"] == pytest.approx(0.7)
+    compute = 1e6 * 0.002 * 1769 / 1024 * 1.33334e-5
+    assert figures["usd_compute_per_million"] == pytest.approx(compute)
+    assert figures["usd_per_million"] == pytest.approx(compute + 1e6 * (2e-7 / 64 + 4e-7))
+    assert function._figures([measured], [bare], 1, FILES)["usd_per_million"] < figures["usd_per_million"]
+    assert function._figures([bare], [bare], 1, BARE)["share_of_bare"] is None

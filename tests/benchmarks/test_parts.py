@@ -1,0 +1,149 @@
+"""What benchmarks are made of: CPU clocks, child processes, photos, networks, orders, decoders, reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from benchmarks import decoders
+from benchmarks.child import BenchmarkError, run_child
+from benchmarks.contenders import Conversion, convert
+from benchmarks.cpu import children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.image_sets import PHOTO_FORMAT, make_photos, photo_jpeg
+from benchmarks.loading import Loading, PlannedOrder
+from benchmarks.results import Column, Started, print_report, to_json
+from benchmarks.trainer import RESNETS, small_resnet
+from superdl.coordinator.core.plan import Plan
+from superdl.super_wire.errors import SourceError
+
+BURN_S = 0.05
+BURNER = f"""
+import sys, time
+while time.process_time() < {BURN_S}:
+    pass
+print("burnt", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
+    before = time.process_time()
+    assert before <= process_cpu_s(os.getpid()) <= time.process_time()
+    with subprocess.Popen(
+        [sys.executable, "-c", BURNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout.readline() == b"burnt\n"
+        assert process_cpu_s(child.pid) >= BURN_S
+        assert descendants_cpu_s(os.getpid()) >= BURN_S
+        alive = children_cpu_s()
+        child.communicate()
+    # The clock of the ended is coarser where the system counts in ticks.
+    assert children_cpu_s() >= alive - 0.02
+    for clock in (process_cpu_s, descendants_cpu_s):
+        with pytest.raises(ProcessLookupError):
+            clock(child.pid)
+
+
+def test_a_child_that_fails_says_why():
+    task = Conversion("pillow", Loading("", "", resize=8, crop=8, batch_size=1, num_workers=0), "/nowhere")
+    with pytest.raises(BenchmarkError, match=r"(?s)this one failed .*--contenders.*reads the images as they"):
+        run_child(convert, task, name="this one")
+
+
+def test_photos_have_the_size_and_weight_of_photographs_and_are_written_once(tmp_path):
+    content = photo_jpeg(3)
+    assert PHOTO_FORMAT.bytes_min <= len(content) <= PHOTO_FORMAT.bytes_max
+    with Image.open(io.BytesIO(content)) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
+    assert photo_jpeg(3) == content != photo_jpeg(4)
+
+    target = make_photos(tmp_path / "photos", 3)
+    files = sorted(path.relative_to(target).as_posix() for path in target.rglob("*.jpg"))
+    assert files == ["train/00/00000.jpg", "train/01/00001.jpg", "train/02/00002.jpg"]
+    written_ns = (target / files[0]).stat().st_mtime_ns
+    assert make_photos(tmp_path / "photos", 3) == target
+    assert (target / files[0]).stat().st_mtime_ns == written_ns
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(SourceError, match="2 images"):
+        make_photos(target, 2)
+
+
+def test_the_planned_order_is_the_plans_epoch_by_epoch():
+    order = PlannedOrder(10, 4, seed=3)
+    plan = Plan(size=10, batch_size=4, seed=3)
+    assert len(order) == 3
+    iter(order)  # an iterator that nobody uses, as DataLoader makes, begins no epoch
+    for epoch in range(2):
+        assert list(order) == [plan.batch(epoch, position, 0).indices.tolist() for position in range(3)]
+
+
+def test_networks_have_the_size_of_the_papers_and_take_images_as_loaders_give_them():
+    for name, parameters in (("resnet18", 11_689_512), ("resnet50", 25_557_032)):
+        with torch.device("meta"):
+            model = RESNETS[name](1000)
+        assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    images = torch.zeros((2, 64, 64, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    assert small_resnet(10, width=4)(images).shape == (2, 10)
+    assert not images.any()
+
+
+def test_every_kind_of_jpeg_is_compared_and_one_grey_level_makes_a_difference():
+    jpegs = list(decoders._jpegs())
+    assert len(set(jpegs)) == len(jpegs) == len(decoders._SIDES) * 8
+    assert all(decoders._pillow(data).ndim == 3 for data in jpegs)
+
+    def one_off(data):
+        pixels = decoders._pillow(data).copy()
+        pixels[3, 5, 1] ^= 1
+        return pixels
+
+    def refuses(_):
+        raise ValueError
+
+    data = decoders._jpeg((500, 375), 0)
+    equal = {
+        way: decoders._equal(way, decoders._pillow, data) for way in (decoders._pillow, one_off, refuses)
+    }
+    assert list(equal.values()) == [True, False, False]
+    # The box of the crop gives other pixels, and so the function does not use it.
+    assert not decoders._equal(decoders._boxed, decoders._whole, data)
+    assert np.abs(decoders._boxed(data).astype(int) - decoders._whole(data)).max() == 1
+
+
+def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():
+    report = Started("read").report(
+        settings={"rounds": 1},
+        method=["How it was measured."],
+        group_by=["images"],
+        columns=[Column("loader", "loader"), Column("cpu_ms", "CPU ms", ".3f")],
+        rows=[
+            {"images": "a", "loader": "one", "cpu_ms": 0.12345},
+            {"images": "b", "loader": "two", "cpu_ms": None},
+        ],
+    )
+    console = Console(file=io.StringIO(), width=100)
+    print_report(report, console)
+    text = console.file.getvalue()
+    assert [line.strip() for line in text.splitlines() if line.startswith("read, ")] == [
+        "read, images a",
+        "read, images b",
+    ]
+    words = text.split()
+    assert "0.123" in words
+    assert words[words.index("two") + 1] == "-"
+    assert "How it was measured." in text
+    assert report.environment["cpu_model"] in text
+    assert f"torch {report.environment['packages']['torch']}" in text
+    mapping = json.loads(to_json(report))
+    assert mapping["rows"][0]["cpu_ms"] == 0.12345
+    assert not {"columns", "group_by"} & set(mapping)
