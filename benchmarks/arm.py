@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.child import BenchmarkError
 from benchmarks.contenders import CONTENDERS
-from benchmarks.cpu import children_cpu_s, descendants_cpu_s, process_cpu_s
 from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s
 
 if TYPE_CHECKING:
     from torch import Tensor

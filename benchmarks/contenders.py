@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import loading as loaders
 from benchmarks import raw_formats, services, socket_loop
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a conversion is made from JSON
+from benchmarks.processes import BenchmarkError, run_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +61,10 @@ class Workers(enum.Enum):
     def allow(self, number: int) -> bool:
         """Whether it can run with this number."""
         return self is Workers.ANY or (self is Workers.NONE) == (number == 0)
+
+    def used(self, number: int) -> int:
+        """With how many it runs where this number is asked for: with none if it cannot run with these."""
+        return number if self.allow(number) else 0
 
 
 @dataclass(frozen=True, slots=True)

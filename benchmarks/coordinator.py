@@ -22,7 +22,7 @@ import psutil
 from benchmarks.command import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
-from benchmarks.cpu import process_cpu_s
+from benchmarks.processes import process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import cache_server
 from superdl.super_wire.recipe import Recipe
@@ -283,7 +283,7 @@ def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coord
         address = f"unix:{directory}/c.sock"
         spec = CoordinatorSpec(address, cache.address, arguments.samples)
         pid = stack.enter_context(coordinator_process(spec))
-        clients = stack.enter_context(Clients(address, cache.address))
+        clients = stack.enter_context(contextlib.closing(Clients(address, cache.address)))
         yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
 
 

@@ -12,11 +12,11 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import grpc
 
-from benchmarks.child import BenchmarkError
+from benchmarks.processes import BenchmarkError
 from superdl.super_dataset.reading.resp import encode_report
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
@@ -26,7 +26,6 @@ from superdl.super_wire.report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from superdl.super_wire.recipe import Recipe
 
@@ -70,12 +69,8 @@ class Clients:
         self._pool = ThreadPoolExecutor(_THREADS)
         self._connections = [self._connect() for _ in range(_THREADS)]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the threads and the connections."""
         self._pool.shutdown(cancel_futures=True)
         for connection in self._connections:
             connection.close()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.child import ROOT
+from benchmarks.processes import ROOT
 from benchmarks.services import running
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader

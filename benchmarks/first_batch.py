@@ -12,11 +12,11 @@ from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.command import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
 from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import embedded_services
 

@@ -15,7 +15,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.command import positive
-from benchmarks.cpu import held_to, usable_cores
 from benchmarks.decoders import compare_decoders
 from benchmarks.function_arm import (
     BARE,
@@ -30,6 +29,7 @@ from benchmarks.function_arm import (
     s3_event,
 )
 from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, prepare_images
+from benchmarks.processes import held_to, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.executors.price_table import load_prices

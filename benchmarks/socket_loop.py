@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from benchmarks.child import BenchmarkError
 from benchmarks.loading import Contender, Loading, open_planned
+from benchmarks.processes import BenchmarkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

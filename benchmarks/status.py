@@ -8,21 +8,21 @@ sampler's.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import os
 import time
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.child import BenchmarkError
 from benchmarks.command import positive
-from benchmarks.cpu import process_cpu_s
 from benchmarks.image_sets import ImageSet, prepare_images
+from benchmarks.processes import BenchmarkError, process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import LoaderServices, embedded_services
 from superdl.sampler import SuperSampler
@@ -34,7 +34,6 @@ from superdl.super_wire.ids import ID_BYTES
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
 __all__ = ["add_arguments", "measure"]
 
@@ -146,7 +145,7 @@ def _measure_batch_size(
         for ref in sampler:
             dataset[ref]  # now it is cached
             batch_ids.append(ref.batch_id)
-        with _StatusCalls(services.coordinator, sampler.job, batch_ids) as calls:
+        with contextlib.closing(_StatusCalls(services.coordinator, sampler.job, batch_ids)) as calls:
             ways: dict[str, Callable[[], int]] = {
                 PAGE: lambda: calls.pages(page),
                 SINGLE: calls.statuses,
@@ -228,12 +227,8 @@ class _StatusCalls:
         self._coordinator = CoordinatorStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the channel."""
         self._channel.close()
 
     def pages(self, page_batches: int) -> int:

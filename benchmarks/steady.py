@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.child import BenchmarkError
 from benchmarks.command import not_negative, positive
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
 from benchmarks.loading import Contender, Loading, open_super
+from benchmarks.processes import BenchmarkError
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import embedded_services
 

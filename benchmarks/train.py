@@ -13,15 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.arm import checksum
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.command import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.cpu import Cores, cpu_s_each, descendants_cpu_s, held_to, process_cpu_s
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
-from benchmarks.loading import Contender, Loading, Pairs, open_in_planned_order
+from benchmarks.loading import Contender, Loading, open_in_planned_order
+from benchmarks.processes import (
+    BenchmarkError,
+    Cores,
+    descendants_cpu_s,
+    held_to,
+    process_cpu_s,
+    run_child,
+)
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import embedded_services
-from benchmarks.trainer import Trainer, small_resnet
+from benchmarks.trainer import Trainer, decode_ms, small_resnet
 
 if TYPE_CHECKING:
     import argparse
@@ -71,9 +77,7 @@ _METHOD = (
     ),
 )
 
-COLD = "cold"
-WARM = "warm"
-LATER = "later"
+COLD, WARM, LATER = "cold", "warm", "later"
 
 _COLUMNS = (
     Column("loader", "loader"),
@@ -147,7 +151,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
     """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
-    workers = arguments.workers if CONTENDERS[contender].workers.allow(arguments.workers) else 0
+    workers = CONTENDERS[contender].workers.used(arguments.workers)
     spec = TrainSpec(
         contender=contender,
         loading=images.loading(batch_size=arguments.batch_size, num_workers=workers),
@@ -269,7 +273,7 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
         contender.close()
     if not spec.alone:
         return TrainResult(epochs, seen, None, None)
-    return TrainResult(epochs, seen, _decode_ms(spec.loading), _compute_ms(warming, spec.loading))
+    return TrainResult(epochs, seen, decode_ms(spec.loading), warming.compute_ms(spec.loading))
 
 
 def _epoch(contender: Contender, trainer: Trainer, spec: TrainSpec) -> EpochResult:
@@ -295,20 +299,6 @@ def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
         return 0.0, 0.0
     services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
     return descendants_cpu_s(spec.coordinator_pid), services_s
-
-
-def _decode_ms(loading: Loading) -> float:
-    """Of the loader's own way from file to pixels, by one process that does nothing else."""
-    pairs = Pairs(loading)
-    some = range(min(len(pairs), 64))
-    return 1e3 * cpu_s_each(lambda: [pairs[index] for index in some]) / len(some)
-
-
-def _compute_ms(trainer: Trainer, loading: Loading) -> float:
-    size, side = loading.batch_size, loading.crop
-    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    labels = torch.randint(0, _CLASSES, (size,))
-    return 1e3 * cpu_s_each(lambda: trainer.step((images, labels))) / size
 
 
 # -------------------------------------------------------------------------------------------- figures
@@ -375,9 +365,9 @@ def rows_of(
 
 
 def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
-    kind = CONTENDERS[contender]
-    used = workers if kind.workers.allow(workers) else 0
-    return {"contender": contender, "loader": kind.title, "workers": used, "epochs": part}
+    form = CONTENDERS[contender]
+    used = form.workers.used(workers)
+    return {"contender": contender, "loader": form.title, "workers": used, "epochs": part}
 
 
 def _epochs(runs: Sequence[TrainRun], contender: str, part: str) -> list[EpochResult]:

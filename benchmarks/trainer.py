@@ -19,14 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.loading import Loading, Pairs
+from benchmarks.processes import cpu_s_each
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from benchmarks.loading import Loading
 
-__all__ = ["RESNETS", "ResNet", "Trainer", "small_resnet"]
+__all__ = ["RESNETS", "ResNet", "Trainer", "decode_ms", "small_resnet"]
 
 _AHEAD = 2
+_SMALL_CLASSES = 10  # at least so many has any network here
 
 
 class _HostMark:
@@ -145,6 +148,20 @@ class Trainer:
                 self.moved(batch)
         self.synchronize()
         return time.perf_counter() - began_s
+
+    def compute_ms(self, loading: Loading) -> float:
+        """CPU milliseconds of training on an image, with nothing else done."""
+        size, side = loading.batch_size, loading.crop
+        images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        labels = torch.randint(0, _SMALL_CLASSES, (size,))
+        return 1e3 * cpu_s_each(lambda: self.step((images, labels))) / size
+
+
+def decode_ms(loading: Loading) -> float:
+    """CPU milliseconds of Pillow's way from file to pixels, with nothing else done."""
+    pairs = Pairs(loading)
+    some = range(min(len(pairs), 64))
+    return 1e3 * cpu_s_each(lambda: [pairs[index] for index in some]) / len(some)
 
 
 # ------------------------------------------------------------------------------------------ networks

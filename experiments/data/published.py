@@ -15,8 +15,9 @@ import struct
 import tempfile
 import zlib
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from superdl.experiments.data.made_sets import PUBLISHED_SETS
 from superdl.experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
@@ -24,6 +25,9 @@ from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Layout", "find_published"]
 
@@ -213,7 +217,7 @@ def _convert_mnist(files: _MnistFiles, directory: Path, tell: Callable[[str], No
                 "MNIST: delete it, and it is written again"
             )
         return directory
-    total = sum(_count(images) for images, _ in files.values())
+    total = sum(len(_read_bytes(images, 3)) for images, _ in files.values())
     check_room(
         directory,
         size_bytes=total * _FILE_BYTES,
@@ -233,54 +237,40 @@ def _file(directory: Path, stem: str) -> Path | None:
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
-def _count(path: Path) -> int:
-    with _opened(path) as stream:
-        return _dimensions(path, stream, 3)[0]
-
-
 def _write_split(images: Path, labels: Path, split: Path) -> None:
-    import numpy as np
     from PIL import Image
 
+    pixels, digits = _read_bytes(images, 3), _read_bytes(labels, 1)
+    if len(pixels) != len(digits):
+        raise SourceError(
+            f"{images} has {len(pixels)} images, {labels} {len(digits)} labels: download them again"
+        )
     for digit in range(_DIGITS):
         (split / str(digit)).mkdir(parents=True)
-    with _opened(images) as pixels, _opened(labels) as answers:
-        count, height, width = _dimensions(images, pixels, 3)
-        (answered,) = _dimensions(labels, answers, 1)
-        if count != answered:
-            raise SourceError(f"{images} has {count} images, {labels} {answered} labels: download them again")
-        digits = _read(labels, answers, count)
-        for index, digit in enumerate(digits):
-            if digit >= _DIGITS:
-                raise SourceError(f"{labels}: label {index} is {digit}, no digit: download it again")
-            content = _read(images, pixels, height * width)
-            image = np.frombuffer(content, dtype=np.uint8).reshape(height, width)
-            Image.fromarray(image).save(split / str(digit) / f"{index:05d}.png", compress_level=3)
+    for index, (image, digit) in enumerate(zip(pixels, digits, strict=True)):
+        if digit >= _DIGITS:
+            raise SourceError(f"{labels}: label {index} is {digit}, no digit: download it again")
+        Image.fromarray(image).save(split / str(digit) / f"{index:05d}.png", compress_level=3)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _read_bytes(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array in one of MNIST's files, which has so many dimensions."""
+    import numpy as np  # not for a look at which sets there are
+
     try:
-        return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _dimensions(path: Path, stream: BinaryIO, expected: int) -> tuple[int, ...]:
-    """Read the header of a file of bytes with so many dimensions."""
-    magic = _read(path, stream, 4)
-    if magic != bytes((0, 0, 8, expected)):
-        raise SourceError(f"{path} begins with {magic.hex()}, not as MNIST's files do: download it again")
-    sizes = struct.unpack(f">{expected}I", _read(path, stream, 4 * expected))
-    if not 0 < sizes[0] <= _MAX_IMAGES or any(not 0 < side <= _MAX_SIDE for side in sizes[1:]):
-        raise SourceError(f"{path} says that it holds {sizes}, which cannot be: download it again")
-    return sizes
-
-
-def _read(path: Path, stream: Any, size: int) -> bytes:
-    try:
-        content: bytes = stream.read(size)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            magic = stream.read(4)
+            header = stream.read(4 * dimensions)
+            if magic != bytes((0, 0, 8, dimensions)) or len(header) != 4 * dimensions:
+                raise SourceError(
+                    f"{path} begins with {magic.hex()}, not as MNIST's files do: download it again"
+                )
+            sizes = struct.unpack(f">{dimensions}I", header)
+            if not 0 < sizes[0] <= _MAX_IMAGES or any(not 0 < side <= _MAX_SIDE for side in sizes[1:]):
+                raise SourceError(f"{path} says that it holds {sizes}, which cannot be: download it again")
+            content = stream.read(prod(sizes))
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path} cannot be read ({error}): download it again") from error
-    if len(content) != size:
+    if len(content) != prod(sizes):
         raise SourceError(f"{path} ends too early: download it again")
-    return content
+    return np.frombuffer(content, dtype=np.uint8).reshape(sizes)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import os
 import time
-from importlib import import_module
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,15 @@ def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
 def _images_class(kind: str) -> Any:
     """The dataset's class, made once the package is there to derive it from."""
     declare_operators()
-    base: Any = import_module("streaming" if kind == _MDS else "litdata").StreamingDataset
+    base: Any
+    if kind == _MDS:
+        from streaming import StreamingDataset as MdsDataset
+
+        base = MdsDataset
+    else:
+        from litdata import StreamingDataset as LitDataset
+
+        base = LitDataset
 
     class Images(base):  # type: ignore[misc]  # untyped
         """Decodes; each iteration in a process is the next epoch."""

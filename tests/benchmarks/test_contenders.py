@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.arm import checksum
-from benchmarks.child import BenchmarkError
 from benchmarks.contenders import CONTENDERS, PILLOW, RAM, Workers, convert_once, with_versions
 from benchmarks.image_sets import ImageSet
+from benchmarks.processes import BenchmarkError
 from benchmarks.services import s3_server
 from tests.fixtures.images import write_images
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.child import BenchmarkError
 from benchmarks.function_arm import (
     BARE,
     FILES,
@@ -20,6 +19,7 @@ from benchmarks.function_arm import (
     run_arm,
     s3_event,
 )
+from benchmarks.processes import BenchmarkError
 from benchmarks.services import cache_server, s3_server
 from tests.fixtures.images import images
 

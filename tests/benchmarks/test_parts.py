@@ -16,11 +16,10 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks import decoders
-from benchmarks.child import BenchmarkError, run_child
 from benchmarks.contenders import Conversion, convert
-from benchmarks.cpu import children_cpu_s, descendants_cpu_s, process_cpu_s
 from benchmarks.image_sets import PHOTO_FORMAT, make_photos, photo_jpeg
 from benchmarks.loading import Loading, PlannedOrder
+from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s, run_child
 from benchmarks.results import Column, Started, print_report, to_json
 from benchmarks.trainer import RESNETS, small_resnet
 from superdl.coordinator.core.plan import Plan

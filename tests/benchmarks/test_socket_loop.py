@@ -10,10 +10,10 @@ import pytest
 import redis
 import torch
 
-from benchmarks.child import BenchmarkError
 from benchmarks.loading import Loading
+from benchmarks.processes import BenchmarkError
+from benchmarks.services import tls_cache
 from benchmarks.socket_loop import SocketLoop, connected
-from benchmarks.tls import tls_cache
 
 SIDE = 40
 COUNT = 90

@@ -12,18 +12,10 @@ from superdl.super_wire.errors import ConfigError
 FACTS = {"samples": 40, "batches": 5}
 
 
-def test_epochs_are_told_and_counted_from_nought():
-    told: list[int] = []
-    place = CountedPlace(FACTS, told.append)
-    assert [place.begin(), place.begin()] == [0, 0]
-    place.set_epoch(7)
-    assert place.begin() == 0
-    assert told == [0, 1, 7]
-
-
-def test_a_state_names_the_batch_in_a_resumed_epoch_too(caplog):
+def test_a_state_names_epoch_and_batch_in_a_resumed_epoch_too(caplog):
     told: list[int] = []
     first = CountedPlace(FACTS, told.append)
+    assert [first.begin(), first.begin()] == [0, 0]
     first.set_epoch(3)
     first.begin()
     second = CountedPlace(FACTS, told.append)
@@ -35,38 +27,28 @@ def test_a_state_names_the_batch_in_a_resumed_epoch_too(caplog):
     third = CountedPlace(FACTS, told.append)
     third.load_state_dict(second.state_dict(2))
     assert (third.begin(), third.begin()) == (4, 0)
-    assert told == [3, 3, 3, 4]
+    assert told == [0, 1, 3, 3, 3, 4]
+    third.load_state_dict(second.state_dict(2))
+    third.set_epoch(5)  # another epoch than the state's begins at its first batch
+    assert third.begin() == 0
 
 
-def test_another_epoch_than_the_states_begins_at_its_first_batch():
-    place = CountedPlace(FACTS, lambda _: None)
-    place.load_state_dict({"format": "counted batches", **FACTS, "epoch": 3, "batch": 2})
-    place.set_epoch(4)
-    assert place.begin() == 0
-
-
-def test_a_loader_that_counts_by_itself_says_which_order_it_has(caplog):
-    place = CountedPlace(FACTS)
-    place.begin()
+def test_a_loader_that_counts_by_itself_says_which_order_it_has_and_refuses_the_middle_of_an_epoch(caplog):
+    counting, seeking = CountedPlace(FACTS), CountedPlace(FACTS, lambda _: None)
+    assert [counting.resumes_within_epochs, seeking.resumes_within_epochs] == [False, True]
+    counting.begin()
     with caplog.at_level(logging.WARNING):
-        place.begin()
+        counting.begin()
         assert not caplog.text
-        place.set_epoch(9)
-        place.begin()
+        counting.set_epoch(9)
+        counting.begin()
     assert "cannot begin at epoch 9: its order is that of epoch 2" in caplog.text
-
-
-def test_a_loader_that_counts_by_itself_refuses_the_middle_of_an_epoch():
-    told = CountedPlace(FACTS, lambda _: None)
-    counting = CountedPlace(FACTS)
-    assert told.resumes_within_epochs
-    assert not counting.resumes_within_epochs
-    told.begin()
+    seeking.begin()
     with pytest.raises(
         ConfigError, match="would repeat samples and leave others out: resume from a checkpoint"
     ):
-        counting.load_state_dict(told.state_dict(2))
-    counting.load_state_dict(told.state_dict(0))
+        counting.load_state_dict(seeking.state_dict(2))
+    counting.load_state_dict(seeking.state_dict(0))
 
 
 def test_states_of_other_loaders_and_other_batches_are_refused():

@@ -1,4 +1,8 @@
-"""CPU seconds of processes, and which cores a process may use.
+"""Processes of a benchmark: one for each measurement, its CPU seconds, and the cores that it may use.
+
+A measurement has a process to itself so that its CPU, its memory and its imports are its own:
+``python -m benchmarks.processes MODULE FUNCTION ARGUMENT`` calls a function of this folder. Argument and
+result are dataclasses of plain values, which travel as JSON.
 
 On Linux the kernel's CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
 Elsewhere psutil's figures serve; their steps of 10 ms need longer measurements.
@@ -7,34 +11,106 @@ Elsewhere psutil's figures serve; their steps of 10 ms need longer measurements.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import psutil
 
-from benchmarks.child import BenchmarkError
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "ROOT",
+    "BenchmarkError",
     "Cores",
     "children_cpu_s",
     "cpu_s_each",
     "descendants_cpu_s",
     "held_to",
     "process_cpu_s",
+    "run_child",
     "usable_cores",
 ]
+
+ROOT = Path(__file__).resolve().parents[1]
+_TIME_LIMIT_S = 1800.0
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 _WHOLE_PROCESS = 2
 """CPUCLOCK_SCHED of the kernel: user and system time of all threads."""
 
 _ALONE_S = 2.0  # how long work is measured alone
+
+
+class BenchmarkError(SuperError):
+    """A measurement could not be made, or measured something else than it says."""
+
+
+def run_child(
+    function: Callable[[_Argument], _Result],
+    argument: _Argument,
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+) -> _Result:
+    """Call ``function`` in a fresh process; its result comes back.
+
+    Args:
+        function: one of a module of this folder, with annotations that can be evaluated.
+        argument: a dataclass.
+        name: for messages.
+        environment: over this process's own.
+
+    Raises:
+        BenchmarkError: it failed or took too long; the message has what it said.
+
+    """
+    words = (function.__module__, function.__name__, json.dumps(asdict(cast("Any", argument))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.processes", *words],
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{name} was not done after {_TIME_LIMIT_S:g} s") from None
+    if done.returncode != 0:
+        raise BenchmarkError(
+            f"{name} failed with exit code {done.returncode}; leave it out (--contenders) or mend it:\n"
+            f"{done.stderr.strip()}"
+        )
+    answer = json.loads(done.stdout.splitlines()[-1])  # loaders of others may print before it
+    return cast("_Result", _made(get_type_hints(function)["return"], answer))
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """The value of that type that ``asdict`` and JSON took apart."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        # As Any: a dataclass's fields are known at run time alone.
+        return cast("Any", kind)(**{name: _made(hints[name], one) for name, one in value.items()})
+    if get_origin(kind) in (list, tuple):
+        return get_origin(kind)(_made(get_args(kind)[0], one) for one in value)
+    return value
+
+
+# ---------------------------------------------------------------------------------------- CPU and cores
 
 
 def process_cpu_s(pid: int) -> float:
@@ -129,3 +205,14 @@ def held_to(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def _main(module: str, name: str, argument: str) -> None:
+    function = getattr(import_module(module), name)
+    (kind,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    result = function(_made(kind, json.loads(argument)))
+    print(json.dumps(None if result is None else asdict(result)))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
