@@ -69,7 +69,7 @@ class ImageSet:
         return str(place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted"))
 
     def loading(self, *, batch_size: int, num_workers: int, **options: Any) -> Loading:
-        """What a loader of this set is told; ``options`` are the other fields of `Loading`."""
+        """How this set is loaded; ``options`` are the other fields of `Loading`."""
         return Loading(
             directory=self.directory,
             converted=self.converted,

@@ -1,4 +1,4 @@
-"""What a loader under comparison is told, the interface behind which it stands, and those that are at hand.
+"""What a loader under comparison loads and how, its interface, and SUPER's and the specs' loaders behind it.
 
 SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. The
 loaders that a spec may name are opened as for training, with their figures left out.

@@ -213,7 +213,7 @@ class Cell:
 
     @property
     def loading(self) -> Loading:
-        """What the loader is told; where the coordinator is comes later."""
+        """How the images are loaded, but for the coordinator's address."""
         return self.images.loading(batch_size=self.batch_size, num_workers=self.num_workers)
 
     @property

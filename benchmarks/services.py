@@ -118,7 +118,7 @@ def _listens(place: str | int) -> bool:
 
 
 def _free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A port of loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -148,7 +148,7 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
 
 
 def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
-    """Where a set is written if nobody says: each of its sizes in a place of its own."""
+    """Where a set is written by default: each of its sizes in a place of its own."""
     name = made.name
     if samples is not None and samples != made.train:
         name += f"-{samples}"

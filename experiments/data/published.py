@@ -134,7 +134,7 @@ def _with_annotations(directory: Path, train: Path) -> Layout:
 
 
 def _annotations(path: Path) -> dict[str, str]:
-    """File name -> class, of lines with tabs: file, class, and a box that nobody needs here."""
+    """File name -> class, of lines with tabs: file, class, and a box that is not needed here."""
     labels: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():

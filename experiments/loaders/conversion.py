@@ -45,7 +45,7 @@ class Format:
         name: of the loader.
         version: raised whenever other bytes are written than before.
         overhead_bytes: what a sample takes beside its file, about.
-        write: writes samples into an empty directory, given their places in the order wanted and the bytes
+        write: writes samples into an empty directory; takes their places in the order wanted and the bytes
             of all files.
 
     """

@@ -1,7 +1,7 @@
 """MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, read from local disk.
 
 As their documentation writes it: a dataset of one's own whose ``__getitem__`` decodes, and a DataLoader. MDS
-is told the batch size, so that it deals out whole batches. It finds the rank by itself, in ``RANK``,
+takes the batch size, so that it deals out whole batches. It finds the rank by itself, in ``RANK``,
 ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``, and makes ranks equal by repeating samples.
 
 LitData has a DataLoader of its own. For several ranks it drops the last samples of an epoch, its default,

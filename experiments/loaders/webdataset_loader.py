@@ -2,7 +2,7 @@
 
 As its documentation writes it: shards in random order, split over ranks and workers, a buffer of samples to
 shuffle, decoding and batches in the workers. Its shuffles are the deterministic ones (``detshuffle``), since
-the others take chance from the clock or repeat one order in every epoch.
+the others are seeded by the clock or repeat one order in every epoch.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _in_order(shards: list[str], request: LoaderRequest, samples: int) -> tuple[
 
 
 class _OfRank:
-    """What `webdataset.split_by_node` does, by the rank that the loader was given."""
+    """What `webdataset.split_by_node` does, by the rank in the loader's request."""
 
     def __init__(self, rank: int, replicas: int) -> None:
         self._rank = rank

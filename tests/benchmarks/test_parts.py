@@ -81,7 +81,7 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
     order = PlannedOrder(10, 4, seed=3)
     plan = Plan(size=10, batch_size=4, seed=3)
     assert len(order) == 3
-    iter(order)  # an iterator that nobody uses, as DataLoader makes, begins no epoch
+    iter(order)  # an iterator that is not used, as DataLoader makes, begins no epoch
     for epoch in range(2):
         assert list(order) == [plan.batch(epoch, position, 0).indices.tolist() for position in range(3)]
 

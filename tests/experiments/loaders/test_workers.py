@@ -43,13 +43,13 @@ def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
     batches = opened()
     with StopRequest(Ranks(Place())) as stop:
         stop.begin()
-        given = iter(batches)
-        seen = [int(next(given)) for _ in range(4)]
+        iterator = iter(batches)
+        seen = [int(next(iterator)) for _ in range(4)]
         workers = workers_of(batches)
         for process in (*workers, psutil.Process(os.getpid())):
             process.send_signal(signal.SIGTERM)
         assert stop.due()
-        seen += [int(batch) for batch in given]
+        seen += [int(batch) for batch in iterator]
         stop.end()
     assert seen == list(range(BATCHES))
     end_workers(batches)
