@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.spec_sections import MODEL_NAMES
+from superdl.experiments.spec import MODEL_NAMES
 from superdl.experiments.vision_models import make_vision_model
 from superdl.super_wire.errors import ConfigError
 

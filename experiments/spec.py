@@ -1,51 +1,208 @@
-"""What a run is: a YAML file turned into frozen dataclasses, checked when they are made.
+"""What a run is: the keys of a spec, their defaults, and what they may hold.
 
-Imports no torch, so that the command line can refuse a bad spec at once. The sections are in
-`experiments.spec_sections`, how keys are checked in `experiments.schema`, how a run is carried out in
-`experiments.run`.
+Imports no torch, so that the command line can refuse a bad spec at once. How a spec is read and checked is in
+`experiments.schema`, how it is carried out in `experiments.run`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic.dataclasses import dataclass
 
-from superdl.experiments.schema import build, choice, choices, mappings, section, text, whole
-from superdl.experiments.spec_sections import (
-    CompareSpec,
-    CostSpec,
-    DataSpec,
-    LoaderSpec,
-    ModelSpec,
-    OptimizerSpec,
-    RecipeSpec,
-    TrainingSpec,
+from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.schema import (
+    KNOWN_KEYS,
+    NULL_IS_EMPTY,
+    AtLeastOne,
+    AtLeastZero,
+    ListOfMappings,
+    NamedMappings,
+    NonNegativeNumber,
+    PositiveNumber,
+    SpecFolder,
+    Text,
+    apply_overrides,
+    apply_values,
+    build,
+    one_of,
+    some_of,
 )
 from superdl.super_wire.errors import ConfigError
 
 __all__ = [
-    "DEVICES",
-    "EXECUTORS",
+    "LOADER_KINDS",
+    "MODEL_NAMES",
+    "SUPER_KINDS",
+    "CompareSpec",
+    "CostSpec",
+    "DataSpec",
+    "LoaderSpec",
+    "ModelSpec",
+    "OptimizerSpec",
+    "RecipeSpec",
     "Spec",
-    "apply_overrides",
-    "apply_values",
+    "TrainingSpec",
     "load_spec",
     "parse_spec",
-    "spec_file",
 ]
 
-DEVICES = ("auto", "cpu", "cuda")
-EXECUTORS = ("local", "ray", "lambda")
+_DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
+_DATA_KINDS = ("auto", "directory", "url", *_DATA_SETS)
+LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
+SUPER_KINDS = ("super", "super-threads")
+MODEL_NAMES = ("small_cnn", "resnet18", "resnet50", "vit_b_32", "vit_mini")
 
-_BUILT_IN_SPECS = Path(__file__).parent / "specs"
+_SPECS = SpecFolder(Path(__file__).parent / "specs")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class DataSpec:
+    """Where the images are. With kind `auto`: the digits, unless ``train`` names a source.
+
+    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples``
+    are the training images of a set that is drawn; null: those that are there, else the whole set.
+    """
+
+    kind: Annotated[str, one_of(_DATA_KINDS)] = "auto"
+    directory: Text | None = None
+    samples: AtLeastOne | None = None
+    train: Text | None = None
+    val: Text | None = None
+    train_key_list: Text | None = None
+    val_key_list: Text | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions, which no single key shows."""
+        if self.kind in _DATA_SETS and (self.train or self.val):
+            raise ConfigError(
+                f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
+            )
+        if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
+            raise ConfigError(
+                f"data.samples is for the sets that are drawn ({', '.join(MADE_SETS)} and what they stand in "
+                f"for), not for data.kind {self.kind}"
+            )
+        if self.kind in ("directory", "url") and not self.train:
+            raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
+        if self.val and not self.train:
+            raise ConfigError("data.val is given without data.train; name both, or neither for the digits")
+        for split, source, key_list in (
+            ("train", self.train, self.train_key_list),
+            ("val", self.val, self.val_key_list),
+        ):
+            if key_list and not source:
+                raise ConfigError(f"data.{split}_key_list is given without data.{split}, the source it lists")
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class RecipeSpec:
+    """What is done to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``.
+
+    ``steps`` takes their place: a recipe's steps as `super_dataset.Recipe` takes them, the random ones seeded
+    by ``augment_seed``.
+    """
+
+    resize: AtLeastOne = 64
+    crop: AtLeastOne = 64
+    steps: ListOfMappings | None = None
+    augment_seed: AtLeastZero = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a crop that would have to invent pixels."""
+        if self.crop > self.resize:
+            raise ConfigError(
+                f"recipe.crop ({self.crop}) must not be larger than recipe.resize ({self.resize})"
+            )
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class LoaderSpec:
+    """How batches come; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default)."""
+
+    kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
+    batch_size: AtLeastOne = 32
+    num_workers: AtLeastZero = 2
+    read_timeout: PositiveNumber = 120.0
+    coordinator: Text | None = None
+
+    @property
+    def runs_functions(self) -> bool:
+        """Whether it is SUPER, in one form or the other."""
+        return self.kind in SUPER_KINDS
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class ModelSpec:
+    """Which model; its number of classes follows from the data.
+
+    ``weights`` are pretrained ones, of a local path or a URL; a classifier for other classes is left out.
+    """
+
+    name: Annotated[str, one_of(MODEL_NAMES)] = "small_cnn"
+    weights: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class OptimizerSpec:
+    """AdamW under a one-cycle schedule whose highest learning rate is ``lr``."""
+
+    lr: PositiveNumber = 0.005
+    weight_decay: NonNegativeNumber = 0.01
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class TrainingSpec:
+    """How the loop goes."""
+
+    strategy: Annotated[str, one_of(("auto", "single", "ddp", "fsdp"))] = (
+        "auto"  # auto: ddp for several ranks
+    )
+    precision: Annotated[str, one_of(("auto", "float32", "bfloat16"))] = "auto"  # auto: bfloat16 if it helps
+    # So many training steps are an epoch, and the loader begins again whenever it ends; null: one pass.
+    steps_per_epoch: AtLeastOne | None = None
+    print_every: AtLeastOne | None = None  # so many steps their mean time is printed
+    validate_every: AtLeastZero = 1  # epochs; 0: never
+    # A checkpoint is kept after each so many epochs (0: none), and in an epoch after each so many steps.
+    checkpoint_every: AtLeastZero = 0
+    checkpoint_steps: AtLeastOne | None = None
+    resume: Text | None = None  # a checkpoint, or a run's directory
+    best_to: Text | None = None  # s3://bucket/prefix or a directory gets the best checkpoint at the end
+    threads: AtLeastOne | None = None  # of torch on a CPU; null: its own choice
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class CostSpec:
+    """What is paid for by the hour, by names of the price table; null: not in the bill.
+
+    ``machine`` trains, ``data_machine`` runs functions beside it, ``cache_node`` is of a managed cache.
+    """
+
+    machine: Text | None = None
+    machines: AtLeastOne = 1
+    data_machine: Text | None = None
+    data_machines: AtLeastOne = 1
+    cache_node: Text | None = None
+    cache_nodes: AtLeastOne = 1
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class CompareSpec:
+    """What ``superdl compare`` runs: each arm ``repeats`` times, interleaved.
+
+    ``arms`` are values by dotted keys, by the arm's name, such as ``{torch: {loader.kind: torch}}``. The
+    first ``warmup_epochs`` of each run are left out of the figures of later epochs.
+    """
+
+    repeats: AtLeastOne = 3
+    warmup_epochs: AtLeastZero = 1
+    arms: NamedMappings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Spec:
     """One run, whole. Relative paths are relative to the working directory.
 
@@ -54,21 +211,21 @@ class Spec:
     values by dotted keys, by the trial's name; none: the run itself.
     """
 
-    name: str = text("digits")
-    seed: int = whole(0, at_least=0)
-    epochs: int = whole(3, at_least=1)
-    device: str = choice("auto", DEVICES)
-    output: str = text("runs")
-    executor: str = choices("auto", EXECUTORS, "auto")
-    data: DataSpec = field(default_factory=DataSpec, metadata=section(DataSpec))
-    recipe: RecipeSpec = field(default_factory=RecipeSpec, metadata=section(RecipeSpec))
-    loader: LoaderSpec = field(default_factory=LoaderSpec, metadata=section(LoaderSpec))
-    model: ModelSpec = field(default_factory=ModelSpec, metadata=section(ModelSpec))
-    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec, metadata=section(OptimizerSpec))
-    training: TrainingSpec = field(default_factory=TrainingSpec, metadata=section(TrainingSpec))
-    cost: CostSpec = field(default_factory=CostSpec, metadata=section(CostSpec))
-    compare: CompareSpec = field(default_factory=CompareSpec, metadata=section(CompareSpec))
-    trials: dict[str, dict[str, Any]] = mappings()
+    name: Text = "digits"
+    seed: AtLeastZero = 0
+    epochs: AtLeastOne = 3
+    device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
+    output: Text = "runs"
+    executor: Annotated[str, some_of(("local", "ray", "lambda"), "auto")] = "auto"
+    data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
+    recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
+    loader: Annotated[LoaderSpec, NULL_IS_EMPTY] = field(default_factory=LoaderSpec)
+    model: Annotated[ModelSpec, NULL_IS_EMPTY] = field(default_factory=ModelSpec)
+    optimizer: Annotated[OptimizerSpec, NULL_IS_EMPTY] = field(default_factory=OptimizerSpec)
+    training: Annotated[TrainingSpec, NULL_IS_EMPTY] = field(default_factory=TrainingSpec)
+    cost: Annotated[CostSpec, NULL_IS_EMPTY] = field(default_factory=CostSpec)
+    compare: Annotated[CompareSpec, NULL_IS_EMPTY] = field(default_factory=CompareSpec)
+    trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a name that would not be one folder name, and functions that could not do their work."""
@@ -96,24 +253,18 @@ class Spec:
         return asdict(self)
 
 
-def spec_file(name: str | Path) -> Path:
-    """Find a spec: a path, or the bare name of one that comes with the package (``digits``).
+def parse_spec(mapping: Mapping[str, Any]) -> Spec:
+    """Make a spec from a mapping; what is left out takes its default.
 
     Raises:
-        ConfigError: there is no such file; the message lists the built-in names.
+        ConfigError: a key is unknown or a value is not allowed; the message names the key.
 
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    built_in = {file.stem: file for file in sorted(_BUILT_IN_SPECS.glob("*.yaml"))}
-    if str(name) in built_in:
-        return built_in[str(name)]
-    raise ConfigError(f"no spec at {path}; give a YAML file or a built-in spec: {', '.join(built_in)}")
+    return build(Spec, mapping)
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec file, apply ``a.b=c`` overrides and check the whole.
+    """Read a spec, a file or the name of a built-in one, apply ``a.b=c`` overrides and check the whole.
 
     A file may have a section ``quick``, values by dotted keys that make it a small one: they are checked
     always, and applied, before the overrides, if ``quick`` is asked for.
@@ -122,16 +273,11 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
         ConfigError: the file is missing or not YAML, a key or a value is not allowed, or it has no ``quick``.
 
     """
-    path = spec_file(name)
-    try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the spec {path}: {error}") from error
-    try:
-        full, small = _variants({} if mapping is None else mapping)
-        return parse_spec(apply_overrides(_asked_for(full, small, quick=quick), overrides))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    with _SPECS.opened(name) as content:
+        full, small = _variants(content)
+        if quick and small is None:
+            raise ConfigError("it has no section quick, so there is no quick variant of it")
+        return parse_spec(apply_overrides(small if quick and small is not None else full, overrides))
 
 
 def _variants(mapping: Any) -> tuple[Any, dict[str, Any] | None]:
@@ -145,75 +291,3 @@ def _variants(mapping: Any) -> tuple[Any, dict[str, Any] | None]:
     small = apply_values(full, values)
     parse_spec(small)
     return full, small
-
-
-def _asked_for(full: Any, small: dict[str, Any] | None, *, quick: bool) -> Any:
-    if quick and small is None:
-        raise ConfigError("it has no section quick, so there is no quick variant of it")
-    return small if quick else full
-
-
-def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping; what is left out takes its default.
-
-    Raises:
-        ConfigError: a key is unknown or a value is not allowed; the message names the key.
-
-    """
-    return build(Spec, mapping)
-
-
-def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with each ``a.b=value`` set; values are read as YAML scalars.
-
-    Raises:
-        ConfigError: an override is not of this form, or leads through a key that holds no mapping.
-
-    """
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"a spec must be a mapping of keys to values, not {mapping!r}")
-    result: dict[str, Any] = copy.deepcopy(dict(mapping))
-    for override in overrides:
-        path, equals, raw = override.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"cannot apply {override!r}: write key.key=value, as in loader.batch_size=128")
-        _put(result, keys, _scalar(raw, override), override)
-    return result
-
-
-def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with each value set at its dotted key, ``{"loader.kind": "torch"}``.
-
-    Raises:
-        ConfigError: a key is no text, or leads through a key that holds no mapping.
-
-    """
-    result: dict[str, Any] = copy.deepcopy(dict(mapping))
-    for path, value in values.items():
-        keys = path.split(".") if isinstance(path, str) else [""]
-        if not all(keys):
-            raise ConfigError(f"cannot set {path!r}: write dotted keys, as in loader.batch_size: 128")
-        _put(result, keys, copy.deepcopy(value), f"{path}: {value}")
-    return result
-
-
-def _put(result: dict[str, Any], keys: list[str], value: Any, named: str) -> None:
-    target = result
-    for key in keys[:-1]:
-        if target.get(key) is None:
-            target[key] = {}
-        target = target[key]
-        if not isinstance(target, dict):
-            raise ConfigError(f"cannot apply {named!r}: {key} holds {target!r}, not a mapping")
-    target[keys[-1]] = value
-
-
-def _scalar(raw: str, override: str) -> str | float | bool | None:
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot apply {override!r}: the value is not a YAML scalar ({error})") from error
-    if value is not None and not isinstance(value, str | int | float | bool):
-        raise ConfigError(f"cannot apply {override!r}: the value must be one scalar; put quotes around it")
-    return value

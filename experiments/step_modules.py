@@ -17,7 +17,7 @@ from superdl.super_wire.steps import split_custom_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.experiments.spec_sections import RecipeSpec
+    from superdl.experiments.spec import RecipeSpec
 
 __all__ = ["shipped_steps_allowed"]
 

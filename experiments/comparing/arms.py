@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.spec import Spec, apply_values, parse_spec
-from superdl.experiments.spec_sections import LOADER_KINDS, SUPER_KINDS
+from superdl.experiments.schema import apply_values
+from superdl.experiments.spec import LOADER_KINDS, SUPER_KINDS, Spec, parse_spec
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

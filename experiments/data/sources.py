@@ -17,7 +17,7 @@ from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.experiments.spec_sections import DataSpec
+    from superdl.experiments.spec import DataSpec
 
 __all__ = ["PreparedData", "Source", "prepare_data"]
 

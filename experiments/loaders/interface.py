@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.experiments.data import Source
-    from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+    from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
 __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"]
 

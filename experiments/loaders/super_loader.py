@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.job_counters import JobStats
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
-    from superdl.experiments.spec_sections import RecipeSpec
+    from superdl.experiments.spec import RecipeSpec
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import Recipe, SuperDataset
 

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import Field, StrictBool
+from pydantic.dataclasses import dataclass
 
 from superdl.experiments.schema import (
+    KNOWN_KEYS,
+    NULL_IS_EMPTY,
+    AtLeastOne,
+    AtLeastZero,
+    NonNegativeNumber,
+    PositiveNumber,
+    SpecFolder,
+    Text,
+    apply_overrides,
     build,
-    choice,
-    number,
-    optional_number,
-    optional_text,
-    section,
-    sections,
-    text,
-    truth,
-    whole,
+    one_of,
 )
-from superdl.experiments.spec import apply_overrides
 from superdl.super_wire.errors import ConfigError
 
 __all__ = [
@@ -39,28 +40,27 @@ __all__ = [
     "load_points",
 ]
 
-_BUILT_IN_SPECS = Path(__file__).parent / "specs"
-_FUNCTION_KINDS = ("pool", "lambda")
+_SPECS = SpecFolder(Path(__file__).parent / "specs")
 _SHORT = {"cache_gb": "cache.budget_gb", "concurrency": "functions.concurrency"}
 _POINTS_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DatasetSpec:
     """``copies`` catalogs of ``samples`` images. A record is ``image`` by ``image`` pixels of three bytes,
     or has ``record_bytes``; ``source_bytes`` is the mean size of an object.
     """
 
-    name: str = text("data")
-    copies: int = whole(1, at_least=1)
-    samples: int = whole(10_000, at_least=1)
-    image: int = whole(224, at_least=1)
-    record_bytes: int = whole(0, at_least=0)
-    source_bytes: int = whole(110_000, at_least=0)
-    random: bool = truth(default=False)
+    name: Text = "data"
+    copies: AtLeastOne = 1
+    samples: AtLeastOne = 10_000
+    image: AtLeastOne = 224
+    record_bytes: AtLeastZero = 0
+    source_bytes: AtLeastZero = 110_000
+    random: StrictBool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class JobSpec:
     """``count`` training runs of ``replicas`` ranks.
 
@@ -71,27 +71,27 @@ class JobSpec:
     each of whose epochs these do one of their own, as validation does.
     """
 
-    name: str = text("train")
-    dataset: str = text("data")
-    count: int = whole(1, at_least=1)
-    replicas: int = whole(1, at_least=1)
-    batch_size: int = whole(256, at_least=1)
-    step_s: float = number(1.0, above=0.0)
-    epochs: int = whole(1, at_least=1)
-    shuffle: bool = truth(default=True)
-    drop_last: bool = truth(default=False)
-    seed: int = whole(0, at_least=0)
-    same_seed: bool = truth(default=False)
-    start_s: float = number(0.0, at_least=0.0)
-    start_every_s: float = number(0.0, at_least=0.0)
-    workers: int = whole(4, at_least=1)
-    page: int = whole(64, at_least=1)
-    read_gb_per_s: float = number(1.2, above=0.0)
-    handover_s: float = number(0.0, at_least=0.0)
-    follows: str | None = optional_text()
+    name: Text = "train"
+    dataset: Text = "data"
+    count: AtLeastOne = 1
+    replicas: AtLeastOne = 1
+    batch_size: AtLeastOne = 256
+    step_s: PositiveNumber = 1.0
+    epochs: AtLeastOne = 1
+    shuffle: StrictBool = True
+    drop_last: StrictBool = False
+    seed: AtLeastZero = 0
+    same_seed: StrictBool = False
+    start_s: NonNegativeNumber = 0.0
+    start_every_s: NonNegativeNumber = 0.0
+    workers: AtLeastOne = 4
+    page: AtLeastOne = 64
+    read_gb_per_s: PositiveNumber = 1.2
+    handover_s: NonNegativeNumber = 0.0
+    follows: Text | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
     """How functions run; see :class:`superdl.experiments.simulator.scenario.FunctionsModel`.
 
@@ -99,23 +99,23 @@ class FunctionsSpec:
     the share of requests whose function crashes, ``throttles`` of those refused for no reason of ours.
     """
 
-    kind: str = choice("lambda", _FUNCTION_KINDS)
-    concurrency: int = whole(1000, at_least=1)
-    burst: int = whole(1000, at_least=1)
-    per_s: float = number(100.0, above=0.0)
-    cold_start_s: float = number(0.0, at_least=0.0)
-    warm_s: float = number(300.0, above=0.0)
-    overhead_s: float = number(0.0, at_least=0.0)
-    fetch_s: float = number(0.0, at_least=0.0)
-    fetch_parallel: int = whole(16, at_least=1)
-    decode_s: float = number(0.0, at_least=0.0)
-    push_s: float = number(0.0, at_least=0.0)
-    spread: float = number(0.2, at_least=0.0)
-    stragglers: float = number(0.0, at_least=0.0)
-    failures: float = number(0.0, at_least=0.0)
-    throttles: float = number(0.0, at_least=0.0)
-    timeout_s: float = number(60.0, above=0.0)
-    memory_gb: float = number(1.769, above=0.0)
+    kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
+    concurrency: AtLeastOne = 1000
+    burst: AtLeastOne = 1000
+    per_s: PositiveNumber = 100.0
+    cold_start_s: NonNegativeNumber = 0.0
+    warm_s: PositiveNumber = 300.0
+    overhead_s: NonNegativeNumber = 0.0
+    fetch_s: NonNegativeNumber = 0.0
+    fetch_parallel: AtLeastOne = 16
+    decode_s: NonNegativeNumber = 0.0
+    push_s: NonNegativeNumber = 0.0
+    spread: NonNegativeNumber = 0.2
+    stragglers: NonNegativeNumber = 0.0
+    failures: NonNegativeNumber = 0.0
+    throttles: NonNegativeNumber = 0.0
+    timeout_s: PositiveNumber = 60.0
+    memory_gb: PositiveNumber = 1.769
 
     def __post_init__(self) -> None:
         """Refuse shares above one and work that takes no time."""
@@ -126,12 +126,12 @@ class FunctionsSpec:
             raise ConfigError("functions take no time: set functions.decode_s, functions.fetch_s or both")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
     """Memory for records, in units of 2**30 bytes; ``left_over`` is the share that is there at the start."""
 
-    budget_gb: float = number(16.0, above=0.0)
-    left_over: float = number(0.0, at_least=0.0)
+    budget_gb: PositiveNumber = 16.0
+    left_over: NonNegativeNumber = 0.0
 
     def __post_init__(self) -> None:
         """Refuse more than all."""
@@ -139,43 +139,41 @@ class CacheSpec:
             raise ConfigError(f"cache.left_over is a share from 0 to 1, not {self.left_over:g}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CoordinatorSpec:
     """Settings of the core, by the names that the coordinator has for them."""
 
-    lookahead_batches: int = whole(64, at_least=1)
-    request_samples: int = whole(64, at_least=1)
-    max_usd_per_hour: float | None = optional_number(above=0.0)
+    lookahead_batches: AtLeastOne = 64
+    request_samples: AtLeastOne = 64
+    max_usd_per_hour: PositiveNumber | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class PricesSpec:
     """US dollars: per invocation, GB-second, GET, hour of one trainer (a rank), hour of one GB of cache."""
 
-    invocation: float = number(0.0, at_least=0.0)
-    gb_s: float = number(0.0, at_least=0.0)
-    source_request: float = number(0.0, at_least=0.0)
-    trainer_hour: float = number(0.0, at_least=0.0)
-    cache_gb_hour: float = number(0.0, at_least=0.0)
+    invocation: NonNegativeNumber = 0.0
+    gb_s: NonNegativeNumber = 0.0
+    source_request: NonNegativeNumber = 0.0
+    trainer_hour: NonNegativeNumber = 0.0
+    cache_gb_hour: NonNegativeNumber = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
     """One run of the simulated world; ``minutes`` of virtual time, or until all jobs are done if null."""
 
-    name: str = text("simulation")
-    seed: int = whole(0, at_least=0)
-    minutes: float | None = optional_number(above=0.0)
-    datasets: tuple[DatasetSpec, ...] = field(
-        default_factory=lambda: (DatasetSpec(),), metadata=sections(DatasetSpec)
+    name: Text = "simulation"
+    seed: AtLeastZero = 0
+    minutes: PositiveNumber | None = None
+    datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1)] = (DatasetSpec(),)
+    jobs: Annotated[tuple[JobSpec, ...], Field(min_length=1)] = (JobSpec(),)
+    functions: Annotated[FunctionsSpec, NULL_IS_EMPTY] = field(
+        default_factory=lambda: FunctionsSpec(decode_s=0.01)
     )
-    jobs: tuple[JobSpec, ...] = field(default_factory=lambda: (JobSpec(),), metadata=sections(JobSpec))
-    functions: FunctionsSpec = field(
-        default_factory=lambda: FunctionsSpec(decode_s=0.01), metadata=section(FunctionsSpec)
-    )
-    cache: CacheSpec = field(default_factory=CacheSpec, metadata=section(CacheSpec))
-    coordinator: CoordinatorSpec = field(default_factory=CoordinatorSpec, metadata=section(CoordinatorSpec))
-    prices: PricesSpec = field(default_factory=PricesSpec, metadata=section(PricesSpec))
+    cache: Annotated[CacheSpec, NULL_IS_EMPTY] = field(default_factory=CacheSpec)
+    coordinator: Annotated[CoordinatorSpec, NULL_IS_EMPTY] = field(default_factory=CoordinatorSpec)
+    prices: Annotated[PricesSpec, NULL_IS_EMPTY] = field(default_factory=PricesSpec)
 
     def __post_init__(self) -> None:
         """Refuse names that are taken twice or lead nowhere."""
@@ -222,21 +220,14 @@ def load_points(
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
     """
-    path = _spec_file(name)
-    try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the spec {path}: {error}") from error
-    try:
-        whole_mapping = apply_overrides({} if mapping is None else mapping, overrides)
+    with _SPECS.opened(name) as mapping:
+        whole_mapping = apply_overrides(mapping, overrides)
         axes = _axes(whole_mapping.pop("sweep", None))
         points = []
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             words = [f"{_SHORT.get(key, key)}={value}" for key, value in chosen.items()]
             points.append((chosen, build(SimulationSpec, apply_overrides(whole_mapping, words))))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
     return points
 
 
@@ -263,13 +254,3 @@ def _axes(sweep: object) -> dict[str, list[float]]:
     if points > _POINTS_MAX:
         raise ConfigError(f"the sweep has {points} combinations; at most {_POINTS_MAX} are run")
     return dict(sweep)
-
-
-def _spec_file(name: str | Path) -> Path:
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    built_in = {file.stem: file for file in sorted(_BUILT_IN_SPECS.glob("*.yaml"))}
-    if str(name) in built_in:
-        return built_in[str(name)]
-    raise ConfigError(f"no spec at {path}; give a YAML file or a built-in spec: {', '.join(built_in)}")

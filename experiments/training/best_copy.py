@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from superdl.experiments.spec_sections import TrainingSpec
+    from superdl.experiments.spec import TrainingSpec
 
 __all__ = ["bring_best", "check_best_to"]
 

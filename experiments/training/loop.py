@@ -19,7 +19,7 @@ from superdl.experiments.device import synchronise
 from superdl.experiments.job_counters import JobCounters, JobMeter, added
 from superdl.experiments.ranks import Place, Ranks
 from superdl.experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
-from superdl.experiments.spec_sections import TrainingSpec
+from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.batches import Batches
 from superdl.experiments.training.chance import chance_of, restore_chance
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.experiments.loaders.interface import Batch, Loader
-    from superdl.experiments.spec_sections import OptimizerSpec
+    from superdl.experiments.spec import OptimizerSpec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
 

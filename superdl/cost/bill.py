@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.prices import Prices
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.records import EpochSummary
-    from superdl.experiments.spec_sections import CostSpec
+    from superdl.experiments.spec import CostSpec
 
 __all__ = ["BillLine", "EpochBill", "RunBill", "bill_of", "prices_for"]
 

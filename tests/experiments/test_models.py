@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from superdl.experiments.models import build_model
-from superdl.experiments.spec_sections import MODEL_NAMES
+from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from superdl.experiments.job_counters import JobCounters
 from superdl.experiments.monitoring import PhaseUsage, Utilization
 from superdl.experiments.records import EpochSummary, PassSummary
 from superdl.experiments.report import RunReport, print_report, write_report
-from superdl.experiments.spec_sections import CostSpec
+from superdl.experiments.spec import CostSpec
 from superdl.experiments.stalls import CauseTotal, StallSummary
 
 PRICES = prices_for(CostSpec())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superdl.experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
-from superdl.experiments.spec_sections import DataSpec
+from superdl.experiments.spec import DataSpec
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
-from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from tests.fixtures.images import independent_decode, write_images
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest
 from superdl.experiments.loaders.conversion import Format, convert_once
 from superdl.experiments.loaders.samples import list_samples
-from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 from tests.fixtures.images import write_images
 

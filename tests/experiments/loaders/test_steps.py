@@ -7,7 +7,7 @@ import pytest
 
 from superdl.experiments.loaders import open_loader
 from superdl.experiments.loaders.interface import LoaderRequest
-from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe

@@ -26,8 +26,8 @@ def test_specs_that_come_along_are_good(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("jobs: []", "jobs must be a list of mappings, at least one"),
-        ("jobs: [{batch_size: 0}]", "jobs[0].batch_size must be a whole number of at least 1, not 0"),
+        ("jobs: []", "jobs must have at least 1 entry, not []"),
+        ("jobs: [{batch_size: 0}]", "jobs[0].batch_size must be at least 1, not 0"),
         ("jobs: [{batchsize: 2}]", "did you mean jobs[0].batch_size?"),
         ("jobs: [{dataset: other}]", "jobs[0].dataset names no dataset: other; there are data"),
         ("jobs: [{follows: train}]", "must name jobs that follow none"),
@@ -37,8 +37,8 @@ def test_specs_that_come_along_are_good(name):
         ("functions: {kind: ray, decode_s: 1}", "functions.kind must be one of pool, lambda"),
         ("functions: {kind: pool}", "functions take no time"),
         ("functions: {decode_s: 1, stragglers: 2}", "functions.stragglers is a share"),
-        ("cache: {budget_gb: 0}", "cache.budget_gb must be a number above 0"),
-        ("minutes: -1", "minutes must be a number above 0 or null"),
+        ("cache: {budget_gb: 0}", "cache.budget_gb must be above 0, not 0"),
+        ("minutes: -1", "minutes must be above 0, not -1"),
         ("sweep: [1]", "sweep must be a mapping"),
         ("sweep: {cache_gb: 4}", "sweep.cache_gb must be a list of numbers"),
         ("sweep: {cache: [4]}", "sweep.cache is no key of a spec"),

@@ -15,7 +15,7 @@ from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model
 from superdl.experiments.monitoring import GpuReading
 from superdl.experiments.ranks import Place, Ranks
-from superdl.experiments.spec_sections import LoaderSpec, OptimizerSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.batches import Batches
 from superdl.experiments.training.steps import correct_within

@@ -10,7 +10,7 @@ from superdl.coordinator.core.ledger import Ledger
 from superdl.cost.bill import RunBill, bill_of, prices_for
 from superdl.experiments.job_counters import JobCounters
 from superdl.experiments.records import EpochSummary, PassTotals
-from superdl.experiments.spec_sections import CostSpec
+from superdl.experiments.spec import CostSpec
 from superdl.super_wire.errors import ConfigError
 
 PRICES = prices_for(CostSpec())
