@@ -18,8 +18,8 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.strict_json import strict_json
+from superdl.experiments.manifest import describe_environment
+from superdl.experiments.output import strict_json
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

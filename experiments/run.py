@@ -20,10 +20,9 @@ from superdl.experiments.executor import embedded_executor, executor_of
 from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
 from superdl.experiments.models import build_model
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
-from superdl.experiments.new_directory import new_directory
+from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.progress import make_progress
 from superdl.experiments.ranks import join_ranks, place_of
-from superdl.experiments.row_log import RowLog
 from superdl.experiments.run_checkpoints import checkpoints_of, facts_of, go_on
 from superdl.experiments.run_state import RunState, say
 from superdl.experiments.stalls import STALL_COLUMNS, stall_rows

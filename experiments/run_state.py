@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from superdl.cost.bill import bill_of
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.manifest import Manifest
+from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.report import RunReport, print_report, write_report
 from superdl.experiments.reporting.run_page import PAGE_NAME, write_page
 from superdl.experiments.training.precision import compute_type

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
+from superdl.experiments.output import RowLog
 from superdl.experiments.records import StepRecord
-from superdl.experiments.row_log import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.vision_models import NormalisedNetwork, fit_transformer
+from superdl.experiments.models import NormalisedNetwork, fit_transformer
 from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
 

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, or read the runs."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.strict_json import strict_json
+    from superdl.experiments.output import strict_json
 
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
@@ -85,7 +85,7 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
     from superdl.experiments.comparing.comparison import publish
     from superdl.experiments.comparing.found_runs import compare_runs
-    from superdl.experiments.new_directory import new_directory
+    from superdl.experiments.output import new_directory
     from superdl.super_wire.errors import ConfigError
 
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]

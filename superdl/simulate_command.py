@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
+    from superdl.experiments.output import strict_json
     from superdl.experiments.simulator.beside import compare, print_comparison, with_measured
     from superdl.experiments.simulator.predict import predict
     from superdl.experiments.simulator.show import print_predictions, to_mapping
     from superdl.experiments.simulator.spec import load_points
-    from superdl.experiments.strict_json import strict_json
     from superdl.super_wire.errors import ConfigError
 
     points = load_points(arguments.spec, arguments.overrides)

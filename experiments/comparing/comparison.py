@@ -30,10 +30,8 @@ from superdl.experiments.comparing.schedule import Round, rounds_of
 from superdl.experiments.comparing.show import print_comparison
 from superdl.experiments.data import prepare_data
 from superdl.experiments.device import pick_device
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.hardware import describe_hardware
-from superdl.experiments.manifest import Manifest
-from superdl.experiments.new_directory import new_directory
+from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
+from superdl.experiments.output import new_directory
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from superdl.experiments.monitoring.process_groups import ProcessGroups
 from superdl.experiments.monitoring.usage import Sample, Utilization, phase_usage
-from superdl.experiments.row_log import RowLog
+from superdl.experiments.output import RowLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

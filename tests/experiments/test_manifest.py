@@ -1,4 +1,4 @@
-"""The manifest: what a run was, and nothing of the machine that is nobody's business."""
+"""The manifest: what a run was, which commit ran, and nothing of the machine that is nobody's business."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import getpass
 import json
 import os
 import platform
+import shutil
+import subprocess
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.manifest import LOCAL_PATH, Manifest
+from superdl.experiments.manifest import LOCAL_PATH, Manifest, commit_of
 from superdl.experiments.spec import Spec, load_spec
 from superdl.super_wire.errors import ConfigError
 
@@ -93,3 +95,45 @@ def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
         "val_key_list": LOCAL_PATH,
     }
     assert written["spec"]["output"] == LOCAL_PATH
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "one")
+    return tmp_path
+
+
+def git(directory, *words):
+    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        [shutil.which("git"), "-C", directory, *identity, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def test_a_commit_and_whether_tracked_files_differ(checkout, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # a hook sets it, and it is not about this checkout
+    found = commit_of(checkout)
+    monkeypatch.delenv("GIT_DIR")
+    assert found == (git(checkout, "rev-parse", "HEAD"), False)
+    (checkout / "untracked").write_text("x")
+    assert commit_of(checkout)[1] is False
+    (checkout / "file").write_text("two")
+    assert commit_of(checkout)[1] is True
+
+
+def test_where_no_commit_is_known_nothing_is_claimed(checkout, monkeypatch):
+    (checkout / "site-packages").mkdir()
+    assert commit_of(checkout / "site-packages") == (None, None), "a repository further up is not ours"
+    (checkout / "new").mkdir()
+    git(checkout / "new", "init", "--quiet")
+    assert commit_of(checkout / "new") == (None, None), "no commit yet"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert commit_of(checkout) == (None, None), "no git"

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from superdl.experiments.job_counters import JobCounters, JobMeter
+from superdl.experiments.output import strict_json
 from superdl.experiments.records import PassTotals, StepRecord
-from superdl.experiments.strict_json import strict_json
 from superdl.super_wire.errors import CoordinatorUnreachableError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from superdl.experiments.torchvision_operators import declare_operators
+from superdl.experiments.models import declare_operators
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE

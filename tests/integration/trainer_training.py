@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from superdl.experiments.torchvision_operators import declare_operators
+from superdl.experiments.models import declare_operators
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import EPOCHS, GLOBAL_BATCH, Batch, code_of, named, write_down
 

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from superdl.experiments.row_log import RowLog
+from superdl.experiments.output import RowLog
 
 
 def test_both_files_have_the_same_rows_before_the_log_is_closed(tmp_path):

@@ -1,0 +1,108 @@
+"""The files that runs and comparisons write: a directory of their own, strict JSON, rows as they happen.
+
+JSON is strict, so that every reader accepts it: a number that is not finite (the loss of a diverged model)
+becomes null. What is written is left to `experiments.run`, `experiments.monitoring` and the reports.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["RowLog", "finite", "new_directory", "strict_json", "write_json"]
+
+_NAMES_MAX = 1000
+
+
+def new_directory(output: str | Path, name: str) -> Path:
+    """Make ``<output>/<name>-<time>``, with a number after it where that is taken.
+
+    Raises:
+        ConfigError: it cannot be made.
+
+    """
+    parent = Path(output).expanduser()
+    stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    for number in range(1, _NAMES_MAX + 1):
+        directory = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            directory.mkdir(parents=True)
+            return directory.resolve()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
+            ) from error
+    raise ConfigError(
+        f"{parent} has {_NAMES_MAX} directories named {stem} already; set another output or name"
+    )
+
+
+def finite(value: object) -> object:
+    """Return ``value`` with None in place of every number in it that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def strict_json(value: object, *, indent: int | None = None) -> str:
+    """Return ``value``, made of mappings, sequences and scalars, as JSON text."""
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+def write_json(value: object, path: Path) -> None:
+    """Write ``value`` as a JSON file; a reader sees the old file or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(strict_json(value, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+class RowLog:
+    """``<name>.jsonl`` and ``<name>.csv`` in a directory, with equal columns.
+
+    What is absent (None, or a number that is not finite) is null in the one and empty in the other. Each
+    group of rows is written at once, and nothing is buffered in this process: a worker that is forked
+    meanwhile must not hold, and write again, half of a row.
+    """
+
+    def __init__(self, directory: Path, name: str, columns: Sequence[str]) -> None:
+        """Make both files, the CSV with its head."""
+        self._columns = tuple(columns)
+        self._lines = (directory / f"{name}.jsonl").open("wb", buffering=0)
+        self._table = (directory / f"{name}.csv").open("wb", buffering=0)
+        self._table.write(_csv([self._columns]))
+
+    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Append rows, each of which has every column."""
+        if not rows:
+            return
+        ordered = [{name: row[name] for name in self._columns} for row in rows]
+        self._lines.write("".join(strict_json(row) + "\n" for row in ordered).encode())
+        self._table.write(_csv([[finite(value) for value in row.values()] for row in ordered]))
+
+    def close(self) -> None:
+        """Close both files."""
+        self._lines.close()
+        self._table.close()
+
+
+def _csv(rows: Sequence[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
