@@ -205,7 +205,7 @@ def added(counters: Iterable[JobCounters]) -> JobCounters:
 
 
 class RankSums(Protocol):
-    """The ranks of a run, which add values up; `experiments.ranks.Ranks` is it."""
+    """The ranks of a run, which add values up; `experiments.training.ranks.Ranks` is it."""
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value, summed over ranks."""

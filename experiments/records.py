@@ -1,4 +1,4 @@
-"""What a run measures: a record per step, a summary per pass and per epoch.
+"""What a run measures: a record per step, a summary per pass and per epoch, and who listens to them.
 
 Plain values only, so that reports need no torch. Taking the measurements is left to `experiments.training`,
 writing them to `experiments.report` and the listeners, a job's counters to `experiments.job_counters`.
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superdl.experiments.job_counters import JobCounters, RankSums
     from superdl.experiments.stalls import StallSummary
 
-__all__ = ["EpochSummary", "PassSummary", "PassTotals", "StepRecord"]
+__all__ = ["EpochSummary", "Listener", "PassSummary", "PassTotals", "StepRecord", "StepTime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ class StepRecord:
     gpu_memory_bytes: int | None = None
     plan_epoch: int | None = None
     position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch."""
+
+    epoch: int
+    step: int
+    steps: int
+    mean_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,19 @@ class EpochSummary:
         """Return the passes that there were, by name."""
         trained = ("train", self.train)
         return (trained,) if self.val is None else (trained, ("val", self.val))
+
+
+class Listener:
+    """Hears what happens while a model is trained, in order, in the main thread; this one ignores it."""
+
+    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
+        """A pass over ``split`` (train or val) begins."""
+
+    def on_steps(self, steps: Sequence[StepRecord]) -> None:
+        """Some steps are done; they come in groups."""
+
+    def on_epoch_end(self, summary: EpochSummary) -> None:
+        """An epoch is done, validation included."""
 
 
 class PassTotals:

@@ -1,6 +1,6 @@
 """The report of a run: one value, shown as a table and written as JSON with the same figures.
 
-Measuring is left to `experiments.training`, TensorBoard to `experiments.tensorboard_log`.
+Measuring is left to `experiments.training`, TensorBoard to `experiments.run.listeners`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.monitoring.table import utilization_table
+from superdl.experiments.monitoring.monitor import utilization_table
 from superdl.experiments.output import write_json
 from superdl.experiments.reporting.quantities import usd
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from superdl.cost.bill import RunBill
     from superdl.experiments.job_counters import JobCounters
     from superdl.experiments.monitoring import Utilization
-    from superdl.experiments.records import EpochSummary, PassSummary
-    from superdl.experiments.step_times import StepTime
+    from superdl.experiments.records import EpochSummary, PassSummary, StepTime
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
 

@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console  # --help needs none of this
 
     from superdl.experiments import load_spec
-    from superdl.experiments.ranks import place_of
     from superdl.experiments.run import run as run_spec
+    from superdl.experiments.training.ranks import place_of
 
     spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
     if arguments.find_batch_size:
-        from superdl.experiments.largest_batch import largest_batch
+        from superdl.experiments.run import largest_batch
 
         told = largest_batch(spec, console=console).to_mapping()
     else:

@@ -29,9 +29,9 @@ from superdl.experiments.comparing.rounds import RoundDone, run_round, write_pag
 from superdl.experiments.comparing.schedule import Round, rounds_of
 from superdl.experiments.comparing.show import print_comparison
 from superdl.experiments.data import prepare_data
-from superdl.experiments.device import pick_device
 from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
 from superdl.experiments.output import new_directory
+from superdl.experiments.training.device import pick_device
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from superdl.experiments.executor import embedded_executor
-from superdl.experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.run import embedded_executor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

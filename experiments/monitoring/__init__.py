@@ -5,16 +5,23 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 
 from __future__ import annotations
 
-from superdl.experiments.monitoring.gpu import GpuMeter, GpuReading, meter_of
-from superdl.experiments.monitoring.monitor import UtilizationMonitor
-from superdl.experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.monitoring.monitor import (
+    GroupUsage,
+    PhaseUsage,
+    Utilization,
+    UtilizationMonitor,
+    utilization_table,
+)
+from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, ProcessGroups, meter_of
 
 __all__ = [
     "GpuMeter",
     "GpuReading",
     "GroupUsage",
     "PhaseUsage",
+    "ProcessGroups",
     "Utilization",
     "UtilizationMonitor",
     "meter_of",
+    "utilization_table",
 ]

@@ -1,6 +1,7 @@
-"""Samples a run in the background, and at the borders of its passes, and writes each sample as it is taken.
+"""Samples what a run uses, in the background and at the borders of its passes, and sums it up by phase.
 
-What is read is left to `process_groups` and `gpu`, the arithmetic to `usage`.
+A phase is the start, then each pass. Each sample is written as it is taken. What one look reads is left to
+`experiments.monitoring.readings`.
 """
 
 from __future__ import annotations
@@ -8,21 +9,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.experiments.monitoring.process_groups import ProcessGroups
-from superdl.experiments.monitoring.usage import Sample, Utilization, phase_usage
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.output import RowLog
+from superdl.experiments.records import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from superdl.experiments.monitoring.gpu import GpuMeter, GpuReading
-    from superdl.experiments.monitoring.usage import PhaseUsage
-    from superdl.experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, GroupReading
+    from superdl.experiments.records import EpochSummary
 
-__all__ = ["UTILIZATION_COLUMNS", "UtilizationMonitor"]
+__all__ = [
+    "UTILIZATION_COLUMNS",
+    "GroupUsage",
+    "PhaseUsage",
+    "Sample",
+    "Utilization",
+    "UtilizationMonitor",
+    "phase_usage",
+    "utilization_table",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +58,12 @@ _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
 """Of one core, for the thread: however dear a sample is, it rests so long that this is kept to."""
 
+_ABSENT = "-"
+_SHOWN = ("trainer", "workers", "functions", "cache", "coordinator")
+_MIB = 2**20
 
-class UtilizationMonitor:
+
+class UtilizationMonitor(Listener):
     """A listener that samples this process and all that it starts, from its making until it is closed.
 
     One thread takes a sample every ``interval_s``, or less often where a sample is so dear that the thread
@@ -93,9 +110,6 @@ class UtilizationMonitor:
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
         """End the phase before; a pass begins with the same sample."""
         self._turn((epoch, split))
-
-    def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Nothing to do: time decides when to sample."""
 
     def on_epoch_end(self, summary: EpochSummary) -> None:  # noqa: ARG002  # the same
         """End the last pass of the epoch."""
@@ -154,31 +168,23 @@ class UtilizationMonitor:
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
         """One row for each group of processes and one for the GPU; columns that are not its own are empty."""
         epoch, split = (None, None) if self._phase is None else self._phase
-        head = {"at_s": sample.at_s, "epoch": epoch, "split": split}
+        empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
-            yield (
-                dict.fromkeys(UTILIZATION_COLUMNS)
-                | head
-                | {
-                    "subject": name,
-                    "processes": group.processes,
-                    "cpu_s": group.cpu_s,
-                    "cpu_cores": None if before is None else _cores(name, sample, before),
-                    "rss_bytes": group.rss_bytes,
-                    "pss_bytes": group.pss_bytes,
-                }
-            )
+            yield empty | {
+                "subject": name,
+                "processes": group.processes,
+                "cpu_s": group.cpu_s,
+                "cpu_cores": None if before is None else _cores(name, sample, before),
+                "rss_bytes": group.rss_bytes,
+                "pss_bytes": group.pss_bytes,
+            }
         if sample.gpu is not None:
-            yield (
-                dict.fromkeys(UTILIZATION_COLUMNS)
-                | head
-                | {
-                    "subject": "gpu",
-                    "gpu_percent": sample.gpu.busy_percent,
-                    "gpu_memory_bytes": sample.gpu.memory_bytes,
-                    "gpu_memory_total_bytes": sample.gpu.memory_total_bytes,
-                }
-            )
+            yield empty | {
+                "subject": "gpu",
+                "gpu_percent": sample.gpu.busy_percent,
+                "gpu_memory_bytes": sample.gpu.memory_bytes,
+                "gpu_memory_total_bytes": sample.gpu.memory_total_bytes,
+            }
 
 
 def rest_after(sample_s: float, interval_s: float) -> float:
@@ -191,3 +197,120 @@ def _cores(name: str, sample: Sample, before: Sample) -> float | None:
     passed_s = sample.clock_s - before.clock_s
     used_s = before.groups[name].cpu_s if name in before.groups else 0.0
     return max(0.0, sample.groups[name].cpu_s - used_s) / passed_s if passed_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at everything; ``clock_s`` is of a clock that never jumps, ``at_s`` a Unix timestamp."""
+
+    clock_s: float
+    at_s: float
+    groups: dict[str, GroupReading]
+    gpu: GpuReading | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a group of processes used in a phase; ``cpu_cores`` is CPU seconds per second."""
+
+    processes_max: int
+    cpu_s: float
+    cpu_cores: float
+    rss_bytes_max: int
+    pss_bytes_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseUsage:
+    """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
+
+    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; highest
+    figures and the GPU's mean are of ``samples``. What was not there, a group or the GPU, is absent, not 0.
+    """
+
+    epoch: int | None
+    split: str
+    wall_s: float
+    samples: int
+    groups: dict[str, GroupUsage]
+    gpu_percent: float | None
+    gpu_memory_bytes_max: int | None
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all groups."""
+        return sum(group.cpu_s for group in self.groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """All phases of a run, and what looking cost: ``sampling_cpu_s``, which is part of the trainer's."""
+
+    interval_s: float
+    samples: int
+    sampling_cpu_s: float
+    phases: tuple[PhaseUsage, ...]
+
+
+def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
+    """Sum a phase up from its samples, of which the first is its begin and the last its end."""
+    first, last = samples[0], samples[-1]
+    wall_s = last.clock_s - first.clock_s
+    groups = {}
+    for name, reading in last.groups.items():
+        before = first.groups.get(name)
+        cpu_s = max(0.0, reading.cpu_s - (0.0 if before is None else before.cpu_s))
+        seen = [sample.groups[name] for sample in samples if name in sample.groups]
+        groups[name] = GroupUsage(
+            processes_max=max(one.processes for one in seen),
+            cpu_s=cpu_s,
+            cpu_cores=cpu_s / wall_s if wall_s > 0 else 0.0,
+            rss_bytes_max=max(one.rss_bytes for one in seen),
+            pss_bytes_max=max((one.pss_bytes for one in seen if one.pss_bytes is not None), default=None),
+        )
+    # The first sample tells of what the GPU did before the phase.
+    gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
+    memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
+    busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
+    return PhaseUsage(
+        epoch=epoch,
+        split=split,
+        wall_s=wall_s,
+        samples=len(samples),
+        groups=groups,
+        gpu_percent=sum(busy) / len(busy) if busy else None,
+        gpu_memory_bytes_max=max(memory, default=None),
+    )
+
+
+def utilization_table(used: Utilization, images: Mapping[tuple[int | None, str], int]) -> Table:
+    """Return the table; ``images`` are those of each pass, by epoch and split."""
+    has_gpu = any(phase.gpu_memory_bytes_max is not None for phase in used.phases)
+    table = Table(title="cores in use, by phase and part", box=SIMPLE_HEAD, padding=0)
+    table.add_column("\nphase", overflow="fold")
+    headings = [f"\n{name}" for name in _SHOWN] + ["CPU ms\n/image", "memory\n(MiB)"]
+    for heading in headings + (["GPU\n(%)", "GPU\n(MiB)"] if has_gpu else []):
+        table.add_column(heading, justify="right", overflow="fold")
+    for phase in used.phases:
+        cells = [_cores_of(phase, name) for name in _SHOWN]
+        cells += [_cpu_per_image(phase, images.get((phase.epoch, phase.split))), _memory(phase)]
+        if has_gpu:
+            gpu_bytes = phase.gpu_memory_bytes_max
+            cells.append(_ABSENT if phase.gpu_percent is None else f"{phase.gpu_percent:.0f}")
+            cells.append(_ABSENT if gpu_bytes is None else f"{gpu_bytes / _MIB:,.0f}")
+        table.add_row(phase.split if phase.epoch is None else f"{phase.epoch + 1} {phase.split}", *cells)
+    return table
+
+
+def _cores_of(phase: PhaseUsage, name: str) -> str:
+    return f"{phase.groups[name].cpu_cores:.2f}" if name in phase.groups else _ABSENT
+
+
+def _cpu_per_image(phase: PhaseUsage, images: int | None) -> str:
+    return f"{1000 * phase.cpu_s / images:.2f}" if images else _ABSENT
+
+
+def _memory(phase: PhaseUsage) -> str:
+    """The groups' highest PSS, added up; absent where that of a group was not read."""
+    pss = [group.pss_bytes_max for group in phase.groups.values() if group.pss_bytes_max is not None]
+    return f"{sum(pss) / _MIB:,.0f}" if len(pss) == len(phase.groups) else _ABSENT

@@ -1,21 +1,40 @@
 """Finds the largest batch whose step fits: forward, backward and the optimiser, with the spec's model.
 
-On a GPU steps are tried, and one that runs out of memory does not fit. On a CPU nothing is run that could be
-killed for it: a child process takes steps of growing batches, and its peak memory tells whether the next one
-would stay below what is free. How a step is taken is left to `experiments.training.memory_probe`.
+Steps are taken with images made up. On a GPU a step that runs out of memory does not fit. On a CPU nothing is
+run that could be killed for it: a child process takes steps of growing batches, and its peak memory tells
+whether the next one would stay below what is free.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch.nn.functional import cross_entropy
+
+from superdl.experiments.models import build_model
+from superdl.experiments.training.device import autocast, compute_type
+from superdl.sampler.embedded.host import available_memory_bytes
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BatchSizes", "Probe", "TriedBatch", "find_batch_size"]
+__all__ = ["BatchSizes", "CpuProbe", "CudaProbe", "Probe", "StepShape", "TriedBatch", "find_batch_size"]
+
+_SHARE = 0.8
+"""Of the memory that is free, for the step: the rest is the loader's, and what else the trainer does."""
+_MARGIN = 1.1
+"""Sizes that were computed, not measured, are rounded up by it."""
+_PEAK_UNIT_BYTES = 1024 if sys.platform != "darwin" else 1
+_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class BatchSizes:
 
 
 class Probe(Protocol):
-    """Whatever can try a size."""
+    """What can try a size."""
 
     @property
     def device(self) -> str:
@@ -55,6 +74,9 @@ class Probe(Protocol):
 
     def try_size(self, batch_size: int) -> TriedBatch:
         """Take a step of this size, or say that it would not fit."""
+
+    def close(self) -> None:
+        """Give the memory back."""
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
@@ -98,9 +120,150 @@ def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> 
 
 def _line(one: TriedBatch) -> str:
     memory = "out of memory" if one.memory_bytes is None else _gib(one.memory_bytes)
-    how = "" if one.measured else " as reckoned from smaller ones, not run"
+    how = "" if one.measured else " as computed from smaller ones, not run"
     return f"batch {one.batch_size}: {memory}{how}, {'fits' if one.fits else 'does not fit'}"
 
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step's memory depends on, but for the size of the batch."""
+
+    model: str
+    classes: int
+    side: int
+    precision: str
+    threads: int | None
+
+
+class _Steps:
+    """A model that takes steps of random images."""
+
+    def __init__(self, shape: StepShape, device: torch.device) -> None:
+        self._shape = shape
+        self._device = device
+        self._dtype = compute_type(shape.precision, device)
+        self._model = build_model(shape.model, shape.classes, device, side=shape.side).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6)
+
+    def take(self, batch_size: int) -> None:
+        side = self._shape.side
+        images = torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8)
+        images = images.to(self._device).contiguous(memory_format=torch.channels_last)
+        labels = torch.randint(0, self._shape.classes, (batch_size,)).to(self._device)
+        with autocast(self._device, self._dtype):
+            loss = cross_entropy(self._model(images), labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._optimizer.step()
+
+
+class CudaProbe:
+    """Tries on a GPU, in this process."""
+
+    def __init__(self, shape: StepShape, device: torch.device) -> None:
+        """Make the model on ``device``."""
+        self._device = device
+        self.device = torch.cuda.get_device_name(device)
+        self.limit_bytes = torch.cuda.mem_get_info(device)[0]
+        self._steps = _Steps(shape, device)
+
+    def try_size(self, batch_size: int) -> TriedBatch:
+        """Take two steps: the optimiser's state comes with the first."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            for _ in range(2):
+                self._steps.take(batch_size)
+            torch.cuda.synchronize(self._device)
+        except torch.OutOfMemoryError:
+            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=True)
+        peak = torch.cuda.max_memory_reserved(self._device)
+        return TriedBatch(batch_size, fits=True, memory_bytes=peak, measured=True)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._steps
+        torch.cuda.empty_cache()
+
+
+class CpuProbe:
+    """Tries in a child process, whose steps are kept below the share of the memory that is free now."""
+
+    device = "cpu"
+
+    def __init__(self, shape: StepShape, *, share_of: int = 1, limit_bytes: int | None = None) -> None:
+        """Start the child; ``share_of`` processes of this host share its memory."""
+        free = available_memory_bytes() if limit_bytes is None else limit_bytes
+        self.limit_bytes = limit_bytes or int(_SHARE * free / share_of)
+        self._measured: list[tuple[int, int]] = []
+        self._shape = shape
+        self._largest = 0  # that this child has been asked for
+        self._child = _child(shape)
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.shutdown()
+
+    def try_size(self, batch_size: int) -> TriedBatch:
+        """Take a step, unless those before say that it would not fit; memory grows with the batch."""
+        expected = self._expected_bytes(batch_size)
+        if expected is not None and expected > self.limit_bytes:
+            return TriedBatch(batch_size, fits=False, memory_bytes=expected, measured=False)
+        if batch_size < self._largest:  # a process keeps its peak: another one has not had it yet
+            self._child.shutdown()
+            self._child, self._largest = _child(self._shape), 0
+        self._largest = batch_size
+        try:
+            peak = self._child.submit(_peak_after, batch_size).result()
+        except BrokenProcessPool as error:
+            raise ConfigError(
+                f"the process that tried a batch of {batch_size} was killed; what it said is above, and if "
+                "it said nothing, the machine ran out of memory"
+            ) from error
+        self._measured.append((batch_size, peak))
+        return TriedBatch(batch_size, fits=peak <= self.limit_bytes, memory_bytes=peak, measured=True)
+
+    def _expected_bytes(self, batch_size: int) -> int | None:
+        """What a larger batch than those measured would take, on the line through the last two."""
+        grown: list[tuple[int, int]] = []
+        for size, peak in sorted(self._measured):
+            if not grown or peak > grown[-1][1]:
+                grown.append((size, peak))
+        if len(grown) < _POINTS or batch_size <= grown[-1][0]:
+            return None
+        (size, peak), (larger, its_peak) = grown[-2:]
+        return int(its_peak + _MARGIN * (its_peak - peak) / (larger - size) * (batch_size - larger))
+
+
+def _child(shape: StepShape) -> ProcessPoolExecutor:
+    """A process of its own memory, which shares nothing with this one."""
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(shape,))
+
+
+_steps_of_child: list[_Steps] = []
+
+
+def _begin(shape: StepShape) -> None:
+    """In the child: make the model, and take the first step, with which the optimiser's state comes."""
+    if shape.threads is not None:
+        torch.set_num_threads(shape.threads)
+    steps = _Steps(shape, torch.device("cpu"))
+    steps.take(1)
+    _steps_of_child.append(steps)
+
+
+def _peak_after(batch_size: int) -> int:
+    """In the child: take a step; the most memory that the process has had, in bytes.
+
+    ``getrusage`` would count the parent's too on Linux; ``VmHWM`` does not.
+    """
+    _steps_of_child[0].take(batch_size)
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

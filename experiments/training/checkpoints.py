@@ -1,7 +1,7 @@
 """Checkpoints: files that hold all that a run needs to go on, written whole or not at all.
 
-They are read with ``weights_only``, so that nothing in them is run. What goes into them is gathered by
-`experiments.training.loop`.
+The best of a run can be copied to a bucket at its end. They are read with ``weights_only``, so that nothing
+in them is run. What goes into them is gathered by `experiments.training.loop`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +17,29 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from superdl.experiments.ranks import Ranks
+    from superdl.experiments.spec import TrainingSpec
+    from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["BEST", "CHECKPOINT_FORMAT", "FOLDER", "LAST", "Checkpoint", "Checkpoints", "read_checkpoint"]
+__all__ = [
+    "BEST",
+    "FOLDER",
+    "LAST",
+    "Checkpoint",
+    "Checkpoints",
+    "bring_best",
+    "check_best_to",
+    "read_checkpoint",
+]
 
-CHECKPOINT_FORMAT = 1
+_FORMAT = 1
 FOLDER = "checkpoints"
 LAST, BEST = "last.pt", "best.pt"
+_S3 = "s3://"
 _KINDS = {
     "facts": dict,
     "spec_digest": str,
@@ -37,8 +49,9 @@ _KINDS = {
     "model": dict,
     "optimizer": dict,
     "schedule": dict,
-    "chance": dict,
+    "chance": dict,  # the states of random generators
 }
+"""What a file holds, by the names of `Checkpoint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ class Checkpoints:
         content = {name: getattr(checkpoint, name) for name in _KINDS}
         with _in_place_of(self.directory / file_name) as file:
             try:
-                torch.save({"format": CHECKPOINT_FORMAT, **content}, file)
+                torch.save({"format": _FORMAT, **content}, file)
             except (
                 RuntimeError
             ) as error:  # torch makes it out of a full disk's error, or while it handles that
@@ -198,12 +211,74 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
         raise ConfigError(
             f"training.resume: {place} is no checkpoint of a run; model.weights takes weights alone"
         )
-    if loaded["format"] != CHECKPOINT_FORMAT:
+    if loaded["format"] != _FORMAT:
         raise ConfigError(
             f"training.resume: {place} has format {loaded['format']!r}, and this version of SUPER reads "
-            f"{CHECKPOINT_FORMAT}: resume with the version that wrote it"
+            f"{_FORMAT}: resume with the version that wrote it"
         )
     wrong = [name for name, kind in _KINDS.items() if not isinstance(loaded.get(name), kind)]
     if wrong:
         raise ConfigError(f"training.resume: {place} is no whole checkpoint: it lacks {', '.join(wrong)}")
     return Checkpoint(**{name: loaded[name] for name in _KINDS})
+
+
+def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
+    """See at the start that there can be a best checkpoint, and that the place is one.
+
+    Raises:
+        ConfigError: there is nothing to judge it by, or the place is no bucket and no directory.
+
+    """
+    place = training.best_to
+    if place is None:
+        return
+    if not validates:
+        raise ConfigError(
+            "training.best_to: which checkpoint is the best is told by validation, and there is none "
+            "(data.val is to be set, and training.validate_every from 1 up to epochs)"
+        )
+    if "://" in place and (not place.startswith(_S3) or not _bucket_and_prefix(place)[0]):
+        raise ConfigError(f"training.best_to is s3://bucket/prefix or a directory, not {place!r}")
+
+
+def bring_best(best: Path, place: str, run_name: str) -> str:
+    """Copy ``best`` to ``place``, below a folder of the run's name; returns where it is.
+
+    Raises:
+        SourceError: it cannot be brought there; the message names the local file, which stays.
+
+    """
+    if not place.startswith(_S3):
+        target = Path(place).expanduser() / run_name / best.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f".{target.name}")
+            shutil.copyfile(best, partial)
+            partial.replace(target)
+        except OSError as error:
+            raise _failure(best, str(target), error.strerror or str(error)) from error
+        return str(target)
+
+    from boto3.exceptions import Boto3Error  # heavy, and few runs need it
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from superdl.coordinator.catalog.s3_client import make_s3_client
+
+    bucket, prefix = _bucket_and_prefix(place)
+    key = "/".join(part for part in (prefix, run_name, best.name) if part)
+    try:
+        make_s3_client().upload_file(str(best), bucket, key)
+    except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
+        raise _failure(best, f"{_S3}{bucket}/{key}", str(error)) from error
+    return f"{_S3}{bucket}/{key}"
+
+
+def _bucket_and_prefix(place: str) -> tuple[str, str]:
+    bucket, _, prefix = place.removeprefix(_S3).partition("/")
+    return bucket, prefix.strip("/")
+
+
+def _failure(best: Path, place: str, reason: str) -> SourceError:
+    return SourceError(
+        f"training.best_to: the best checkpoint could not be brought to {place}: {reason}. It is in {best}"
+    )

@@ -10,23 +10,25 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.device import synchronise
 from superdl.experiments.job_counters import JobCounters, JobMeter, added
-from superdl.experiments.ranks import Place, Ranks
-from superdl.experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
+from superdl.experiments.records import EpochSummary, PassTotals
 from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
-from superdl.experiments.training.batches import Batches
-from superdl.experiments.training.chance import chance_of, restore_chance
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
-from superdl.experiments.training.precision import compute_type
-from superdl.experiments.training.steps import GpuGauge, HeldStep, record_of, take_step
-from superdl.experiments.training.stopping import StopRequest, Terminated
+from superdl.experiments.training.device import (
+    compute_type,
+    random_states,
+    restore_random_states,
+    synchronise,
+)
+from superdl.experiments.training.ending import StopRequest, Terminated
+from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.steps import Batches, GpuGauge, HeldStep, record_of, take_step
 from superdl.experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
 from superdl.super_wire.errors import ConfigError
 
@@ -34,11 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.experiments.loaders.interface import Batch, Loader
+    from superdl.experiments.records import Listener, PassSummary
     from superdl.experiments.spec import OptimizerSpec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
 
-__all__ = ["Listener", "Trainer"]
+__all__ = ["Trainer"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,19 +53,6 @@ _STEPS_QUEUED = 2
 """Steps that are queued on a GPU beside the one that it computes. With more, a loop could wait for data while
 the GPU has work for long, and its waiting would say nothing.
 """
-
-
-class Listener(Protocol):
-    """Told what happens while a model is trained, in order, in the main thread."""
-
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """A pass over ``split`` (train or val) begins."""
-
-    def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Some steps are done; they come in groups."""
-
-    def on_epoch_end(self, summary: EpochSummary) -> None:
-        """An epoch is done, validation included."""
 
 
 class Trainer:
@@ -107,7 +97,7 @@ class Trainer:
         self._gauge = gauge
         self._one_job = one_job
         self._checkpoints = checkpoints
-        self._stop = stop or StopRequest(Ranks(Place()))
+        self._stop = stop or StopRequest()
         self._first_epoch = 0
         self.best: float | None = None
         """The best validation accuracy of which there is a checkpoint."""
@@ -159,7 +149,7 @@ class Trainer:
         self._schedule.load_state_dict(checkpoint.schedule)
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
-        same = restore_chance(checkpoint.chance, self._device, self._ranks)
+        same = restore_random_states(checkpoint.chance, self._device, self._ranks)
         line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
         if self._batches.step == self._batches.steps:
             line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
@@ -174,7 +164,7 @@ class Trainer:
         if self._checkpoints is None:
             return None
         model, optimizer = whole_state(self._strategy.model, self._optimizer)
-        chance = chance_of(self._device, self._ranks)
+        states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
             return None
         return Checkpoint(
@@ -186,7 +176,7 @@ class Trainer:
             model=model,
             optimizer=optimizer,
             schedule=self._schedule.state_dict(),
-            chance=chance,
+            chance=states,
         )
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:

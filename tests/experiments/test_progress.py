@@ -8,8 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from superdl.experiments.progress import BarProgress, LineProgress, make_progress
 from superdl.experiments.records import EpochSummary, PassTotals, StepRecord
+from superdl.experiments.run.listeners import BarProgress, LineProgress, make_progress
 
 STEP = StepRecord(
     epoch=0,

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 RANK_0 = """
 import sys, threading
-from superdl.experiments import rank_failure
-rank_failure._LOOK_EVERY_S, rank_failure._GRACE_S = 0.05, 0.3
-watch = rank_failure.FailureWatch(0)
+from superdl.experiments.training import ending
+ending._LOOK_EVERY_S, ending._GRACE_S = 0.05, 0.3
+watch = ending.FailureWatch(0)
 watch.start()
 with watch.writing():
     print("writes", flush=True)

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from superdl.experiments.device import pick_device
-from superdl.experiments.ranks import Place, Ranks, place_of
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
+from superdl.experiments.training.device import pick_device
+from superdl.experiments.training.ranks import Place, Ranks, place_of
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.ranks_of_a_run import Ended, launch

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from superdl.experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import Spec, load_spec, parse_spec
 from superdl.experiments.training import Trainer

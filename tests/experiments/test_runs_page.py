@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
-from superdl.experiments.monitoring.process_groups import GROUPS
+from superdl.experiments.monitoring.readings import GROUPS
 from superdl.experiments.records import StepRecord
 from superdl.experiments.reporting.run_words import STALL_CAUSES
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 import yaml
 
+from superdl.experiments.run.opening import shipped_steps_allowed
 from superdl.experiments.spec import RecipeSpec
-from superdl.experiments.step_modules import shipped_steps_allowed
 from superdl.super_wire.errors import RecipeError
 from tests.fixtures.images import write_images
 

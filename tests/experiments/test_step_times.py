@@ -7,7 +7,7 @@ import time
 import pytest
 
 from superdl.experiments.records import StepRecord
-from superdl.experiments.step_times import StepTimes
+from superdl.experiments.run.listeners import StepTimes
 
 
 def record(step: int, finished_at_s: float, split: str = "train") -> StepRecord:

@@ -16,7 +16,7 @@ def working_directory(tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["digits", "--arms", "supper"], "--arms names 'supper'"),
-        (["digits", "--repeats", "0"], "compare.repeats must be a whole number of at least 1"),
+        (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
         (["digits", "--set", "compare.arms.a.loader=1"], "compare.arms.a: loader must be a mapping"),
         (["digits", "--quick"], "no section quick"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.experiments.comparing.found_runs import compare_runs
-from superdl.experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.monitoring.monitor import GroupUsage, PhaseUsage, Utilization
 from superdl.experiments.records import EpochSummary, PassSummary
 from superdl.experiments.report import RunReport, write_report
 from superdl.experiments.spec import parse_spec

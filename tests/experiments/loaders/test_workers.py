@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
-from superdl.experiments.ranks import Place, Ranks
-from superdl.experiments.training.stopping import StopRequest
+from superdl.experiments.training.ending import StopRequest
+from superdl.experiments.training.ranks import Place, Ranks
 
 BATCHES = 40
 

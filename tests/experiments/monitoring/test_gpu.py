@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from superdl.experiments.monitoring.gpu import GpuMeter, meter_of
+from superdl.experiments.monitoring.readings import GpuMeter, meter_of
 from superdl.super_wire.errors import ConfigError
 
 NVML = r"""
@@ -39,7 +39,7 @@ int nvmlDeviceGetUtilizationRates(void *device, rates_t *rates) {
 }
 """
 LOOK = """
-from superdl.experiments.monitoring.gpu import GpuMeter
+from superdl.experiments.monitoring.readings import GpuMeter
 from superdl.super_wire.errors import ConfigError
 for uuid in ("1234", "GPU-1234", "MIG-5678", "0000"):
     try:

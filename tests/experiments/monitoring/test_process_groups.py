@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from superdl.experiments.monitoring.process_groups import ProcessGroups, group_of
+from superdl.experiments.monitoring.readings import ProcessGroups, group_of
 
 TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from superdl.experiments.monitoring.table import utilization_table
-from superdl.experiments.monitoring.usage import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.monitoring.monitor import GroupUsage, PhaseUsage, Utilization, utilization_table
 
 MIB = 2**20
 TRAINER = GroupUsage(1, cpu_s=3.0, cpu_cores=1.5, rss_bytes_max=600 * MIB, pss_bytes_max=500 * MIB)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from superdl.experiments.monitoring.gpu import GpuReading
-from superdl.experiments.monitoring.process_groups import GroupReading
-from superdl.experiments.monitoring.usage import Sample, phase_usage
+from superdl.experiments.monitoring.monitor import Sample, phase_usage
+from superdl.experiments.monitoring.readings import GpuReading, GroupReading
 
 
 def sample(clock_s: float, groups: dict[str, tuple], gpu: GpuReading | None = None) -> Sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superdl.experiments.monitoring import PhaseUsage, Utilization
-from superdl.experiments.monitoring.usage import GroupUsage
+from superdl.experiments.monitoring.monitor import GroupUsage
 from superdl.experiments.reporting.run_page import run_page
 from superdl.experiments.reporting.run_tables import processors_table
 from tests.experiments.reporting.test_run_words import a_run, one_pass

@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 from superdl.experiments.run import run
+from superdl.experiments.run.listeners import StepLog
 from superdl.experiments.spec import Spec, load_spec
-from superdl.experiments.step_log import StepLog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import pytest
 from PIL import Image
 
-from superdl.experiments.training.batch_size import TriedBatch, find_batch_size
-from superdl.experiments.training.memory_probe import CpuProbe, StepShape
+from superdl.experiments.training.batch_size import CpuProbe, StepShape, TriedBatch, find_batch_size
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 
@@ -50,14 +50,14 @@ def test_a_model_that_does_not_fit_at_all_is_an_error():
 
 @pytest.mark.slow
 def test_on_a_cpu_what_would_not_fit_is_not_run():
-    with CpuProbe(SHAPE) as probe:
+    with closing(CpuProbe(SHAPE)) as probe:
         small, large = probe.try_size(1), probe.try_size(256)
     assert large.measured
     assert large.fits
     growth = large.memory_bytes - small.memory_bytes
     assert 255 * 64 * 64 * 3 < growth < 2**31, "images as floats and what is kept of each layer"
     limit = small.memory_bytes + growth // 2
-    with CpuProbe(SHAPE, limit_bytes=limit) as probe:
+    with closing(CpuProbe(SHAPE, limit_bytes=limit)) as probe:
         found = find_batch_size(probe, 4096, lambda _: None)
     assert 32 <= found.batch_size <= 192
     assert all(one.memory_bytes > limit for one in found.tried if not one.fits)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.experiments.training.best_copy import bring_best
+from superdl.experiments.training.checkpoints import bring_best
 from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:

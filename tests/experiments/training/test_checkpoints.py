@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from superdl.experiments.ranks import Place, Ranks
-from superdl.experiments.training.chance import chance_of, restore_chance
 from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from superdl.experiments.training.device import random_states, restore_random_states
+from superdl.experiments.training.ranks import Place, Ranks
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def test_a_full_disk_is_told_as_such(tmp_path):
 @pytest.mark.parametrize("damage", [{}, {"python": None}, {"numpy": ["MT19937"]}, {"cpu": [torch.zeros(3)]}])
 def test_states_of_chance_that_are_damaged_are_told_as_such(damage):
     alone, device = Ranks(Place()), torch.device("cpu")
-    whole = chance_of(device, alone)
-    assert restore_chance(whole, device, alone)
+    whole = random_states(device, alone)
+    assert restore_random_states(whole, device, alone)
     with pytest.raises(ConfigError, match="the checkpoint's states of chance are damaged"):
-        restore_chance(whole | damage if damage else damage, device, alone)
-    assert restore_chance(whole, device, alone)
+        restore_random_states(whole | damage if damage else damage, device, alone)
+    assert restore_random_states(whole, device, alone)

@@ -10,15 +10,14 @@ import torch
 from PIL import Image
 
 from superdl.experiments.data import Source
-from superdl.experiments.device import ComputeSpan, pick_device, seed_everything
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model
 from superdl.experiments.monitoring import GpuReading
-from superdl.experiments.ranks import Place, Ranks
 from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
 from superdl.experiments.training import Trainer
-from superdl.experiments.training.batches import Batches
-from superdl.experiments.training.steps import correct_within
+from superdl.experiments.training.device import ComputeSpan, pick_device, seed_everything
+from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.steps import Batches, correct_within
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from superdl.experiments.models import build_model
-from superdl.experiments.training.precision import autocast, compute_type
+from superdl.experiments.training.device import autocast, compute_type
 from superdl.experiments.training.strategies import make_strategy
 from superdl.super_wire.errors import ConfigError
 

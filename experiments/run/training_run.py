@@ -14,25 +14,18 @@ import torch
 from rich.console import Console
 
 from superdl.cost.bill import prices_for
-from superdl.experiments.data import Source, prepare_data
-from superdl.experiments.device import pick_device, seed_everything
-from superdl.experiments.executor import embedded_executor, executor_of
-from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
 from superdl.experiments.models import build_model
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
-from superdl.experiments.progress import make_progress
-from superdl.experiments.ranks import join_ranks, place_of
-from superdl.experiments.run_checkpoints import checkpoints_of, facts_of, go_on
-from superdl.experiments.run_state import RunState, say
+from superdl.experiments.run.listeners import StepLog, StepTimes, TensorBoardLog, make_progress, say
+from superdl.experiments.run.opening import executor_of, images_of, opened_loader, shipped_steps_allowed
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
 from superdl.experiments.stalls import STALL_COLUMNS, stall_rows
-from superdl.experiments.step_log import StepLog
-from superdl.experiments.step_modules import shipped_steps_allowed
-from superdl.experiments.step_times import StepTimes
-from superdl.experiments.tensorboard_log import TensorBoardLog
-from superdl.experiments.training import Listener, Trainer
-from superdl.experiments.training.best_copy import bring_best, check_best_to
-from superdl.experiments.training.stopping import StopRequest
+from superdl.experiments.training import Trainer
+from superdl.experiments.training.checkpoints import bring_best, check_best_to
+from superdl.experiments.training.device import pick_device, seed_everything
+from superdl.experiments.training.ending import StopRequest
+from superdl.experiments.training.ranks import join_ranks, place_of
 from superdl.experiments.training.strategies import strategy_name
 from superdl.experiments.weights import load_weights
 from superdl.super_wire.errors import ConfigError
@@ -42,9 +35,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from superdl.experiments.loaders import Loader
+    from superdl.experiments.records import Listener
     from superdl.experiments.report import RunReport
     from superdl.experiments.spec import Spec
     from superdl.experiments.stalls import StalledStep
+    from superdl.experiments.training.checkpoints import Checkpoints
 
 __all__ = ["run"]
 
@@ -91,6 +87,10 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
 def _train(state: RunState, console: Console) -> None:
     spec, ranks = state.spec, state.ranks
+
+    def tell(line: str) -> None:
+        say(console, line)
+
     seed_everything(spec.seed)
     state.compare_machines()
     with ExitStack() as stack:
@@ -100,38 +100,14 @@ def _train(state: RunState, console: Console) -> None:
         stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.executor = executor_of(spec)
         monitor = _monitor(state, stack)
-        with ranks.one_of_each_host_first():
-            data = prepare_data(spec.data, lambda line: say(console, line))
-        if data.note is not None:
-            state.notes.append(data.note)
-            say(console, data.note)
-        functions = "" if state.executor is None else f", functions: {state.executor}"
-        say(console, f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
-        train = _open(state, data.train, console, training=True)
-        stack.callback(train.close)
-        val = None
-        if data.val is not None:
-            val = _open(state, data.val, console, training=False)
-            stack.callback(val.close)
-            _check_same_classes(train, val)
-        state.loader_settings = dict(train.settings)
-        state.classes = tuple(train.classes)
-        state.train_samples = train.sample_count
-        state.val_samples = None if val is None else val.sample_count
-        say(
-            console,
-            f"{state.train_samples:,} training images, {state.val_samples or 0:,} validation images, "
-            f"{len(state.classes)} classes, device {state.device.type}"
-            + (f", {ranks.place.replicas} ranks" if ranks.several else ""),
-        )
+        train, val = _loaders(state, stack, tell)
         check_best_to(
             spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
         )
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
-        stop = stack.enter_context(StopRequest(ranks))
         trainer = Trainer(
-            _model(state, console),
+            _model(state, tell),
             train,
             val,
             optimizer=spec.optimizer,
@@ -144,52 +120,42 @@ def _train(state: RunState, console: Console) -> None:
             gauge=monitor,
             tell_stalls=_stall_log(state, stack),
             checkpoints=checkpoints,
-            stop=stop,
+            stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
         stack.callback(state.close_account, trainer.rest)
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
-        if spec.training.best_to is not None and checkpoints is not None and ranks.leads:
-            if checkpoints.best.is_file():
-                with ranks.writing():
-                    where = bring_best(checkpoints.best, spec.training.best_to, state.directory.name)
-                state.notes.append(f"the best checkpoint is in {where}")
-            else:
-                state.notes.append(
-                    "there is no best checkpoint to bring: no epoch that was left was validated"
-                )
+        _bring_best(state, checkpoints)
 
 
-def _model(state: RunState, console: Console) -> nn.Module:
-    """The model with its weights, the same on all ranks; what it draws by chance later differs."""
+def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> tuple[Loader, Loader | None]:
+    """Open both splits, and note what they are; the stack closes them."""
     spec, ranks = state.spec, state.ranks
-    model = build_model(spec.model.name, len(state.classes), state.device, side=spec.recipe.crop)
-    if spec.model.weights is not None:
-        with ranks.one_of_each_host_first():
-            note = load_weights(model, spec.model.weights)
-        state.notes.append(note)
-        say(console, note)
-    if ranks.several:
-        torch.manual_seed(spec.seed + ranks.place.rank)
-    return model
-
-
-def _open(state: RunState, source: Source, console: Console, *, training: bool) -> Loader:
-    spec, place = state.spec, state.ranks.place
-    request = LoaderRequest(
-        source=source,
-        recipe=spec.recipe,
-        loader=spec.loader,
-        training=training,
-        seed=spec.seed,
-        pin_memory=state.device.type == "cuda",
-        rank=place.rank,
-        replicas=place.replicas,
-        tell=lambda line: say(console, line),
+    data = images_of(spec, ranks, tell)
+    if data.note is not None:
+        state.notes.append(data.note)
+        tell(data.note)
+    functions = "" if state.executor is None else f", functions: {state.executor}"
+    tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
+    on_gpu = state.device.type == "cuda"
+    train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
+    stack.callback(train.close)
+    val = None
+    if data.val is not None:
+        val = opened_loader(spec, data.val, ranks, tell, training=False, pin_memory=on_gpu)
+        stack.callback(val.close)
+        _check_same_classes(train, val)
+    state.loader_settings = dict(train.settings)
+    state.classes = tuple(train.classes)
+    state.train_samples = train.sample_count
+    state.val_samples = None if val is None else val.sample_count
+    tell(
+        f"{state.train_samples:,} training images, {state.val_samples or 0:,} validation images, "
+        f"{len(state.classes)} classes, device {state.device.type}"
+        + (f", {ranks.place.replicas} ranks" if ranks.several else "")
     )
-    with embedded_executor(spec):
-        return open_loader(spec.loader.kind, request)
+    return train, val
 
 
 def _check_same_classes(train: Loader, val: Loader) -> None:
@@ -201,6 +167,33 @@ def _check_same_classes(train: Loader, val: Loader) -> None:
             f"data.train and data.val have different classes (only in one of them: {named}); "
             "give both the same class folders",
         )
+
+
+def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
+    """Copy the best checkpoint to where the spec wants it."""
+    place = state.spec.training.best_to
+    if place is None or checkpoints is None or not state.ranks.leads:
+        return
+    if not checkpoints.best.is_file():
+        state.notes.append("there is no best checkpoint to bring: no epoch that was left was validated")
+        return
+    with state.ranks.writing():
+        where = bring_best(checkpoints.best, place, state.directory.name)
+    state.notes.append(f"the best checkpoint is in {where}")
+
+
+def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
+    """The model with its weights, the same on all ranks; what it draws at random later differs."""
+    spec, ranks = state.spec, state.ranks
+    model = build_model(spec.model.name, len(state.classes), state.device, side=spec.recipe.crop)
+    if spec.model.weights is not None:
+        with ranks.one_of_each_host_first():
+            note = load_weights(model, spec.model.weights)
+        state.notes.append(note)
+        tell(note)
+    if ranks.several:
+        torch.manual_seed(spec.seed + ranks.place.rank)
+    return model
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:

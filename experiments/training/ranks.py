@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # they are
 
-from superdl.experiments.rank_failure import FailureWatch
+from superdl.experiments.training.ending import FailureWatch
 from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
-"""What is known of a run while it goes on, and what is written of it at its start and its end.
+"""What is known of a run, what is written of it, and how it goes on from another's checkpoint.
 
-What a run does is left to `experiments.run`.
+A run's files are begun at its start and ended at its end, however that comes. What a run does is left to
+`experiments.run.training_run`, the states in checkpoints to `experiments.training`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,13 +18,17 @@ import yaml
 
 from superdl.cost.bill import bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
+from superdl.experiments.records import Listener
 from superdl.experiments.report import RunReport, print_report, write_report
 from superdl.experiments.reporting.run_page import PAGE_NAME, write_page
-from superdl.experiments.training.precision import compute_type
+from superdl.experiments.run.listeners import say
+from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
+from superdl.experiments.training.device import compute_type
 from superdl.experiments.training.strategies import strategy_name
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
@@ -29,20 +36,17 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.job_counters import JobCounters
+    from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.ranks import Ranks
     from superdl.experiments.records import EpochSummary
+    from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
-    from superdl.experiments.step_times import StepTimes
+    from superdl.experiments.training import Trainer
+    from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["RunState", "say"]
+__all__ = ["RunState", "checkpoints_of", "facts_of", "go_on"]
 
 _log = logging.getLogger(__name__)
-
-
-def say(console: Console, line: str) -> None:
-    """Print a line for people as it is."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _write_page(directory: Path, console: Console) -> None:
@@ -61,7 +65,7 @@ def _now() -> str:
 
 
 @dataclass
-class RunState:
+class RunState(Listener):
     """What is known of a run so far; also a listener, so that a failed run reports the epochs it did."""
 
     spec: Spec
@@ -131,12 +135,6 @@ class RunState:
         """The name of a file that each rank writes: rank 0's is the plain one."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.place.rank}"
 
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """Nothing to keep."""
-
-    def on_steps(self, steps: Sequence[object]) -> None:
-        """Nothing to keep."""
-
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Keep the epoch."""
         self.epochs.append(summary)
@@ -175,3 +173,104 @@ class RunState:
             strategy=strategy_name(self.spec.training.strategy, self.ranks.place),
             precision=str(compute_type(self.spec.training.precision, self.device)).removeprefix("torch."),
         )
+
+
+def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
+    """What decides whether a run can go on from another's checkpoint; the same on all ranks."""
+    spec, ranks = state.spec, state.ranks
+    recipe = dict(spec.to_mapping()["recipe"])
+    steps = recipe.pop("steps")
+    listings = ranks.text_of_first(  # files of another host have times of their own
+        "listings", lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
+    )
+    of_train, of_val = json.loads(listings)
+    return {
+        "model.name": spec.model.name,
+        **{f"recipe.{name}": value for name, value in recipe.items()},
+        "digest of recipe.steps": None if steps is None else _digest(steps),
+        "fingerprint of the training data": of_train,
+        "fingerprint of the validation data": of_val,
+        "validation images": state.val_samples,
+        "classes": len(state.classes),
+        "digest of the classes": _digest(list(state.classes)),
+        "training images": state.train_samples,
+        "seed": spec.seed,
+        "epochs": spec.epochs,
+        "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
+        "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.place.replicas,
+    }
+
+
+def checkpoints_of(state: RunState, train: Loader, facts: Mapping[str, Any]) -> Checkpoints | None:
+    """The keeper of checkpoints, if the spec asks for any.
+
+    Raises:
+        ConfigError: some are to be kept in mid-epoch, where the loader cannot go on.
+
+    """
+    training = state.spec.training
+    if training.checkpoint_steps is not None and not train.resumes_within_epochs:
+        raise ConfigError(
+            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot go on within an epoch; "
+            "set training.checkpoint_every=1 in its place, or loader.kind=super"
+        )
+    if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
+        return None
+    return Checkpoints(state.directory / FOLDER, facts, _spec_digest(state.spec))
+
+
+def _spec_digest(spec: Spec) -> str:
+    """Of all that a resumed run has the same, if it is resumed as it was."""
+    mapping = spec.to_mapping()
+    for name in ("name", "output", "device"):
+        del mapping[name]
+    del mapping["training"]["resume"]
+    return _digest(mapping)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _best_of(resumed: Path, checkpoints: Checkpoints, ranks: Ranks) -> tuple[float | None, str | None]:
+    """Take over the best checkpoint beside ``resumed``, on rank 0; its accuracy, or why there is none."""
+
+    def take() -> str:
+        try:
+            return json.dumps([checkpoints.take_best_of(resumed), None])
+        except ConfigError as error:
+            return json.dumps([None, str(error)])
+
+    best, refused = json.loads(ranks.text_of_first("the best of the resumed run", take))
+    if best is not None:
+        return float(best), None
+    reason = refused or f"there is no {BEST} beside it"
+    return None, f"the best checkpoint until then is not taken over, and is judged anew: {reason}"
+
+
+def go_on(
+    state: RunState,
+    trainer: Trainer,
+    facts: Mapping[str, Any],
+    checkpoints: Checkpoints | None,
+    console: Console,
+) -> None:
+    """Have ``trainer`` go on from the checkpoint that the spec names, and say so.
+
+    Raises:
+        ConfigError: there is none, it is damaged, or it is of another training.
+
+    """
+    place = str(state.spec.training.resume)
+    checkpoint, path = read_checkpoint(place, state.ranks)
+    checkpoint.check(facts, place)
+    notes = [f"{place}: {trainer.resume(checkpoint)}"]
+    if checkpoint.spec_digest != _spec_digest(state.spec):
+        notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
+    if checkpoints is not None:
+        trainer.best, note = _best_of(path, checkpoints, state.ranks)
+        if note is not None and checkpoint.best is not None:
+            notes.append(note)
+    for note in notes:
+        state.notes.append(note)
+        say(console, note)

@@ -1,8 +1,8 @@
-"""Reads what the processes of a run use, group by group: the trainer, its DataLoader workers, and the parts
-of the embedded default that it started.
+"""One look at what a run uses: CPU and memory of its processes, group by group, and its GPU through NVML.
 
-Only what descends from the trainer is seen: a coordinator, cache or function elsewhere is absent, not zero.
-When to read is left to `experiments.monitoring.monitor`.
+Only processes that descend from the trainer are seen: a coordinator, cache or function elsewhere is absent,
+not zero. The package `nvidia-ml-py` (module `pynvml`) is optional and imported only when a meter is made.
+When to look is left to `experiments.monitoring.monitor`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from superdl.super_wire.errors import ConfigError
 
-__all__ = ["GROUPS", "GroupReading", "ProcessGroups", "group_of"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+__all__ = ["GROUPS", "GpuMeter", "GpuReading", "GroupReading", "ProcessGroups", "group_of", "meter_of"]
 
 GROUPS = ("trainer", "workers", "supervisor", "coordinator", "cache", "functions", "other")
 
@@ -142,3 +146,83 @@ def _pss_bytes(pid: int) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One look at a GPU, all of its processes together; None is what it does not tell (a slice by MIG).
+
+    ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
+    which some kernel ran: 100 means never idle, not fully used.
+    """
+
+    busy_percent: float | None
+    memory_bytes: int | None
+    memory_total_bytes: int | None
+
+
+def meter_of(device: torch.device) -> GpuMeter | None:
+    """The meter of the GPU that is ``device``; None for a device that is no GPU.
+
+    Raises:
+        ConfigError: there is a GPU, but it cannot be read; the message says why.
+
+    """
+    if device.type != "cuda":
+        return None
+    import torch  # in a run it is there; a reader of reports needs none
+
+    return GpuMeter(str(torch.cuda.get_device_properties(device).uuid))
+
+
+class GpuMeter:
+    """One GPU by its UUID, which is right whatever CUDA_VISIBLE_DEVICES hides or reorders."""
+
+    def __init__(self, uuid: str) -> None:
+        """Find the GPU.
+
+        Raises:
+            ConfigError: the package is not installed, or the driver does not know such a GPU.
+
+        """
+        try:
+            import pynvml  # needs the optional package
+        except ImportError as error:
+            raise ConfigError(
+                f"no GPU utilisation: the package nvidia-ml-py cannot be imported ({error}); "
+                "pip install 'superdl[train]'",
+            ) from error
+        self._nvml: Any = pynvml
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise ConfigError(f"no GPU utilisation: NVML does not start ({error}); see nvidia-smi") from error
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        except pynvml.NVMLError as error:
+            pynvml.nvmlShutdown()
+            raise ConfigError(
+                f"no GPU utilisation: NVML gives no access to {name} ({error}); see nvidia-smi -L"
+            ) from error
+
+    def read(self) -> GpuReading:
+        """Look now; takes well below a millisecond."""
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
+        return GpuReading(
+            busy_percent=None if rates is None else float(rates.gpu),
+            memory_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+        )
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._nvml.nvmlShutdown()
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """What NVML answers; None where this GPU, or its driver, has no answer now."""
+        try:
+            return question(self._handle)
+        except self._nvml.NVMLError:
+            return None

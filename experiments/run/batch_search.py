@@ -1,0 +1,87 @@
+"""``superdl run SPEC --find-batch-size``: the largest batch that a rank of this spec can train with here.
+
+Finds what the model needs to know of the data, and searches on each rank; the least of them is the answer.
+How is left to `experiments.training.batch_size`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from superdl.experiments.run.listeners import say
+from superdl.experiments.run.opening import images_of, opened_loader, shipped_steps_allowed
+from superdl.experiments.training.batch_size import (
+    BatchSizes,
+    CpuProbe,
+    CudaProbe,
+    StepShape,
+    find_batch_size,
+)
+from superdl.experiments.training.device import pick_device, seed_everything
+from superdl.experiments.training.ranks import join_ranks, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from superdl.experiments.spec import Spec
+    from superdl.experiments.training.ranks import Ranks
+
+__all__ = ["largest_batch"]
+
+
+def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
+    """Find it, print each size that was tried and what it took, and train nothing.
+
+    Raises:
+        SuperError: the data or the device cannot be had, or not even one image fits.
+
+    """
+    place = place_of()
+    device = pick_device(spec.device, place)
+    console = (console or Console()) if place.rank == 0 else Console(quiet=True)
+
+    def tell(line: str) -> None:
+        say(console, line)
+
+    seed_everything(spec.seed)
+    with join_ranks(place, device) as ranks:
+        classes, samples = _of_the_data(spec, ranks, tell)
+        shape = StepShape(
+            spec.model.name, classes, spec.recipe.crop, spec.training.precision, spec.training.threads
+        )
+        share = -(-samples // place.replicas)
+        with closing(_probe(shape, device)) as probe:
+            tell(
+                f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
+                f"{probe.device}, in {probe.limit_bytes / 2**30:.2f} GiB"
+            )
+            found = find_batch_size(probe, share, tell)
+        least = int(ranks.smallest([found.batch_size])[0])
+    found = BatchSizes(least, found.device, found.limit_bytes, found.tried)
+    of_ranks = f" on each of {place.replicas} ranks" if place.replicas > 1 else ""
+    whole = " (all training images that a rank has)" if least == share else ""
+    tell(f"loader.batch_size={least} is the largest that fits{of_ranks}{whole}")
+    return found
+
+
+def _probe(shape: StepShape, device: torch.device) -> CpuProbe | CudaProbe:
+    if device.type == "cuda":
+        return CudaProbe(shape, device)
+    return CpuProbe(shape, share_of=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _of_the_data(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> tuple[int, int]:
+    """Classes and training samples, which the loader knows once it is open.
+
+    It is opened for training: what is written in a format of its own is then what training reads.
+    """
+    with shipped_steps_allowed(spec.recipe):
+        data = images_of(spec, ranks, tell)
+        with closing(opened_loader(spec, data.train, ranks, tell, training=True)) as loader:
+            return len(loader.classes), loader.sample_count

@@ -1,0 +1,202 @@
+"""What a model is trained on, in which numbers and from which seeds; and how long the device takes.
+
+The loop itself is in `experiments.training.loop`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from superdl.experiments.training.ranks import Place, Ranks
+
+__all__ = [
+    "ComputeSpan",
+    "autocast",
+    "compute_type",
+    "pick_device",
+    "random_states",
+    "restore_random_states",
+    "seed_everything",
+    "synchronise",
+]
+
+_CUDA_WITH_BF16 = (8, 0)
+_CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+def pick_device(name: str, place: Place | None = None) -> torch.device:
+    """Return the device that a spec names; ``auto`` is CUDA where there is one.
+
+    With several ranks, each has the GPU of its number on its host.
+
+    Raises:
+        ConfigError: CUDA is asked for and not there, or a host has more ranks than GPUs.
+
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; set device=auto or cpu")
+    if name == "cpu" or place is None or place.replicas == 1:
+        return torch.device(name)
+    if place.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {place.rank} is number {place.local_rank} of its host, which has "
+            f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
+            "--nproc-per-node), or set device=cpu"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def compute_type(name: str, device: torch.device) -> torch.dtype:
+    """Return the type that ``training.precision`` names for ``device``.
+
+    ``auto`` is bfloat16 where the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
+    AVX512-BF16 or AMX; docs/training.md has what it was worth.
+
+    Raises:
+        ConfigError: bfloat16 is asked for on a GPU that only emulates it.
+
+    """
+    if name == "float32":
+        return torch.float32
+    if name == "bfloat16":
+        if device.type == "cuda" and not _computes_in_bf16(device):
+            raise ConfigError(
+                f"{torch.cuda.get_device_name(device)} only emulates bfloat16, slower than float32; set "
+                "training.precision=auto"
+            )
+        return torch.bfloat16
+    return torch.bfloat16 if _computes_in_bf16(device) else torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return what makes the operations within compute in ``dtype`` where that is safe."""
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= _CUDA_WITH_BF16
+    checks: list[Any] = [getattr(torch.cpu, name, None) for name in _CPU_INSTRUCTIONS]
+    return any(check is not None and check() for check in checks)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch, and have cuDNN choose the same kernels each time."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # code of the user's may draw from the global state
+    torch.manual_seed(seed)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
+    """The states of torch's generators, by rank, and of Python's and NumPy's, as plain values.
+
+    A run that is resumed with them draws the same. All ranks take part.
+    """
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # what users' code draws from
+    version, internal, following = random.getstate()
+    return {
+        "cpu": ranks.gathered(torch.get_rng_state()),
+        "cuda": ranks.gathered(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+        "python": [version, list(internal), following],
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+    }
+
+
+def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
+    """Restore this rank's; False where another number of ranks saved it, whose states are nobody's here.
+
+    Raises:
+        ConfigError: it is no such state.
+
+    """
+    try:
+        return _restored(state, device, ranks)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"training.resume: the checkpoint's states of chance are damaged "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _restored(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
+    if len(state["cpu"]) != ranks.place.replicas:
+        return False
+    torch.set_rng_state(state["cpu"][ranks.place.rank])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"][ranks.place.rank], device)
+    version, internal, following = state["python"]
+    random.setstate((version, tuple(internal), following))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002  # the same
+    return True
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class ComputeSpan:
+    """The time of one piece of work: by events on CUDA, where work is only queued, else by the clock.
+
+    Use as a context manager; on CUDA `seconds` may be asked for after `synchronise` only.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Make a span on ``device``."""
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (_timing_event(), _timing_event())
+        self._start_s = self._stop_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Start."""
+        if self._events is not None:
+            self._events[0].record()
+        self._start_s = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop."""
+        self._stop_s = time.perf_counter()
+        if self._events is not None:
+            self._events[1].record()
+
+    def wait(self) -> None:
+        """Wait until the device has done this work."""
+        if self._events is not None:
+            self._events[1].synchronize()
+
+    @property
+    def host_s(self) -> float:
+        """How long the process that gave the work out was busy with it."""
+        return self._stop_s - self._start_s
+
+    @property
+    def seconds(self) -> float:
+        """How long the work took on the device."""
+        if self._events is not None:
+            return float(self._events[0].elapsed_time(self._events[1])) / 1000.0  # milliseconds
+        return self.host_s
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
