@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from superdl.experiments.output import RowLog
+from superdl.experiments.output import RowLog, strict_json
 
 
 def test_both_files_have_the_same_rows_before_the_log_is_closed(tmp_path):
@@ -38,3 +38,10 @@ def test_a_row_without_a_column_is_refused(tmp_path):
     with pytest.raises(KeyError, match="loss"):
         log.write([{"step": 0}])
     log.close()
+
+
+def test_numbers_that_are_not_finite_become_null():
+    text = strict_json(
+        {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
+    )
+    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'

@@ -8,31 +8,12 @@ from typing import NamedTuple
 import pytest
 
 from superdl.experiments.job_counters import JobCounters
-from superdl.experiments.records import StepRecord
 from superdl.experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
 from superdl.super_wire.errors import CoordinatorError
+from tests.experiments.step_records import step_record
 
-STEP = StepRecord(
-    epoch=1,
-    split="train",
-    step=3,
-    batch_id="ab",
-    samples=8,
-    wait_s=0.5,
-    read_s=0.0,
-    fetch_s=0.0,
-    decode_s=0.0,
-    compute_s=0.5,
-    total_s=1.0,
-    hits=0,
-    misses=0,
-    size_bytes=1,
-    loss=0.0,
-    accuracy=0.0,
-    finished_at_s=0.0,
-    plan_epoch=7,
-    position=9,
-)
+STEP = step_record(epoch=1, step=3, fetch_s=0.0, decode_s=0.0, total_s=1.0, hits=0, misses=0)
+STEP = replace(STEP, plan_epoch=7, position=9)
 
 
 class Told(NamedTuple):
@@ -80,9 +61,7 @@ def test_a_step_stalls_by_its_share_and_by_a_least_time(wait_s, total_s, stalled
         ({"misses": 2, "plan_epoch": None}, "unknown"),
         ({"hits": 8}, "cache_transfer"),
         ({"hits": 8, "step": 0}, "loader_start"),
-        ({"hits": 8, "step": 0, "decode_s": 9.0}, "loader_start"),
         ({"step": 0}, "loader_start"),
-        ({"step": 0, "fetch_s": 0.1, "decode_s": 0.1}, "loader_start"),
         ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decode"),
         ({"fetch_s": 0.2, "decode_s": 0.1}, "source"),
         ({"fetch_s": 0.1, "decode_s": 0.2}, "decode"),
@@ -113,17 +92,6 @@ def test_a_pass_is_summed_up_and_the_next_begins_with_nothing():
     assert job.asked == 1, "nothing was missed, so there was nothing to ask"
 
 
-def test_the_coordinator_is_asked_before_it_forgets():
-    job = Job()
-    meter = StallMeter(job)
-    for position in range(1024):
-        job.stalls = (*job.stalls[-1023:], Told(0, 7, position, f"cause {position}"))
-        meter.add([replace(STEP, misses=1, position=position)])
-    _, stalls = meter.lap()
-    assert [stall.cause for stall in stalls] == [f"cause {position}" for position in range(1024)]
-    assert job.asked == 2
-
-
 def test_it_is_asked_in_time_also_where_most_misses_stall_no_step_and_ranks_share_the_job():
     job, told = Job(), []
     meter = StallMeter(job, rank=3, replicas=4)
@@ -133,6 +101,7 @@ def test_it_is_asked_in_time_also_where_most_misses_stall_no_step_and_ranks_shar
         meter.add([replace(STEP, misses=1, position=position, wait_s=0.0 if position % 4 else 0.5)])
     _, stalls = meter.lap()
     assert [stall.cause for stall in stalls] == [f"cause 3/{position}" for position in range(0, 1000, 4)]
+    assert job.asked < 10, "once for many"
 
 
 def test_a_coordinator_that_does_not_answer_ends_no_training():

@@ -1,16 +1,33 @@
-"""The monitor over this very process: phases, files, the background thread, and a disk that is full."""
+"""The monitor over this very process: phases, files, its thread, a full disk; and its figures in a table."""
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+from rich.console import Console
+
 from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
-from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS, rest_after
+from superdl.experiments.monitoring.monitor import (
+    UTILIZATION_COLUMNS,
+    GroupUsage,
+    PhaseUsage,
+    Sample,
+    Utilization,
+    phase_usage,
+    rest_after,
+    utilization_table,
+)
+from superdl.experiments.monitoring.readings import GroupReading
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MIB = 2**20
 
 
 class CountingGpu:
@@ -97,3 +114,68 @@ def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
     monitor.close()
     assert "No space left on device" in monitor.failure
     assert len(monitor.utilization().phases) == 2
+
+
+def sample(clock_s: float, groups: dict[str, tuple], gpu: GpuReading | None = None) -> Sample:
+    return Sample(clock_s, 1e9 + clock_s, {name: GroupReading(*row) for name, row in groups.items()}, gpu)
+
+
+def test_cpu_is_the_difference_and_memory_the_highest():
+    usage = phase_usage(
+        3,
+        "train",
+        [
+            sample(10.0, {"trainer": (1, 5.0, 100, 90)}),
+            sample(11.0, {"trainer": (1, 5.5, 300, None), "workers": (2, 0.2, 50, 40)}),
+            sample(14.0, {"trainer": (1, 7.0, 200, 80), "workers": (0, 0.4, 0, None)}),
+        ],
+    )
+    assert (usage.epoch, usage.split, usage.wall_s, usage.samples) == (3, "train", 4.0, 3)
+    trainer, workers = usage.groups["trainer"], usage.groups["workers"]
+    assert (trainer.cpu_s, trainer.cpu_cores) == (2.0, 0.5)
+    assert (trainer.rss_bytes_max, trainer.pss_bytes_max) == (300, 90)
+    assert (workers.processes_max, workers.cpu_s, workers.cpu_cores) == (2, 0.4, 0.1)
+    assert usage.cpu_s == 2.4
+    assert (usage.gpu_percent, usage.gpu_memory_bytes_max) == (None, None)
+
+
+def test_a_gpu_is_averaged_without_what_it_did_before():
+    readings = [GpuReading(100.0, 9, 10), GpuReading(20.0, 5, 10), GpuReading(None, 7, 10)]
+    usage = phase_usage(0, "val", [sample(float(at), {}, gpu) for at, gpu in enumerate(readings)])
+    assert (usage.gpu_percent, usage.gpu_memory_bytes_max) == (20.0, 7)
+
+
+def test_a_phase_of_no_time_has_no_infinite_figure():
+    same = sample(1.0, {"trainer": (1, 5.0, 100, 90)})
+    assert phase_usage(None, "start", [same, same]).groups["trainer"].cpu_cores == 0.0
+
+
+TRAINER = GroupUsage(1, cpu_s=3.0, cpu_cores=1.5, rss_bytes_max=600 * MIB, pss_bytes_max=500 * MIB)
+CACHE = GroupUsage(1, cpu_s=1.0, cpu_cores=0.5, rss_bytes_max=9000 * MIB, pss_bytes_max=9000 * MIB)
+TRAIN = PhaseUsage(0, "train", 2.0, 3, {"trainer": TRAINER, "cache": CACHE}, None, None)
+
+
+def rows(*phases: PhaseUsage, width: int = 80) -> list[list[str]]:
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    console.print(utilization_table(Utilization(1.0, 9, 0.01, phases), {(0, "train"): 2000}))
+    text = file.getvalue()
+    assert "…" not in text
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_table_leaves_out_what_was_not_there_and_what_was_not_read():
+    started = replace(TRAIN, epoch=None, split="start", groups={"trainer": TRAINER})
+    unread = {"trainer": TRAINER, "cache": replace(CACHE, pss_bytes_max=None)}
+    shown = rows(TRAIN, started, replace(TRAIN, split="val", groups=unread))
+    assert ["1", "train", "1.50", "-", "-", "0.50", "-", "2.00", "9,500"] in shown
+    assert ["start", "1.50", "-", "-", "-", "-", "-", "500"] in shown
+    assert ["1", "val", "1.50", "-", "-", "0.50", "-", "-", "-"] in shown
+    assert not any("GPU" in row for row in shown)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_gpu_has_columns_and_nothing_is_cut(width):
+    shown = rows(replace(TRAIN, gpu_percent=73.4, gpu_memory_bytes_max=81_000 * MIB), width=width)
+    if width == 80:
+        assert ["1", "train", "1.50", "-", "-", "0.50", "-", "2.00", "9,500", "73", "81,000"] in shown

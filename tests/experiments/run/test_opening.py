@@ -1,0 +1,123 @@
+"""What a spec says of functions reaches what the run starts, and the variables are as before afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from superdl.experiments.run.opening import embedded_executor, executor_of, shipped_steps_allowed
+from superdl.experiments.spec import RecipeSpec, load_spec
+from superdl.super_wire.errors import ConfigError, RecipeError
+from tests.fixtures.images import write_images
+
+ON_LAMBDA = ["executor=lambda", "data.train=s3://bucket/train"]
+HEAVY = {
+    "op": "custom",
+    "name": "experiments.augmentations.heavy:heavy@1",
+    "params": {"rounds": 1},
+    "random": True,
+}
+OTHERS = {"op": "custom", "name": "experiments.models:build_model@1"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch):
+    for name in ("SUPER_EXECUTOR", "SUPER_STEP_MODULES", "SUPER_COORDINATOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "variables", "executor"),
+    [
+        ([], {}, "local"),
+        ([], {"SUPER_EXECUTOR": "lambda"}, "lambda"),
+        (["executor=local, lambda"], {"SUPER_EXECUTOR": "lambda"}, "local,lambda"),
+        (ON_LAMBDA, {}, "lambda"),
+        (["loader.kind=torch"], {"SUPER_EXECUTOR": "lambda"}, None),
+        (["loader.coordinator=h:1"], {"SUPER_EXECUTOR": "lambda"}, "as the coordinator at h:1 decides"),
+        ([], {"SUPER_COORDINATOR": "h:2"}, "as the coordinator at h:2 decides"),
+    ],
+)
+def test_what_runs_functions(monkeypatch, overrides, variables, executor):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert executor_of(load_spec("digits", overrides)) == executor
+
+
+def test_a_coordinator_of_the_environment_decides_alone(monkeypatch):
+    monkeypatch.setenv("SUPER_COORDINATOR", "h:2")
+    with pytest.raises(ConfigError, match="SUPER_COORDINATOR names a coordinator.*leave one of the two out"):
+        executor_of(load_spec("digits", ON_LAMBDA))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "within"),
+    [(ON_LAMBDA, None, "lambda"), (ON_LAMBDA, "local", "lambda"), ([], "lambda", "lambda")],
+)
+def test_the_embedded_default_hears_of_the_executor(monkeypatch, overrides, before, within):
+    if before is not None:
+        monkeypatch.setenv("SUPER_EXECUTOR", before)
+    with pytest.raises(KeyError), embedded_executor(load_spec("digits", overrides)):  # noqa: PT012  # looked at within
+        assert os.environ["SUPER_EXECUTOR"] == within
+        raise KeyError
+    assert os.environ.get("SUPER_EXECUTOR") == before
+
+
+@pytest.mark.parametrize(
+    ("before", "steps", "within"),
+    [
+        (None, [HEAVY], "superdl.experiments.augmentations.heavy"),
+        ("mine,other", [HEAVY, HEAVY], "mine,other,experiments.augmentations.heavy"),
+        ("mine", [OTHERS, {"op": "resize", "size": 8}], "mine"),
+        (None, [OTHERS], None),
+        (None, None, None),
+    ],
+)
+def test_the_steps_that_come_along_are_allowed_within(monkeypatch, before, steps, within):
+    if before is not None:
+        monkeypatch.setenv("SUPER_STEP_MODULES", before)
+    recipe = RecipeSpec(steps=None if steps is None else tuple(steps))
+    with shipped_steps_allowed(recipe):
+        assert os.environ.get("SUPER_STEP_MODULES") == within
+    assert os.environ.get("SUPER_STEP_MODULES") == before
+
+
+def test_a_step_without_a_proper_name_is_refused():
+    recipe = RecipeSpec(steps=({"op": "custom", "name": "heavy"},))
+    with pytest.raises(RecipeError, match="module:function@version"), shipped_steps_allowed(recipe):
+        pass
+
+
+def superdl_run(tmp_path, steps):
+    """In a process of its own: what it starts is to end with it."""
+    spec = {
+        "epochs": 2,
+        "output": str(tmp_path / "runs"),
+        "data": {"train": str(write_images(tmp_path / "images", 24))},
+        "recipe": {"resize": 24, "crop": 24, "steps": steps},
+        "loader": {"batch_size": 8, "num_workers": 0},
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    command = [sys.executable, "-P", "-m", "superdl.main", "run", str(tmp_path / "spec.yaml")]
+    return subprocess.run([*command, "--json", "--no-page"], capture_output=True, text=True, check=False)
+
+
+CROP = [{"op": "resize", "size": 24}, {"op": "center_crop", "size": 24}]
+
+
+def test_a_run_trains_with_it_through_the_embedded_default(tmp_path):
+    done = superdl_run(tmp_path, [*CROP, HEAVY])
+    assert done.returncode == 0, done.stderr
+    assert [epoch["train"]["samples"] for epoch in json.loads(done.stdout)["epochs"]] == [24, 24]
+
+
+@pytest.mark.slow
+def test_what_does_not_come_with_it_is_refused_by_its_functions(tmp_path):
+    done = superdl_run(tmp_path, [*CROP, OTHERS])
+    assert done.returncode in (1, 2)
+    assert "SUPER_STEP_MODULES does not list experiments.models" in done.stderr
