@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from superdl.experiments.output import RowLog, strict_json
+from superdl.experiments.output import RowLog, new_directory, strict_json
+from superdl.super_wire.errors import ConfigError
 
 
 def test_both_files_have_the_same_rows_before_the_log_is_closed(tmp_path):
@@ -45,3 +46,10 @@ def test_numbers_that_are_not_finite_become_null():
         {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
     )
     assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'
+
+
+def test_each_run_has_a_directory_of_its_own(tmp_path):
+    assert len({new_directory(tmp_path, "name") for _ in range(3)}) == 3
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="set output to a directory that you may write"):
+        new_directory(tmp_path / "file", "name")

@@ -1,4 +1,4 @@
-"""The files of checkpoints: written whole or not at all, and what is none is refused by name."""
+"""The files of checkpoints: written whole or not at all, refused by name, and the best one in a bucket."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
-from superdl.experiments.training.device import random_states, restore_random_states
+from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, bring_best, read_checkpoint
 from superdl.experiments.training.ranks import Place, Ranks
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,11 +87,28 @@ def test_a_full_disk_is_told_as_such(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("damage", [{}, {"python": None}, {"numpy": ["MT19937"]}, {"cpu": [torch.zeros(3)]}])
-def test_states_of_chance_that_are_damaged_are_told_as_such(damage):
-    alone, device = Ranks(Place()), torch.device("cpu")
-    whole = random_states(device, alone)
-    assert restore_random_states(whole, device, alone)
-    with pytest.raises(ConfigError, match="the checkpoint's states of chance are damaged"):
-        restore_random_states(whole | damage if damage else damage, device, alone)
-    assert restore_random_states(whole, device, alone)
+@pytest.fixture
+def best(tmp_path: Path) -> Path:
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"weights" * 9999)
+    return path
+
+
+@pytest.mark.parametrize(("prefix", "key"), [("", "run-1/best.pt"), ("/a/b/", "a/b/run-1/best.pt")])
+def test_it_comes_into_a_bucket_whole(object_store, best, prefix, key):
+    (object_store.directory / "models").mkdir()
+    assert bring_best(best, f"s3://models{prefix}", "run-1") == f"s3://models/{key}"
+    assert (object_store.directory / "models" / key).read_bytes() == best.read_bytes()
+
+
+def test_an_upload_that_fails_names_the_file_that_stays(object_store, best, monkeypatch):
+    with pytest.raises(SourceError, match=r"could not be brought to s3://absent/run-1/best\.pt: "):
+        bring_best(best, "s3://absent", "run-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    (object_store.directory / "models").mkdir()
+    with pytest.raises(SourceError, match=f"It is in {best}"):
+        bring_best(best, "s3://models", "run-1")
+    (best.parent / "file").write_text("x")
+    with pytest.raises(SourceError, match=f"It is in {best}"):
+        bring_best(best, str(best.parent / "file"), "run-1")
+    assert best.is_file()

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 
 from tests.fixtures.valkey import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 RANK_0 = """
 import sys, threading

@@ -12,11 +12,10 @@ from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
-from superdl.experiments.training.device import pick_device
 from superdl.experiments.training.ranks import Place, Ranks, place_of
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
-from tests.experiments.ranks_of_a_run import Ended, launch
+from tests.experiments.training.ranks_of_a_run import Ended, launch
 
 TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad
 
@@ -75,19 +74,6 @@ def test_a_strategy_fits_the_ranks():
     assert strategy_name("fsdp", Place()) == "fsdp"
     with pytest.raises(ConfigError, match=r"training\.strategy is single, but there are 2 ranks"):
         strategy_name("single", Place(0, 2, 0))
-
-
-def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
-    taken = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert pick_device("auto", Place(3, 4, 1)) == torch.device("cuda", 1)
-    assert taken == [torch.device("cuda", 1)]
-    assert pick_device("cpu", Place(3, 4, 1)) == torch.device("cpu")
-    assert pick_device("cuda", Place()) == torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"rank 2 is number 2 of its host, which has 2 GPU\(s\)"):
-        pick_device("auto", Place(2, 3, 2))
 
 
 def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):

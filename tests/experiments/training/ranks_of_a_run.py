@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LAUNCH_TIMEOUT_S = 150.0
 END_TIMEOUT_S = 30.0
 
