@@ -42,10 +42,12 @@ def test_torchvisions_models_take_uint8_and_have_their_size(name, side, paramete
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit_mini"])
-def test_layout_of_the_images_does_not_matter(name):
+def test_layout_of_the_images_does_not_matter_and_weights_are_channels_last(name):
     torch.manual_seed(0)
     model = build_model(name, 5, CPU, side=32).eval()
     images = random_images(32, 4)
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     torch.testing.assert_close(model(images), model(images.contiguous(memory_format=torch.channels_last)))
 
 
@@ -56,14 +58,6 @@ def test_images_are_normalised_as_torchvision_does_it():
     images = random_images(16, 3)
     normalised = normalize(images.float() / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     torch.testing.assert_close(model(images), model.network(normalised))
-
-
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_weights_are_channels_last(name):
-    model = build_model(name, 5, CPU)
-    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]
-    assert weights
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
 def test_unknown_names_and_too_few_classes_are_refused():

@@ -1,10 +1,9 @@
-"""Specs: defaults, overrides, and an error by name for all that is wrong."""
+"""Specs: defaults, overrides, quick variants, and an error by name for all that is wrong."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
 
 import pytest
 import yaml
@@ -14,36 +13,28 @@ from superdl.experiments.spec import LOADER_KINDS, Spec, load_spec, parse_spec
 from superdl.super_wire.errors import ConfigError
 
 
-def test_the_built_in_spec_is_the_default():
+def test_the_built_in_spec_is_the_default_and_a_file_of_its_name_comes_first(tmp_path, monkeypatch):
     assert load_spec("digits") == load_spec() == Spec()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").write_text("seed: 7\nloader:\n")
+    assert load_spec("digits").to_mapping() == {**Spec().to_mapping(), "seed": 7}, "a null section is empty"
+    (tmp_path / "digits").write_text("")
+    assert load_spec("digits") == Spec()
 
 
 def test_overrides_reach_into_sections():
     spec = load_spec("digits", ["data.train=s3://bucket/train", "loader.batch_size=128", "optimizer.lr=1e-3"])
-    assert spec.data.train == "s3://bucket/train"
-    assert spec.data.val is None
-    assert spec.loader.batch_size == 128
-    assert spec.optimizer.lr == 0.001
+    assert (spec.data.train, spec.data.val) == ("s3://bucket/train", None)
+    assert (spec.loader.batch_size, spec.optimizer.lr) == (128, 0.001)
 
 
-def test_a_spec_survives_yaml(tmp_path):
+def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
     path = tmp_path / "again.yaml"
-    spec = load_spec("digits", ["name=mine", "loader.coordinator=127.0.0.1:50051", "recipe.crop=32"])
+    arms = {"compare": {"arms": {"plain": {"loader.kind": "torch"}, "super": None}}}
+    spec = parse_spec({"name": "mine", "recipe": {"steps": [{"op": "resize", "size": 8}]}, **arms})
+    assert spec.compare.arms == {"plain": {"loader.kind": "torch"}, "super": {}}
     path.write_text(yaml.safe_dump(spec.to_mapping()))
     assert load_spec(path) == spec
-
-
-def test_a_spec_cannot_be_changed():
-    with pytest.raises(FrozenInstanceError):
-        Spec().seed = 1  # type: ignore[misc]  # that it cannot is the point
-
-
-def test_null_sections_and_empty_files_take_defaults(tmp_path):
-    path = tmp_path / "empty.yaml"
-    path.write_text("loader:\n")
-    assert load_spec(path) == Spec()
-    path.write_text("")
-    assert load_spec(path) == Spec()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,6 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
     [
         (["loader.batchsize=2"], r"unknown key loader\.batchsize \(did you mean loader\.batch_size\?\)"),
         (["lodaer.batch_size=2"], r"unknown key lodaer \(did you mean loader\?\); allowed here: name, seed"),
-        (["zzz=2"], r"unknown key zzz; allowed here"),
         (["loader.batch_size=0"], r"loader\.batch_size must be at least 1, not 0"),
         (["loader.batch_size=many"], r"loader\.batch_size must be a whole number, not 'many'"),
         (["loader.batch_size=2.0"], r"loader\.batch_size must be a whole number, not 2\.0"),
@@ -64,21 +54,15 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
             ["loader.kind=supr"],
             r"loader\.kind must be one of super, super-threads, .*, not 'supr' \(did you mean super\?\)",
         ),
-        (["model.name=resnet19"], r"model\.name must be one of small_cnn"),
-        (["device=tpu"], r"device must be one of auto, cpu, cuda"),
         (["data.kind=1"], r"data\.kind must be one of"),
         (["data.train=5"], r"data\.train must be text, not 5"),
         (["data.train=' '"], r"data\.train must be text, not ' '"),
-        (["name="], r"name must be text, not None"),
         (["name=a/b"], r"name becomes part of a folder's name"),
-        (["name=.."], r"name becomes part of a folder's name"),
         (["recipe.crop=65"], r"recipe\.crop \(65\) must not be larger than recipe\.resize \(64\)"),
         (["data.val=x"], r"data\.val is given without data\.train"),
-        (["data.kind=digits", "data.train=x"], r"data\.kind digits has its own images"),
         (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
         (["data.samples=5"], r"data\.samples is for the sets that are drawn .* not for data\.kind auto"),
         (["data.kind=url"], r"data\.kind url needs data\.train"),
-        (["data.train_key_list=x"], r"data\.train_key_list is given without data\.train"),
         (["data.train=x", "data.val_key_list=x"], r"data\.val_key_list is given without data\.val"),
         (
             ["executor=lamda"],
@@ -87,7 +71,6 @@ def test_null_sections_and_empty_files_take_defaults(tmp_path):
         (["executor=local,lambda,local"], r"executor names each of local, ray, lambda at most once"),
         (["executor=local,auto"], r"or auto alone"),
         (["executor=lambda"], r"see no files of this machine: .* data\.train=s3://bucket/prefix"),
-        (["executor=lambda", "data.train=file:///x"], r"see no files of this machine"),
         (
             ["executor=lambda", "data.train=s3://b/x", "loader.coordinator=h:1"],
             r"how functions run is its own setting .*: leave one of the two out",
@@ -102,10 +85,25 @@ def test_bad_values_are_named(overrides, message):
 
 
 @pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({5: 1}, "unknown key 5"),
+        ({"trials": [1]}, r"trials must be a mapping of names to mappings, not \[1\]"),
+        ({"trials": {"a/b": {}}}, r"trials has a name that is not of letters, .*: 'a/b'"),
+        ({"compare": {"arms": {"a": 5}}}, r"compare\.arms\.a must be a mapping of keys to values, not 5"),
+        ({"recipe": {"steps": 5}}, r"recipe\.steps must be a list, not 5"),
+        ({"recipe": {"steps": [5]}}, r"recipe\.steps\[0\] must be a mapping of keys to values, not 5"),
+    ],
+)
+def test_bad_mappings_are_named(mapping, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_spec(mapping)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("loader.batch_size", r"write key\.key=value"),
-        ("=5", r"write key\.key=value"),
         ("loader..x=5", r"write key\.key=value"),
         ("seed.x=5", r"seed holds 0, not a mapping"),
         ("name=[a, b]", "must be one scalar"),
@@ -118,45 +116,47 @@ def test_bad_overrides_are_quoted(override, message):
     assert repr(override) in str(caught.value)
 
 
-def test_overrides_leave_the_mapping_alone():
+def test_values_are_set_by_dotted_keys_in_a_copy():
     mapping = {"loader": {"batch_size": 1}, "data": None}
     assert apply_overrides(mapping, ["loader.batch_size=2", "data.train=x=y", "new.key=true"]) == {
         "loader": {"batch_size": 2},
         "data": {"train": "x=y"},
         "new": {"key": True},
     }
+    assert apply_values(mapping, {"loader.batch_size": [3], "data": "x=y"}) == {
+        "loader": {"batch_size": [3]},
+        "data": "x=y",
+    }
     assert mapping == {"loader": {"batch_size": 1}, "data": None}
+    with pytest.raises(ConfigError, match="write dotted keys"):
+        apply_values({}, {5: 2})
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", "text", "5"])
-def test_a_file_that_is_no_mapping_is_named(tmp_path, content):
-    path = tmp_path / "bad.yaml"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=r"bad\.yaml: a spec must be a mapping"):
-        load_spec(path)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"no spec at .*study\.yaml; .* built-in spec: digits"),
+        ("a: [", r"cannot read the spec .*study\.yaml"),
+        ("[1, 2]", r"study\.yaml: a spec must be a mapping"),
+        ("epochs: 1", r"study\.yaml: it has no section quick"),
+        ("quick: {loader.batchsize: 2}", r"study\.yaml: unknown key loader\.batchsize"),
+        ("quick: 5", r"study\.yaml: quick must be a mapping of dotted keys to values, not 5"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path, content, message):
+    path = tmp_path / "study.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load_spec(path, quick=content == "epochs: 1")
 
 
-def test_a_file_that_is_no_yaml_is_named(tmp_path):
-    path = tmp_path / "bad.yaml"
-    path.write_text("a: [")
-    with pytest.raises(ConfigError, match=r"cannot read the spec .*bad\.yaml"):
-        load_spec(path)
-
-
-def test_a_missing_file_names_the_built_in_specs(tmp_path):
-    with pytest.raises(ConfigError, match=r"no spec at .*absent\.yaml; .* built-in spec: digits"):
-        load_spec(tmp_path / "absent.yaml")
-
-
-def test_a_file_comes_before_a_built_in_spec(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").write_text("seed: 7\n")
-    assert load_spec("digits").seed == 7
-
-
-def test_keys_that_are_not_text_are_unknown():
-    with pytest.raises(ConfigError, match="unknown key 5"):
-        parse_spec({5: 1})
+def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("epochs: 25\nquick:\n  epochs: 2\n  loader.batch_size: 8\n")
+    assert load_spec(path).epochs == 25
+    small = load_spec(path, ["loader.batch_size=4"], quick=True)
+    assert (small.epochs, small.loader.batch_size) == (2, 4)
 
 
 def test_the_loaders_of_the_spec_are_those_that_exist():
@@ -174,61 +174,3 @@ def test_reading_a_spec_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.strip() == "[]"
-
-
-def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text("epochs: 25\nquick:\n  epochs: 2\n  loader.batch_size: 8\n")
-    assert load_spec(path).epochs == 25
-    small = load_spec(path, ["loader.batch_size=4"], quick=True)
-    assert (small.epochs, small.loader.batch_size) == (2, 4)
-
-
-def test_a_quick_variant_is_checked_also_where_it_is_not_asked_for(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text("quick: {loader.batchsize: 2}\n")
-    with pytest.raises(ConfigError, match=r"study\.yaml: unknown key loader\.batchsize"):
-        load_spec(path)
-    path.write_text("quick: 5\n")
-    with pytest.raises(ConfigError, match="quick must be a mapping of dotted keys to values, not 5"):
-        load_spec(path)
-
-
-def test_a_spec_without_a_quick_variant_says_so(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text("epochs: 1\n")
-    with pytest.raises(ConfigError, match=r"study\.yaml: it has no section quick"):
-        load_spec(path, quick=True)
-
-
-def test_arms_and_trials_keep_their_values_as_they_are():
-    spec = parse_spec({"compare": {"arms": {"plain": {"loader.kind": "torch"}, "super": None}}})
-    assert spec.compare.arms == {"plain": {"loader.kind": "torch"}, "super": {}}
-    assert parse_spec(spec.to_mapping()) == spec
-
-
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        ({"trials": [1]}, r"trials must be a mapping of names to mappings, not \[1\]"),
-        ({"trials": {"a/b": {}}}, r"trials has a name that is not of letters, .*: 'a/b'"),
-        ({"compare": {"arms": {"a": 5}}}, r"compare\.arms\.a must be a mapping of keys to values, not 5"),
-        ({"recipe": {"steps": 5}}, r"recipe\.steps must be a list, not 5"),
-        ({"recipe": {"steps": [5]}}, r"recipe\.steps\[0\] must be a mapping of keys to values, not 5"),
-        ({"training": {"strategy": "dp"}}, r"training\.strategy must be one of auto, single, ddp, fsdp"),
-    ],
-)
-def test_bad_mappings_are_named(mapping, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_spec(mapping)
-
-
-def test_values_are_set_by_dotted_keys():
-    assert apply_values({"a": {"b": 1, "c": 2}}, {"a.b": [3], "d": "x=y"}) == {
-        "a": {"b": [3], "c": 2},
-        "d": "x=y",
-    }
-    with pytest.raises(ConfigError, match="a holds 1, not a mapping"):
-        apply_values({"a": 1}, {"a.b": 2})
-    with pytest.raises(ConfigError, match="write dotted keys"):
-        apply_values({}, {5: 2})

@@ -56,8 +56,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
 
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
 def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
-    saved, model = model_of(1), model_of(2)
-    weights = saved.network.state_dict() if nested is None else {nested: saved.state_dict()}
+    """Those of transformers under the names of layers that torchvision's published files have, too."""
+    saved, model = model_of(1, name="vit_mini"), model_of(2, name="vit_mini")
+    older = {
+        name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): value
+        for name, value in saved.network.state_dict().items()
+    }
+    assert sum("linear_" in name for name in older) == 4 * 4
+    weights = older if nested is None else {nested: saved.state_dict()}
     torch.save(weights, tmp_path / "weights.pt")
     assert load_weights(model, str(tmp_path / "weights.pt")) == f"weights of {tmp_path / 'weights.pt'}"
     assert same(model, saved)
@@ -83,18 +89,6 @@ def test_positions_of_a_transformer_are_stretched_to_the_images(tmp_path):
     assert torch.equal(model.network.encoder.pos_embedding[:, 0], theirs[:, 0])
 
 
-def test_the_names_of_torchvisions_published_transformers_are_known(tmp_path):
-    saved, model = model_of(1, 5, "vit_mini"), model_of(2, 5, "vit_mini")
-    older = {
-        name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): value
-        for name, value in saved.network.state_dict().items()
-    }
-    assert sum("linear_" in name for name in older) == 4 * 4
-    torch.save(older, tmp_path / "weights.pt")
-    load_weights(model, str(tmp_path / "weights.pt"))
-    assert same(model, saved)
-
-
 def test_a_file_that_is_not_there_or_holds_something_else_is_named(tmp_path):
     model = model_of(0)
     with pytest.raises(ConfigError, match=r"model\.weights: there is no file"):
@@ -102,9 +96,6 @@ def test_a_file_that_is_not_there_or_holds_something_else_is_named(tmp_path):
     damaged = tmp_path / "damaged.pt"
     torch.save(model.state_dict(), damaged)
     damaged.write_bytes(damaged.read_bytes()[:5000])
-    with pytest.raises(ConfigError, match="no file of weights that torch.load reads"):
-        load_weights(model, str(damaged))
-    damaged.write_bytes(b"")
     with pytest.raises(ConfigError, match="no file of weights that torch.load reads"):
         load_weights(model, str(damaged))
     torch.save([1, 2], tmp_path / "list.pt")

@@ -49,15 +49,11 @@ def test_an_image_keeps_its_shape_and_stays_like_itself(rounds):
         assert not np.array_equal(after, before)
 
 
-def test_it_writes_nothing_to_what_it_gets():
-    before = picture()
+def test_it_takes_a_view_and_writes_nothing_to_it():
+    before = picture()[:, ::-1]
     before.flags.writeable = False
-    heavy(before, seed=1)
-    assert np.array_equal(before, picture())
-
-
-def test_a_view_that_is_not_contiguous_will_do():
-    assert np.array_equal(heavy(picture()[:, ::-1], seed=3), heavy(picture()[:, ::-1].copy(), seed=3))
+    assert np.array_equal(heavy(before, seed=3), heavy(before.copy(), seed=3))
+    assert np.array_equal(before, picture()[:, ::-1])
 
 
 @pytest.mark.parametrize("rounds", [0, -1, ROUNDS_MAX + 1, 2.5, "4"])

@@ -39,11 +39,8 @@ def test_the_search_comes_to_within_a_sixteenth(room):
     assert lines[0] == "batch 1: 0.00 GiB, fits"
 
 
-def test_no_batch_is_larger_than_what_there_is_to_train_on():
+def test_a_search_ends_at_what_there_is_to_train_on_and_where_nothing_fits():
     assert find_batch_size(Room(1000), 24, lambda _: None).batch_size == 24
-
-
-def test_a_model_that_does_not_fit_at_all_is_an_error():
     with pytest.raises(ConfigError, match=r"not even a batch of one image fits into 0\.00 GiB on cpu"):
         find_batch_size(Room(0), 24, lambda _: None)
 
