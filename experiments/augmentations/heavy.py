@@ -35,7 +35,7 @@ _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: how bright red, green
 
 @custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
-    """An image flipped, bent, blurred, coloured anew and made noisy; of the same shape.
+    """An image flipped, bent, blurred, recoloured and made noisy; of the same shape.
 
     Args:
         array: uint8 of shape (height, width, 3).

@@ -56,7 +56,7 @@ UTILIZATION_COLUMNS = (
 
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
-"""Of one core, for the thread: however dear a sample is, it rests so long that this is kept to."""
+"""Of one core, for the thread: after a costly sample it rests so long that this is kept to."""
 
 _ABSENT = "-"
 _SHOWN = ("trainer", "workers", "functions", "cache", "coordinator")
@@ -66,7 +66,7 @@ _MIB = 2**20
 class UtilizationMonitor(Listener):
     """A listener that samples this process and all that it starts, from its making until it is closed.
 
-    One thread takes a sample every ``interval_s``, or less often where a sample is so dear that the thread
+    One thread takes a sample every ``interval_s``, or less often where a sample costs so much that the thread
     would take more than a hundredth of a core; the main thread takes one more at each border of a pass. A
     file that cannot be written ends the writing, not the training; `failure` then says why.
     """

@@ -39,7 +39,8 @@ class GroupReading:
 
     ``cpu_s`` is CPU time, user and system, since reading began, of ended processes too, but for what they
     used after they were last seen. ``pss_bytes`` shares memory out among those who share it, so that it may
-    be added up; None where it was not read, as it is dear, or the system does not tell it (Linux does).
+    be added up. It is None where it was not read, since that costs much, or where the system does not tell
+    it (Linux does).
     """
 
     processes: int
@@ -111,7 +112,7 @@ class ProcessGroups:
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
         with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
-            # Each time anew: between fork and exec a child still has its parent's command.
+            # Each time: between fork and exec a child still has its parent's command.
             is_trainer = process == self._trainer
             seen.group = (
                 "trainer" if is_trainer else group_of(process.name(), process.cmdline(), self._command)
@@ -176,7 +177,7 @@ def meter_of(device: torch.device) -> GpuMeter | None:
 
 
 class GpuMeter:
-    """One GPU by its UUID, which is right whatever CUDA_VISIBLE_DEVICES hides or reorders."""
+    """One GPU by its UUID, which CUDA_VISIBLE_DEVICES neither hides nor reorders."""
 
     def __init__(self, uuid: str) -> None:
         """Find the GPU.

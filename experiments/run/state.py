@@ -245,7 +245,7 @@ def _best_of(resumed: Path, checkpoints: Checkpoints, ranks: Ranks) -> tuple[flo
     if best is not None:
         return float(best), None
     reason = refused or f"there is no {BEST} beside it"
-    return None, f"the best checkpoint until then is not taken over, and is judged anew: {reason}"
+    return None, f"the best checkpoint until then is not taken over, and is judged from here on: {reason}"
 
 
 def go_on(

@@ -85,12 +85,12 @@ class Checkpoint:
             if self.facts.get(name) != value
         ]
         if differ:
-            hint = " (a fingerprint differs when files were added, removed, changed, moved or written anew)"
+            hint = " (a fingerprint differs when files were added, removed, changed, moved or rewritten)"
             if any(text.startswith("fingerprint") for text in differ):
                 differ[-1] += hint
             raise ConfigError(
                 f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)}. Set the "
-                "spec as it was, or leave training.resume out to begin anew (model.weights takes the weights "
+                "spec as it was, or leave training.resume out to start over (model.weights takes the weights "
                 "alone)"
             )
 
@@ -234,7 +234,7 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
         return
     if not validates:
         raise ConfigError(
-            "training.best_to: which checkpoint is the best is told by validation, and there is none "
+            "training.best_to: validation tells which checkpoint is the best, and there is none "
             "(data.val is to be set, and training.validate_every from 1 up to epochs)"
         )
     if "://" in place and (not place.startswith(_S3) or not _bucket_and_prefix(place)[0]):

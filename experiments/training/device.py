@@ -120,7 +120,7 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's; False where another number of ranks saved it, whose states are nobody's here.
+    """Restore this rank's; False where another number of ranks saved it, whose states fit none here.
 
     Raises:
         ConfigError: it is no such state.
@@ -130,8 +130,7 @@ def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ra
         return _restored(state, device, ranks)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"training.resume: the checkpoint's states of chance are damaged "
-            f"({type(error).__name__}: {error})"
+            f"training.resume: the checkpoint's random states are damaged ({type(error).__name__}: {error})"
         ) from error
 
 

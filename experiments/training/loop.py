@@ -157,7 +157,9 @@ class Trainer:
             line += ": the training figures of that epoch are of the rest of it"
         if not self._batches.orders_can_be_had_again and checkpoint.epoch:
             line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
-        return line if same else f"{line}; chance begins anew, since there are other ranks than before"
+        return (
+            line if same else f"{line}; random generators start over, since there are other ranks than before"
+        )
 
     def _checkpoint(self, epoch: int, *, over: bool) -> Checkpoint | None:
         """The present state, for rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
@@ -210,7 +212,7 @@ class Trainer:
             self._keep(epoch, LAST, over=False)
 
     def _after_validation_step(self, epoch: int, *, last: bool) -> None:
-        """Stop if that was asked for; validation is begun anew by who goes on."""
+        """Stop if that was asked for; a run that goes on begins validation again."""
         if not last and self._stop.due():
             with torch.inference_mode(mode=False):
                 self._end(epoch, over=False)

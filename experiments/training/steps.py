@@ -219,7 +219,7 @@ class Batches:
         return batch
 
     def _begin(self) -> Batch | None:
-        """Have the loader begin a pass; what it draws by chance is drawn from a copy of torch's state."""
+        """Have the loader begin a pass; what it draws at random is drawn from a copy of torch's state."""
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0

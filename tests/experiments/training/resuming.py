@@ -14,6 +14,7 @@ from rich.console import Console
 from superdl.experiments.run import run
 from superdl.experiments.run.listeners import StepLog
 from superdl.experiments.spec import Spec, load_spec
+from superdl.experiments.training.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +84,16 @@ def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(StepLog, "on_steps", asked)
+
+
+def every_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Keep a copy in ``folder`` of each checkpoint that is written, in their order."""
+    write, kept = Checkpoints.write, list[Path]()
+
+    def keep(self, file_name, checkpoint):
+        write(self, file_name, checkpoint)
+        kept.append(folder / f"{len(kept)}.pt")
+        kept[-1].write_bytes((self.directory / file_name).read_bytes())
+
+    monkeypatch.setattr(Checkpoints, "write", keep)
+    return kept

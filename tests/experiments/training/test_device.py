@@ -82,10 +82,10 @@ def test_on_a_cpu_a_span_is_the_hosts_time():
 
 
 @pytest.mark.parametrize("damage", [{}, {"python": None}, {"numpy": ["MT19937"]}, {"cpu": [torch.zeros(3)]}])
-def test_states_of_chance_that_are_damaged_are_told_as_such(damage):
+def test_random_states_that_are_damaged_are_told_as_such(damage):
     alone, device = Ranks(Place()), CPU
     whole = random_states(device, alone)
     assert restore_random_states(whole, device, alone)
-    with pytest.raises(ConfigError, match="the checkpoint's states of chance are damaged"):
+    with pytest.raises(ConfigError, match="the checkpoint's random states are damaged"):
         restore_random_states(whole | damage if damage else damage, device, alone)
     assert restore_random_states(whole, device, alone)

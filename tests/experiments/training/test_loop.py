@@ -182,11 +182,6 @@ def test_top_5_is_of_models_with_more_than_five_classes():
     assert correct_within(5, logits[:, :5], torch.arange(6)) is None
 
 
-def test_one_seed_gives_one_result(stripes):
-    first, second = (trained(stripes, epochs=1)[0] for _ in range(2))
-    assert (first.train.loss, first.train.accuracy) == (second.train.loss, second.train.accuracy)
-
-
 def test_validation_changes_no_weight(stripes):
     model = build_model("small_cnn", 2, CPU)
     loader = opened(stripes, training=False)
@@ -195,13 +190,6 @@ def test_validation_changes_no_weight(stripes):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert trainer._validate(1).samples == 120
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_without_validation_data_there_is_no_validation(stripes):
-    model = build_model("small_cnn", 2, CPU)
-    train = opened(stripes, training=True)
-    (epoch,) = Trainer(model, train, None, optimizer=OptimizerSpec(), epochs=1, device=CPU).fit()
-    assert epoch.val is None
 
 
 def test_a_loader_without_batches_is_refused():

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from superdl.experiments.training.checkpoints import Checkpoints
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.resuming import (
     EVERY,
     done,
+    every_checkpoint,
     interrupted_after,
     same,
     spec_of,
@@ -23,8 +23,6 @@ from tests.experiments.training.resuming import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from superdl.experiments.report import RunReport
 
 
@@ -89,7 +87,7 @@ def test_the_validation_that_a_stop_left_out_is_made_up_for(digits, tmp_path, mo
     ends = [state_in(the_run(tmp_path / name), "best.pt") for name in ("whole", "rest")]
     assert ends[0]["best"] == ends[1]["best"]
     assert any(f"the validation of epoch {trained // 7}, whose steps are done" in note for note in rest.notes)
-    assert not any("judged anew" in note for note in rest.notes)
+    assert not any("judged from here on" in note for note in rest.notes)
 
 
 def test_a_stop_after_the_last_step_of_all_has_nothing_to_stop(digits, tmp_path, monkeypatch):
@@ -118,7 +116,7 @@ def test_a_loader_that_cannot_go_on_in_mid_epoch_goes_on_from_the_epoch_before(d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "super"])
-def test_epochs_of_so_many_steps_go_on_too(digits, tmp_path, kind):
+def test_epochs_of_so_many_steps_go_on_too(digits, tmp_path, monkeypatch, kind):
     """Nine steps of a loader that has seven batches, kept after the fourth and the eighth."""
     about = (f"loader.kind={kind}", "epochs=2", "training.steps_per_epoch=9", "training.validate_every=0")
     whole = spec_of(digits, tmp_path / "whole", *about, "training.checkpoint_steps=4")
@@ -128,16 +126,8 @@ def test_epochs_of_so_many_steps_go_on_too(digits, tmp_path, kind):
     assert [step[:3] for step in steps] == [(epoch, "train", step) for epoch in (0, 1) for step in range(9)]
     assert len({step[3] for step in steps}) == 18, "each pass of the loader has another order"
     assert state_in(directory)["epoch"] == 2
-    kept: list[Path] = []
-
-    def keep_all(self, file_name, checkpoint):
-        write(self, file_name, checkpoint)
-        kept.append(tmp_path / f"{len(kept)}.pt")
-        kept[-1].write_bytes((self.directory / file_name).read_bytes())
-
-    write = Checkpoints.write
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "write", keep_all)
+    with monkeypatch.context() as patch:
+        kept = every_checkpoint(tmp_path, patch)
         done(spec_of(digits, tmp_path / "again", *about, "training.checkpoint_steps=4"))
     assert len(kept) == 6
     for number, (path, at) in enumerate(zip(kept[:5], (4, 8, 9, 13, 17), strict=True)):
@@ -186,22 +176,7 @@ def test_the_best_that_is_brought_along_counts_by_its_own_accuracy(digits, tmp_p
     ):
         report = gone_on(name, best)
         assert state_in(the_run(tmp_path / name), "best.pt")["best"] == report.val_accuracy
-        assert any("is judged anew" in note and reason in note for note in report.notes)
-
-
-def test_a_checkpoint_of_another_training_is_refused_by_name(digits, tmp_path):
-    done(spec_of(digits, tmp_path / "runs", "epochs=2", *EVERY))
-    resume = f"training.resume={the_run(tmp_path / 'runs')}"
-    with pytest.raises(ConfigError, match="all 2 epochs were trained already"):
-        done(spec_of(digits, tmp_path / "refused", resume, "epochs=2"))
-    with pytest.raises(ConfigError) as caught:
-        done(spec_of(digits, tmp_path / "refused", resume, "model.name=vit_mini", "loader.batch_size=4"))
-    for told in (
-        "model.name is 'small_cnn' there and 'vit_mini' here",
-        "images of a step (loader.batch_size times ranks) is 8 there and 4 here",
-        "epochs is 2 there and 3 here",
-    ):
-        assert told in str(caught.value)
+        assert any("is judged from here on" in note and reason in note for note in report.notes)
 
 
 def test_without_a_best_there_is_none_to_bring_and_the_run_is_well(digits, tmp_path):
@@ -223,7 +198,7 @@ def test_without_a_best_there_is_none_to_bring_and_the_run_is_well(digits, tmp_p
 def test_the_best_cannot_be_told_without_validation(digits, tmp_path):
     with pytest.raises(ConfigError, match=r"training\.validate_every from 1 up to epochs"):
         done(spec_of(digits, tmp_path / "runs", "training.best_to=shelf", "training.validate_every=5"))
-    with pytest.raises(ConfigError, match="which checkpoint is the best is told by validation"):
+    with pytest.raises(ConfigError, match="validation tells which checkpoint is the best"):
         done(spec_of(digits, tmp_path / "runs", "training.best_to=shelf", "data.val=null"))
     with pytest.raises(
         ConfigError, match=r"training\.best_to is s3://bucket/prefix or a directory, not 'gs:"
@@ -232,39 +207,37 @@ def test_the_best_cannot_be_told_without_validation(digits, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["torch", "super"])
-def test_other_data_and_another_recipe_are_refused_by_name(digits, tmp_path, kind):
+def test_a_checkpoint_of_another_training_is_refused_by_what_differs(digits, tmp_path, kind):
     data = tmp_path / "other"  # its own place too, since a coordinator that runs lists one place once
     shutil.copytree(digits, data)
     about = (f"loader.kind={kind}", *EVERY)
     done(spec_of(digits, tmp_path / "runs", "epochs=1", *about))
-    state = the_run(tmp_path / "runs") / "checkpoints" / "last.pt"
+    resume = f"training.resume={the_run(tmp_path / 'runs') / 'checkpoints' / 'last.pt'}"
+    with pytest.raises(ConfigError, match="all 1 epochs were trained already"):
+        done(spec_of(digits, tmp_path / "refused", *about, resume, "epochs=1"))
     for split in ("train", "val"):
         first = next(path for path in sorted((data / split).rglob("*")) if path.is_file())
         first.write_bytes(first.read_bytes() + b"\0")
-    recipe = "recipe.resize=72"
+    others = ("recipe.resize=72", "model.name=vit_mini", "loader.batch_size=4")
     with pytest.raises(ConfigError) as caught:
-        done(spec_of(data, tmp_path / "refused", *about, recipe, f"training.resume={state}"))
+        done(spec_of(data, tmp_path / "refused", *about, resume, *others))
     for told in (
+        "model.name is 'small_cnn' there and 'vit_mini' here",
         "recipe.resize is 64 there and 72 here",
+        "images of a step (loader.batch_size times ranks) is 8 there and 4 here",
+        "epochs is 1 there and 3 here",
         "fingerprint of the training data is '",
         "fingerprint of the validation data is '",
-        "(a fingerprint differs when files were added, removed, changed, moved or written anew)",
+        "(a fingerprint differs when files were added, removed, changed, moved or rewritten)",
     ):
         assert told in str(caught.value)
 
 
 @pytest.mark.slow
-def test_a_loader_of_another_kind_goes_on_at_the_end_of_an_epoch_only(digits, tmp_path):
+def test_a_loader_of_another_kind_goes_on_at_the_end_of_an_epoch_only(digits, tmp_path, monkeypatch):
     about = ("epochs=2", "training.checkpoint_steps=3", "training.validate_every=0")
-    write, kept = Checkpoints.write, []
-
-    def keep_all(self, file_name, checkpoint):
-        write(self, file_name, checkpoint)
-        kept.append(tmp_path / f"{len(kept)}.pt")
-        kept[-1].write_bytes((self.directory / file_name).read_bytes())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "write", keep_all)
+    with monkeypatch.context() as patch:
+        kept = every_checkpoint(tmp_path, patch)
         done(spec_of(digits, tmp_path / "runs", *about))
     threads = ("loader.kind=super-threads", "epochs=2", "training.validate_every=0")
     with pytest.raises(ConfigError, match=r"no state of a SuperSampler"):
