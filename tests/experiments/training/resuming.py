@@ -88,7 +88,8 @@ def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def every_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Keep a copy in ``folder`` of each checkpoint that is written, in their order."""
-    write, kept = Checkpoints.write, list[Path]()
+    kept: list[Path] = []
+    write = Checkpoints.write
 
     def keep(self, file_name, checkpoint):
         write(self, file_name, checkpoint)
