@@ -61,27 +61,22 @@ def load_weights(model: nn.Module, place: str) -> str:
         if name.startswith(f"{head}.") and (name not in weights or weights[name].shape != mine[name].shape)
     ]
     told = without_credentials(place)
-    absent = [name for name in mine if name not in weights and name not in left_out]
-    other = [
-        name
-        for name in mine
-        if name in weights and name not in left_out and weights[name].shape != mine[name].shape
+    needed = [name for name in mine if name not in left_out]
+    faults = {
+        "it lacks": [name for name in needed if name not in weights],
+        "of another shape are": [
+            name for name in needed if name in weights and weights[name].shape != mine[name].shape
+        ],
+        "it has besides": [name for name in weights if name not in mine and not name.startswith(f"{head}.")],
+    }
+    described = [
+        f"{fault} {', '.join(names[:_NAMED])}{' ...' if len(names) > _NAMED else ''}"
+        for fault, names in faults.items()
+        if names
     ]
-    foreign = [name for name in weights if name not in mine and not name.startswith(f"{head}.")]
-    if absent or other or foreign:
-        faults = [
-            f"{phrase} {', '.join(names[:_NAMED])}{' ...' if len(names) > _NAMED else ''}"
-            for phrase, names in (
-                ("it lacks", absent),
-                ("of another shape are", other),
-                ("it has besides", foreign),
-            )
-            if names
-        ]
-        raise ConfigError(f"model.weights: {told} is of another model: {'; '.join(faults)}")
-    network.load_state_dict(
-        {name: weights[name] for name in mine if name not in left_out}, strict=not left_out
-    )
+    if described:
+        raise ConfigError(f"model.weights: {told} is of another model: {'; '.join(described)}")
+    network.load_state_dict({name: weights[name] for name in needed}, strict=not left_out)
     if left_out:
         return f"weights of {told}, but for the classifier ({', '.join(left_out)}), which is of other classes"
     return f"weights of {told}"
