@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from superdl.experiments import load_spec
     from superdl.experiments.run import run as run_spec
-    from superdl.experiments.training.ranks import place_of
+    from superdl.experiments.training.ranks import process_rank
 
     spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
     console = Console(stderr=True) if arguments.json else None
@@ -51,6 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
         told = largest_batch(spec, console=console).to_mapping()
     else:
         told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
-    if arguments.json and place_of().rank == 0:
+    if arguments.json and process_rank().rank == 0:
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     return 0

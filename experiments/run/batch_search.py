@@ -22,7 +22,7 @@ from superdl.experiments.training.batch_size import (
     find_batch_size,
 )
 from superdl.experiments.training.device import pick_device, seed_everything
-from superdl.experiments.training.ranks import join_ranks, place_of
+from superdl.experiments.training.ranks import join_ranks, process_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,20 +42,20 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         SuperError: the data or the device cannot be had, or not even one image fits.
 
     """
-    place = place_of()
-    device = pick_device(spec.device, place)
-    console = (console or Console()) if place.rank == 0 else Console(quiet=True)
+    process = process_rank()
+    device = pick_device(spec.device, process)
+    console = (console or Console()) if process.rank == 0 else Console(quiet=True)
 
     def tell(line: str) -> None:
         say(console, line)
 
     seed_everything(spec.seed)
-    with join_ranks(place, device) as ranks:
+    with join_ranks(process, device) as ranks:
         classes, samples = _of_the_data(spec, ranks, tell)
         shape = StepShape(
             spec.model.name, classes, spec.recipe.crop, spec.training.precision, spec.training.threads
         )
-        share = -(-samples // place.replicas)
+        share = -(-samples // process.replicas)
         with closing(_probe(shape, device)) as probe:
             tell(
                 f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
@@ -64,7 +64,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
             found = find_batch_size(probe, share, tell)
         least = int(ranks.smallest([found.batch_size])[0])
     found = BatchSizes(least, found.device, found.limit_bytes, found.tried)
-    of_ranks = f" on each of {place.replicas} ranks" if place.replicas > 1 else ""
+    of_ranks = f" on each of {process.replicas} ranks" if process.replicas > 1 else ""
     whole = " (all training images that a rank has)" if least == share else ""
     tell(f"loader.batch_size={least} is the largest that fits{of_ranks}{whole}")
     return found

@@ -54,8 +54,8 @@ def opened_loader(
         training=training,
         seed=spec.seed,
         pin_memory=pin_memory,
-        rank=ranks.place.rank,
-        replicas=ranks.place.replicas,
+        rank=ranks.process.rank,
+        replicas=ranks.process.replicas,
         tell=tell,
     )
     with embedded_executor(spec):

@@ -101,7 +101,7 @@ class RunState(Listener):
             self.spec,
             self.device,
             started_at=self.started_at,
-            ranks=self.ranks.place.replicas,
+            ranks=self.ranks.process.replicas,
         )
 
     def end(self, console: Console, *, page: bool) -> None:
@@ -119,7 +119,7 @@ class RunState(Listener):
 
     def compare_machines(self) -> None:
         """Note where the bill has another number of training machines than take part; all ranks call it."""
-        (hosts,) = self.ranks.sums([float(self.ranks.place.local_rank == 0)])
+        (hosts,) = self.ranks.sums([float(self.ranks.process.local_rank == 0)])
         cost = self.spec.cost
         if cost.machine is not None and cost.machines != int(hosts):
             took_part = "1 host took" if hosts == 1 else f"{int(hosts)} hosts took"
@@ -133,7 +133,7 @@ class RunState(Listener):
 
     def file_name(self, name: str) -> str:
         """The name of a file that each rank writes: rank 0's is the plain one."""
-        return name if self.ranks.leads else f"{name}-rank{self.ranks.place.rank}"
+        return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Keep the epoch."""
@@ -169,8 +169,8 @@ class RunState(Listener):
                 rest=self.rest,
             ),
             step_times=() if self.step_times is None else tuple(self.step_times.times),
-            ranks=self.ranks.place.replicas,
-            strategy=strategy_name(self.spec.training.strategy, self.ranks.place),
+            ranks=self.ranks.process.replicas,
+            strategy=strategy_name(self.spec.training.strategy, self.ranks.process),
             precision=str(compute_type(self.spec.training.precision, self.device)).removeprefix("torch."),
         )
 
@@ -197,7 +197,7 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
         "seed": spec.seed,
         "epochs": spec.epochs,
         "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
-        "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.place.replicas,
+        "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.process.replicas,
     }
 
 

@@ -25,7 +25,7 @@ from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything
 from superdl.experiments.training.ending import StopRequest
-from superdl.experiments.training.ranks import join_ranks, place_of
+from superdl.experiments.training.ranks import join_ranks, process_rank
 from superdl.experiments.training.strategies import strategy_name
 from superdl.experiments.weights import load_weights
 from superdl.super_wire.errors import ConfigError
@@ -59,14 +59,14 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
         KeyboardInterrupt: the user ended the run.
 
     """
-    place = place_of()
+    process = process_rank()
     prices = prices_for(spec.cost, os.environ.get("SUPER_PRICES"))
-    device = pick_device(spec.device, place)
-    strategy = strategy_name(spec.training.strategy, place)
-    console = (console or Console()) if place.rank == 0 else Console(quiet=True)
+    device = pick_device(spec.device, process)
+    strategy = strategy_name(spec.training.strategy, process)
+    console = (console or Console()) if process.rank == 0 else Console(quiet=True)
     state: RunState | None = None
     try:
-        with join_ranks(place, device, alone=strategy == "fsdp") as ranks:
+        with join_ranks(process, device, alone=strategy == "fsdp") as ranks:
             directory = Path(
                 ranks.text_of_first("directory", lambda: str(new_directory(spec.output, spec.name)))
             )
@@ -153,7 +153,7 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     tell(
         f"{state.train_samples:,} training images, {state.val_samples or 0:,} validation images, "
         f"{len(state.classes)} classes, device {state.device.type}"
-        + (f", {ranks.place.replicas} ranks" if ranks.several else "")
+        + (f", {ranks.process.replicas} ranks" if ranks.several else "")
     )
     return train, val
 
@@ -192,7 +192,7 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
         state.notes.append(note)
         tell(note)
     if ranks.several:
-        torch.manual_seed(spec.seed + ranks.place.rank)
+        torch.manual_seed(spec.seed + ranks.process.rank)
     return model
 
 

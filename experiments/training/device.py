@@ -16,7 +16,7 @@ import torch
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from superdl.experiments.training.ranks import Place, Ranks
+    from superdl.experiments.training.ranks import ProcessRank, Ranks
 
 __all__ = [
     "ComputeSpan",
@@ -33,7 +33,7 @@ _CUDA_WITH_BF16 = (8, 0)
 _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
-def pick_device(name: str, place: Place | None = None) -> torch.device:
+def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
     """Return the device that a spec names; ``auto`` is CUDA where there is one.
 
     With several ranks, each has the GPU of its number on its host.
@@ -46,15 +46,15 @@ def pick_device(name: str, place: Place | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device=auto or cpu")
-    if name == "cpu" or place is None or place.replicas == 1:
+    if name == "cpu" or process is None or process.replicas == 1:
         return torch.device(name)
-    if place.local_rank >= torch.cuda.device_count():
+    if process.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"rank {place.rank} is number {place.local_rank} of its host, which has "
+            f"rank {process.rank} is number {process.local_rank} of its host, which has "
             f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
             "--nproc-per-node), or set device=cpu"
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -135,11 +135,11 @@ def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ra
 
 
 def _restored(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    if len(state["cpu"]) != ranks.place.replicas:
+    if len(state["cpu"]) != ranks.process.replicas:
         return False
-    torch.set_rng_state(state["cpu"][ranks.place.rank])
+    torch.set_rng_state(state["cpu"][ranks.process.rank])
     if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"][ranks.place.rank], device)
+        torch.cuda.set_rng_state(state["cuda"][ranks.process.rank], device)
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     name, keys, *rest = state["numpy"]

@@ -27,7 +27,7 @@ from superdl.experiments.training.device import (
     synchronise,
 )
 from superdl.experiments.training.ending import StopRequest, Terminated
-from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.experiments.training.steps import Batches, GpuGauge, HeldStep, record_of, take_step
 from superdl.experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
 from superdl.super_wire.errors import ConfigError
@@ -89,7 +89,7 @@ class Trainer:
         if len(train) == 0:
             raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
         self._training = training or TrainingSpec()
-        self._ranks = ranks or Ranks(Place())
+        self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
         self._epochs = epochs
         self._device = device
@@ -103,13 +103,13 @@ class Trainer:
         """The best validation accuracy of which there is a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": JobMeter(train)}
-        self._stalls = {"train": StallMeter(train, self._ranks.place.rank, self._ranks.place.replicas)}
+        self._stalls = {"train": StallMeter(train, self._ranks.process.rank, self._ranks.process.replicas)}
         if val is not None:
             self._meters["val"] = JobMeter(val)
-            self._stalls["val"] = StallMeter(val, self._ranks.place.rank, self._ranks.place.replicas)
+            self._stalls["val"] = StallMeter(val, self._ranks.process.rank, self._ranks.process.replicas)
         self._tell_stalls = tell_stalls
         self._strategy = make_strategy(
-            strategy_name(self._training.strategy, self._ranks.place),
+            strategy_name(self._training.strategy, self._ranks.process),
             model,
             device,
             compute_type(self._training.precision, device),

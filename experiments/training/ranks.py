@@ -23,7 +23,7 @@ from superdl.super_wire.errors import ConfigError, SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["OtherRankError", "Place", "Ranks", "join_ranks", "place_of"]
+__all__ = ["OtherRankError", "ProcessRank", "Ranks", "join_ranks", "process_rank"]
 
 _GROUP_TIMEOUT = timedelta(minutes=30)
 """For one collective: a rank may be writing a data set, or warming a cache, while others wait."""
@@ -34,7 +34,7 @@ class OtherRankError(SuperError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRank:
     """Which process of a run this is; ``local_rank`` counts those of this host."""
 
     rank: int = 0
@@ -42,7 +42,7 @@ class Place:
     local_rank: int = 0
 
 
-def place_of(environ: dict[str, str] | os._Environ[str] = os.environ) -> Place:
+def process_rank(environ: dict[str, str] | os._Environ[str] = os.environ) -> ProcessRank:
     """Read the variables that torchrun sets; without them it is one process alone.
 
     Raises:
@@ -50,13 +50,13 @@ def place_of(environ: dict[str, str] | os._Environ[str] = os.environ) -> Place:
 
     """
     rank, replicas = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
-    place = Place(rank, replicas, _number(environ, "LOCAL_RANK", rank))
-    if not 0 <= place.rank < place.replicas or place.local_rank < 0:
+    process = ProcessRank(rank, replicas, _number(environ, "LOCAL_RANK", rank))
+    if not 0 <= process.rank < process.replicas or process.local_rank < 0:
         raise ConfigError(
-            f"RANK={place.rank}, WORLD_SIZE={place.replicas} and LOCAL_RANK={place.local_rank} name no place "
-            "in a run; start it with torchrun, or unset them"
+            f"RANK={process.rank}, WORLD_SIZE={process.replicas} and LOCAL_RANK={process.local_rank} name no "
+            "place in a run; start it with torchrun, or unset them"
         )
-    return place
+    return process
 
 
 def _number(environ: dict[str, str] | os._Environ[str], name: str, default: int) -> int:
@@ -70,21 +70,23 @@ def _number(environ: dict[str, str] | os._Environ[str], name: str, default: int)
 class Ranks:
     """The ranks as one of them sees them; of a process alone, all of this costs nothing."""
 
-    def __init__(self, place: Place, store: Store | None = None, watch: FailureWatch | None = None) -> None:
+    def __init__(
+        self, process: ProcessRank, store: Store | None = None, watch: FailureWatch | None = None
+    ) -> None:
         """Make what :func:`join_ranks` gives; ``store`` and ``watch`` are there where there are several."""
-        self.place = place
+        self.process = process
         self._store = store
         self._watch = watch
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, which prints and writes for all."""
-        return self.place.rank == 0
+        return self.process.rank == 0
 
     @property
     def several(self) -> bool:
         """Whether there is another."""
-        return self.place.replicas > 1
+        return self.process.replicas > 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value, summed over ranks; the same on all."""
@@ -132,17 +134,17 @@ class Ranks:
         """A tensor on the CPU of one shape and type, as each rank has it, by rank."""
         if not self.several:
             return [value]
-        everyones = [torch.empty_like(value) for _ in range(self.place.replicas)]
+        everyones = [torch.empty_like(value) for _ in range(self.process.replicas)]
         dist.all_gather(everyones, value)
         return everyones
 
     @contextlib.contextmanager
     def one_of_each_host_first(self) -> Iterator[None]:
         """Have the first rank of each host do what is within before the others, who find it done."""
-        if self.several and self.place.local_rank > 0:
+        if self.several and self.process.local_rank > 0:
             self.barrier()
         yield
-        if self.several and self.place.local_rank == 0:
+        if self.several and self.process.local_rank == 0:
             self.barrier()
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
@@ -158,14 +160,14 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def join_ranks(place: Place, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
+def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
     A rank whose block fails tells the others why; theirs then fail with an :class:`OtherRankError`, and a
     process that cannot even do that, since it waits in a collective for the one that is gone, is ended.
 
     Args:
-        place: of this process.
+        process: this one.
         device: that it computes on.
         alone: make a group for a process alone too; FSDP needs one.
 
@@ -174,13 +176,13 @@ def join_ranks(place: Place, device: torch.device, *, alone: bool = False) -> It
         OtherRankError: another rank failed first.
 
     """
-    if place.replicas == 1:
+    if process.replicas == 1:
         with _group_of_one(device) if alone else contextlib.nullcontext():
-            yield Ranks(place)
+            yield Ranks(process)
         return
-    store, watch = _join(place, device)
+    store, watch = _join(process, device)
     try:
-        yield Ranks(place, store, watch)
+        yield Ranks(process, store, watch)
         dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
     except Exception as error:
         first = watch.tell(f"{type(error).__name__}: {error}".removesuffix(": "))
@@ -200,7 +202,7 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _join(place: Place, device: torch.device) -> tuple[Store, FailureWatch]:
+def _join(process: ProcessRank, device: torch.device) -> tuple[Store, FailureWatch]:
     try:
         store, rank, replicas = next(rendezvous("env://", timeout=_GROUP_TIMEOUT))
         attempt = PrefixStore(f"superdl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -211,12 +213,12 @@ def _join(place: Place, device: torch.device) -> tuple[Store, FailureWatch]:
             world_size=replicas,
             timeout=_GROUP_TIMEOUT,
         )
-        watch = FailureWatch(place.rank)
+        watch = FailureWatch(process.rank)
         watch.start()
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"rank {place.rank} of {place.replicas} could not join the others: {error}; start the run with "
-            "torchrun, which sets MASTER_ADDR and MASTER_PORT"
+            f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
+            "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
         ) from error
     return PrefixStore("texts", attempt), watch
 

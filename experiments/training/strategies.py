@@ -27,7 +27,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from superdl.experiments.training.ranks import Place
+    from superdl.experiments.training.ranks import ProcessRank
 
 __all__ = ["Strategy", "load_state", "make_strategy", "strategy_name", "whole_state"]
 
@@ -35,7 +35,7 @@ _SAVE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LOAD = StateDictOptions(full_state_dict=True)
 
 
-def strategy_name(name: str, place: Place) -> str:
+def strategy_name(name: str, process: ProcessRank) -> str:
     """Return the strategy that ``training.strategy`` names for so many ranks.
 
     Raises:
@@ -43,10 +43,10 @@ def strategy_name(name: str, place: Place) -> str:
 
     """
     if name == "auto":
-        return "ddp" if place.replicas > 1 else "single"
-    if name == "single" and place.replicas > 1:
+        return "ddp" if process.replicas > 1 else "single"
+    if name == "single" and process.replicas > 1:
         raise ConfigError(
-            f"training.strategy is single, but there are {place.replicas} ranks (WORLD_SIZE), which would "
+            f"training.strategy is single, but there are {process.replicas} ranks (WORLD_SIZE), which would "
             "train models of their own; set training.strategy to ddp, fsdp or auto"
         )
     return name

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
 from superdl.experiments.training.ending import StopRequest
-from superdl.experiments.training.ranks import Place, Ranks
 
 BATCHES = 40
 
@@ -41,7 +40,7 @@ def workers_of(batches: DataLoader[int]) -> list[psutil.Process]:
 
 def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
     batches = opened()
-    with StopRequest(Ranks(Place())) as stop:
+    with StopRequest() as stop:
         stop.begin()
         iterator = iter(batches)
         seen = [int(next(iterator)) for _ in range(4)]
@@ -59,7 +58,7 @@ def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
 def test_a_worker_that_dies_of_the_signal_raises_nothing_into_the_last_step():
     batches = opened()
     before = None
-    with StopRequest(Ranks(Place())) as stop:
+    with StopRequest() as stop:
         stop.begin()
         next(iter(batches))
         before = signal.getsignal(signal.SIGCHLD)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, bring_best, read_checkpoint
-from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
-    alone = Ranks(Place())
+    alone = Ranks(ProcessRank())
 
     def refused(place: Path) -> str:
         with pytest.raises(ConfigError) as caught:

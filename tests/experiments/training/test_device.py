@@ -14,7 +14,7 @@ from superdl.experiments.training.device import (
     random_states,
     restore_random_states,
 )
-from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.experiments.training.strategies import make_strategy
 from superdl.super_wire.errors import ConfigError
 
@@ -57,12 +57,12 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert pick_device("auto", Place(3, 4, 1)) == torch.device("cuda", 1)
+    assert pick_device("auto", ProcessRank(3, 4, 1)) == torch.device("cuda", 1)
     assert taken == [torch.device("cuda", 1)]
-    assert pick_device("cpu", Place(3, 4, 1)) == torch.device("cpu")
-    assert pick_device("cuda", Place()) == torch.device("cuda")
+    assert pick_device("cpu", ProcessRank(3, 4, 1)) == torch.device("cpu")
+    assert pick_device("cuda", ProcessRank()) == torch.device("cuda")
     with pytest.raises(ConfigError, match=r"rank 2 is number 2 of its host, which has 2 GPU\(s\)"):
-        pick_device("auto", Place(2, 3, 2))
+        pick_device("auto", ProcessRank(2, 3, 2))
 
 
 def test_a_device_that_is_not_there_is_named():
@@ -83,7 +83,7 @@ def test_on_a_cpu_a_span_is_the_hosts_time():
 
 @pytest.mark.parametrize("damage", [{}, {"python": None}, {"numpy": ["MT19937"]}, {"cpu": [torch.zeros(3)]}])
 def test_random_states_that_are_damaged_are_told_as_such(damage):
-    alone, device = Ranks(Place()), CPU
+    alone, device = Ranks(ProcessRank()), CPU
     whole = random_states(device, alone)
     assert restore_random_states(whole, device, alone)
     with pytest.raises(ConfigError, match="the checkpoint's random states are damaged"):

@@ -16,7 +16,7 @@ from superdl.experiments.monitoring import GpuReading
 from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import seed_everything
-from superdl.experiments.training.ranks import Place, Ranks
+from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.experiments.training.steps import Batches, correct_within
 from superdl.super_wire.errors import ConfigError
 
@@ -208,7 +208,7 @@ def test_a_loader_without_batches_is_refused():
 
 def test_a_loader_that_ends_before_its_length_is_an_error(stripes):
     loader = opened(stripes, training=True)
-    batches = Batches(loader, "train", Ranks(Place()))
+    batches = Batches(loader, "train", Ranks(ProcessRank()))
     batches.steps += 1
     batches.begin()
     assert all(batches.next() is not None for _ in range(24))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
-from superdl.experiments.training.ranks import Place, Ranks, place_of
+from superdl.experiments.training.ranks import ProcessRank, Ranks, process_rank
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.ranks_of_a_run import Ended, launch
@@ -51,16 +51,16 @@ def about(colours: Path, *more: str) -> list[str]:
 
 
 def test_the_place_is_read_from_the_environment():
-    assert place_of({}) == Place(0, 1, 0)
-    assert place_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == Place(3, 4, 1)
+    assert process_rank({}) == ProcessRank(0, 1, 0)
+    assert process_rank({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == ProcessRank(3, 4, 1)
     with pytest.raises(ConfigError, match="the variable RANK is a whole number; not 'x'"):
-        place_of({"RANK": "x"})
+        process_rank({"RANK": "x"})
     with pytest.raises(ConfigError, match="RANK=4, WORLD_SIZE=4 and LOCAL_RANK=0 name no place"):
-        place_of({"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})
+        process_rank({"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})
 
 
 def test_a_process_alone_needs_no_other():
-    alone = Ranks(Place())
+    alone = Ranks(ProcessRank())
     assert alone.sums([1.0, 2.0]) == alone.largest([1.0, 2.0]) == alone.smallest([1.0, 2.0]) == [1.0, 2.0]
     assert alone.text_of_first("name", lambda: "text") == "text"
     assert alone.bytes_of_first(b"bytes") == b"bytes"
@@ -69,11 +69,11 @@ def test_a_process_alone_needs_no_other():
 
 
 def test_a_strategy_fits_the_ranks():
-    assert strategy_name("auto", Place()) == strategy_name("single", Place()) == "single"
-    assert strategy_name("auto", Place(0, 2, 0)) == "ddp"
-    assert strategy_name("fsdp", Place()) == "fsdp"
+    assert strategy_name("auto", ProcessRank()) == strategy_name("single", ProcessRank()) == "single"
+    assert strategy_name("auto", ProcessRank(0, 2, 0)) == "ddp"
+    assert strategy_name("fsdp", ProcessRank()) == "fsdp"
     with pytest.raises(ConfigError, match=r"training\.strategy is single, but there are 2 ranks"):
-        strategy_name("single", Place(0, 2, 0))
+        strategy_name("single", ProcessRank(0, 2, 0))
 
 
 def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):
