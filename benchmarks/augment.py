@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.command import positive
 from benchmarks.results import BenchmarkReport, Column, Started
-from superdl.experiments.torchvision_operators import declare_operators
+from superdl.experiments.models import declare_operators
 from superdl.super_dataset import Augment, BatchInfo
 from superdl.super_dataset.augment.geometry import crop_resize_by_products
 from superdl.super_wire.ids import digest128

@@ -23,7 +23,7 @@ from benchmarks.processes import BenchmarkError, Cores, children_cpu_s, held_to,
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services
 from benchmarks.trainer import RESNETS, Trainer, small_resnet
-from superdl.experiments.environment import describe_environment
+from superdl.experiments.manifest import describe_environment
 
 if TYPE_CHECKING:
     import argparse

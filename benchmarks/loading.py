@@ -17,7 +17,7 @@ from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.loaders.samples import decode_image, list_samples
 from superdl.experiments.loaders.workers import stack
-from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from benchmarks.loading import Contender, Loading, Pairs
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
 from superdl.experiments.loaders.workers import shared_bytes
-from superdl.experiments.torchvision_operators import declare_operators
+from superdl.experiments.models import declare_operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

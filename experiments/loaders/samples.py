@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from superdl.experiments.data import Source
-    from superdl.experiments.spec_sections import RecipeSpec
+    from superdl.experiments.spec import RecipeSpec
 
 __all__ = ["ImageMaker", "Samples", "decode_image", "list_samples", "recipe_pixels"]
 

@@ -24,7 +24,7 @@ from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
 from superdl.experiments.loaders.torch_loader import epoch_sampler, pads
 from superdl.experiments.loaders.workers import collate, decoded, leave_sigterm_to_the_run
-from superdl.experiments.torchvision_operators import declare_operators
+from superdl.experiments.models import declare_operators
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

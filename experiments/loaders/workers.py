@@ -2,7 +2,7 @@
 
 Which samples come in which order is left to the loaders' own modules. Workers leave SIGTERM to the run: a
 scheduler sends it to a whole process group (torchrun, Slurm, systemd), and the run then takes its last step
-and keeps a checkpoint, as `experiments.training.stopping` has it, for which it needs its workers.
+and keeps a checkpoint, as `experiments.training.ending` has it, for which it needs its workers.
 """
 
 from __future__ import annotations

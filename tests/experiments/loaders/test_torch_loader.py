@@ -10,7 +10,7 @@ from PIL import Image
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
-from superdl.experiments.spec_sections import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.super_wire.errors import (
     BadSampleError,
     ConfigError,
