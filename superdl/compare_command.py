@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.experiments.comparing.report import Comparison
+    from superdl.experiments.comparing.comparison import Comparison
 
 __all__ = ["add_arguments", "run"]
 
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from superdl.experiments.comparing.comparison import compare
+    from superdl.experiments.comparing.running import compare
     from superdl.experiments.spec import load_spec
 
     overrides = list(arguments.overrides)
@@ -83,9 +83,9 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 
 
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from superdl.experiments.comparing.comparison import publish
     from superdl.experiments.comparing.found_runs import compare_runs
-    from superdl.experiments.output import new_directory
+    from superdl.experiments.comparing.running import publish
+    from superdl.experiments.new_directory import new_directory
     from superdl.super_wire.errors import ConfigError
 
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]

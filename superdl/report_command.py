@@ -1,6 +1,4 @@
-"""``superdl report DIRECTORY``: make a page anew, a run's by :mod:`superdl.experiments.reporting.run_page`, a
-comparison's by :mod:`superdl.experiments.comparing.page`.
-"""
+"""``superdl report DIRECTORY``: make the page of a run or of a comparison from the files that it left."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from superdl.experiments.comparing.report import Comparison
+    from superdl.experiments.comparing.comparison import Comparison
     from superdl.experiments.reporting.run_files import RunFiles
 
 __all__ = ["add_arguments", "run"]
@@ -28,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the page."""
-    from superdl.experiments.comparing.page import comparison_page
-    from superdl.experiments.comparing.report import is_comparison, read_comparison
+    from superdl.experiments.comparing.comparison import is_comparison, read_comparison
+    from superdl.experiments.comparing.show import comparison_page
+    from superdl.experiments.reporting.page import PAGE_NAME, write_page
     from superdl.experiments.reporting.plots import plots_missing  # --help needs none of this
     from superdl.experiments.reporting.run_files import read_run
-    from superdl.experiments.reporting.run_page import PAGE_NAME, run_page
+    from superdl.experiments.reporting.run_page import run_page
     from superdl.super_wire.errors import ConfigError
 
     directory = Path(arguments.directory)
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         page = run_page(known)
     path = directory / PAGE_NAME
     try:
-        page.write(path)
+        write_page(page, path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; copy the run to where you may") from error
     missing = plots_missing()

@@ -1,6 +1,6 @@
 """What is compared: the arms of a spec, each with its trials, as whole specs, checked before anything runs.
 
-In which order they run is `experiments.comparing.schedule`'s.
+And in which order: interleaved, so that a machine that grows slower or faster meets all arms alike.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DEFAULT_ARMS", "Arm", "Trial", "arms_of"]
+__all__ = ["Arm", "Round", "Trial", "arms_of", "rounds_of"]
 
-DEFAULT_ARMS: dict[str, dict[str, Any]] = {
+_DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
 }
@@ -51,6 +51,29 @@ class Arm:
         return wanting[0] if len(wanting) > 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One go of one arm: ``number`` in the whole, ``repeat`` of the arm, both from 1."""
+
+    number: int
+    repeat: int
+    arm: str
+
+
+def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
+    """Return all rounds: in each repeat every arm once, and each repeat begins one arm further on.
+
+    With A, B and C: A B C, B C A, C A B. So over as many repeats as there are arms each has each place once,
+    and which arm meets files that nobody has read yet, or a warm processor, is not always the same.
+    """
+    rounds: list[Round] = []
+    for repeat in range(repeats):
+        first = repeat % len(arms)
+        for arm in (*arms[first:], *arms[:first]):
+            rounds.append(Round(len(rounds) + 1, repeat + 1, arm))
+    return tuple(rounds)
+
+
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
     """Return the arms of a spec, or the ``chosen`` ones; a loader's kind is an arm too, if asked for.
 
@@ -58,7 +81,7 @@ def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
         ConfigError: an arm is unknown, sets what is the comparison's, or makes a spec that is not allowed.
 
     """
-    named = dict(spec.compare.arms) or dict(DEFAULT_ARMS)
+    named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         named = {name: _values_of(name, named) for name in chosen}
         if not named or len(named) < len(chosen):

@@ -1,213 +1,254 @@
-"""Carries a comparison out, round by round, and keeps on disk what is known after each.
+"""A comparison as one value, written as ``compare.json`` and ``compare.csv``, and read back.
 
-A directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and the report that
-`experiments.comparing.report` writes. One round is `experiments.comparing.rounds`'s.
+What people see of it is left to `show`.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from superdl.experiments.comparing.arms import Arm, arms_of
-from superdl.experiments.comparing.figures import round_figures
-from superdl.experiments.comparing.page import write_page
-from superdl.experiments.comparing.report import (
-    ArmReport,
-    Comparison,
-    RoundReport,
-    settings_of,
-    write_comparison,
+from superdl.experiments.comparing.arms import Round
+from superdl.experiments.comparing.conclusions import conclusions
+from superdl.experiments.comparing.figures import (
+    FIGURES,
+    Figure,
+    RoundFigures,
+    Spread,
+    mean_by_name,
+    spread_of,
 )
-from superdl.experiments.comparing.rounds import RoundDone, run_round, write_pages
-from superdl.experiments.comparing.schedule import Round, rounds_of
-from superdl.experiments.comparing.show import print_comparison
-from superdl.experiments.data import prepare_data
-from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
-from superdl.experiments.output import new_directory
-from superdl.experiments.training.device import pick_device
-from superdl.super_wire.errors import SuperError
+from superdl.experiments.reporting.quantities import number
+from superdl.experiments.strict_json import write_json
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping
+    from pathlib import Path
 
-    from rich.console import Console
+    from superdl.experiments.comparing.measured import RunMeasured
 
-    from superdl.experiments.spec import Spec
+__all__ = [
+    "COMPARE_FORMAT",
+    "ArmReport",
+    "Comparison",
+    "RoundReport",
+    "is_comparison",
+    "read_comparison",
+    "settings_of",
+    "write_comparison",
+]
 
-__all__ = ["ComparisonFailedError", "compare", "publish"]
+COMPARE_FORMAT = 1
+
+_REPORT = "compare.json"
+_LEAST_PERCENT = 0.1
+"""Causes that make less of training time are in the figures, not in the words."""
 
 
-class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; names it, with the last lines that it printed."""
+@dataclass(frozen=True, slots=True)
+class ArmReport:
+    """An arm: what it sets, the names of its trials if it has several runs at once, and its loader's settings
+    as the loader tells them. ``simulated``: its runs were predicted, not made.
+    """
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    trials: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name, marked where it was not measured."""
+        return f"{self.name} (simulated)" if self.simulated else self.name
 
 
-def compare(
-    spec: Spec, *, arms: Sequence[str] | None = None, keep_going: bool = False, console: Console
-) -> Comparison:
-    """Run the arms of ``spec`` interleaved, print and write what they come to, and return it.
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """A round: its figures, or why it has none. ``folder`` is where its runs are."""
 
-    The report is written after each round and at the end, however that comes.
+    round: Round
+    folder: str
+    figures: RoundFigures | None
+    failure: str | None
 
-    Args:
-        spec: what is compared; its ``compare`` section says how.
-        arms: names of the arms; None: all.
-        keep_going: go on after a run failed, without its figures.
-        console: for progress and tables.
+    def phrase(self) -> str:
+        """How it went, in one line."""
+        if self.figures is None:
+            return f"{self.round.arm} failed"
+        seconds = "" if self.figures.wall_s is None else f" in {self.figures.wall_s:.1f} s"
+        rate = self.figures.images_per_s
+        return (
+            f"{self.round.arm} done{seconds}: {'-' if rate is None else f'{rate:,.0f}'} images/s, "
+            f"{self.figures.wait_percent:.1f}% waiting"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that is known of a comparison. ``status``: running, finished, interrupted or failed."""
+
+    name: str
+    status: str
+    reason: str | None
+    started_at: str
+    took_s: float
+    directory: str
+    repeats: int
+    warmup_epochs: int
+    arms: tuple[ArmReport, ...]
+    rounds: tuple[RoundReport, ...]
+    notes: tuple[str, ...]
+    spec: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> int:
+        """How many rounds have figures."""
+        return sum(one.figures is not None for one in self.rounds)
+
+    def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
+        """The rounds of an arm that were measured."""
+        return tuple(one.figures for one in self.rounds if one.round.arm == arm and one.figures is not None)
+
+    def spread(self, arm: str, key: str) -> Spread | None:
+        """A figure of an arm over its repeats; None where there is none."""
+        return spread_of(self.figures_of(arm), key)
+
+    def shown(self) -> tuple[Figure, ...]:
+        """The figures that some arm has."""
+        return tuple(
+            figure for figure in FIGURES if any(self.spread(arm.name, figure.key) for arm in self.arms)
+        )
+
+    def words(self) -> tuple[tuple[str, str], ...]:
+        """What the figures say, and what they leave out, each sentence after its subject."""
+        spreads = {
+            figure.key: {arm.title: self.spread(arm.name, figure.key) for arm in self.arms}
+            for figure in FIGURES
+        }
+        waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
+        settings = [("Settings:", text) for text in map(_told_settings, self.arms) if text]
+        notes = [("Note:", note) for note in self.notes]
+        failed = {
+            arm.title: lost
+            for arm in self.arms
+            if (lost := sum(one.figures is None for one in self.rounds if one.round.arm == arm.name))
+        }
+        said = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
+        return (*said, *waits, *settings, *notes)
+
+    @property
+    def of_whole_runs(self) -> frozenset[str]:
+        """The keys of figures that have the warm-up in them: of runs at once, that of their cost too."""
+        at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
+        return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
+
+    def _told_stalls(self, arm: ArmReport) -> str:
+        """Why an arm's steps stalled, and for what share of its training time."""
+        causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
+        told = [
+            f"{cause.replace('_', ' ')} {number(percent)}%"
+            for cause, percent in causes.items()
+            if percent >= _LEAST_PERCENT
+        ]
+        return f"{arm.title}: {', '.join(told)} of training time." if told else ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        plain = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("arms", "rounds")
+        }
+        return {
+            "format": COMPARE_FORMAT,
+            **plain,
+            "words": [" ".join(point) for point in self.words()],
+            "arms": [asdict(arm) | {"figures": self._figures(arm.name)} for arm in self.arms],
+            "rounds": [asdict(one) for one in self.rounds],
+        }
+
+    def _figures(self, arm: str) -> dict[str, Any]:
+        spreads = {figure.key: self.spread(arm, figure.key) for figure in FIGURES}
+        return {
+            key: None
+            if spread is None
+            else {"median": spread.median, "least": spread.least, "most": spread.most}
+            for key, spread in spreads.items()
+        }
+
+
+def _told_settings(arm: ArmReport) -> str:
+    """What an arm's loader was given, and what that follows."""
+    given = {name: value for name, value in arm.settings.items() if name != "documentation"}
+    if not given:
+        return ""
+    words = ", ".join(f"{name}={value}" for name, value in given.items())
+    documented = arm.settings.get("documentation")
+    return f"{arm.title} was given {words}" + (f" ({documented})." if documented else ".")
+
+
+def settings_of(run: RunMeasured) -> dict[str, Any]:
+    """What a run's loader was opened with, where its report tells it."""
+    told = run.facts.get("loader_settings")
+    return dict(told) if isinstance(told, dict) else {}
+
+
+def write_comparison(comparison: Comparison, directory: Path) -> None:
+    """Write ``compare.json`` and ``compare.csv``; a reader sees the old files or the new ones."""
+    write_json(comparison.to_mapping(), directory / _REPORT)
+    keys = [figure.key for figure in FIGURES]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["number", "arm", "repeat", "failed", *keys])
+    for one in comparison.rounds:
+        values = ["" if one.figures is None else getattr(one.figures, key) for key in keys]
+        table.writerow([one.round.number, one.round.arm, one.round.repeat, int(one.figures is None), *values])
+    partial = directory / ".compare.csv"
+    partial.write_text(text.getvalue(), encoding="utf-8")
+    partial.replace(directory / "compare.csv")
+
+
+def is_comparison(directory: Path) -> bool:
+    """Whether `write_comparison` has written there."""
+    return (directory / _REPORT).is_file()
+
+
+def read_comparison(directory: Path) -> Comparison:
+    """Read what `write_comparison` has written.
 
     Raises:
-        ConfigError: an arm or a trial makes a spec that is not allowed; nothing has run.
-        ComparisonFailedError: a run failed, and ``keep_going`` is false.
-        SuperError: the data or what trials share cannot be had.
-        KeyboardInterrupt: the user ended it.
+        ConfigError: there is none, or not one of this version's.
 
     """
-    chosen = arms_of(spec, arms)
-    device = pick_device(spec.device)
-    state = _State(spec, chosen, new_directory(spec.output, f"{spec.name}-compare"))
-    text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
-    (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
-    manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
-    state.environment = describe_environment(device) | {"cpu": describe_hardware()["cpu"]}
-    _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {state.directory}")
+    path = directory / _REPORT
     try:
-        _prepare(chosen, console)
-        _run_all(state, console, keep_going=keep_going)
-    except BaseException as error:
-        state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        state.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise
-    finally:
-        report = state.report()
-        publish(report, console)
-        manifest.end(state.status, _now())
-    return report
+        mapping = json.loads(path.read_text(encoding="utf-8"))
+        if mapping.pop("format") != COMPARE_FORMAT:
+            raise ConfigError(f"{path} is of another format than {COMPARE_FORMAT}: compare the runs again")
+        arms = tuple(_arm(arm) for arm in mapping.pop("arms"))
+        rounds = tuple(_round(one) for one in mapping.pop("rounds"))
+        notes = tuple(mapping.pop("notes"))
+        del mapping["words"]
+        return Comparison(arms=arms, rounds=rounds, notes=notes, **mapping)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a comparison as this version writes it: {error!r}") from error
 
 
-def publish(report: Comparison, console: Console) -> None:
-    """Write all that people and programs read of a comparison into its directory, and print it."""
-    directory = Path(report.directory)
-    write_comparison(report, directory)
-    write_page(report, directory)
-    print_comparison(report, console)
+def _arm(mapping: dict[str, Any]) -> ArmReport:
+    del mapping["figures"]  # they follow from the rounds
+    return ArmReport(**mapping | {"trials": tuple(mapping["trials"])})
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass
-class _State:
-    """What is known so far."""
-
-    spec: Spec
-    arms: tuple[Arm, ...]
-    directory: Path
-    started_at: str = field(default_factory=_now)
-    start_s: float = field(default_factory=time.monotonic)
-    status: str = "running"
-    reason: str | None = None
-    rounds: list[RoundReport] = field(default_factory=list)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, one: Round, done: RoundDone) -> RoundReport:
-        """Keep what a round has measured."""
-        folder = str(done.folder.relative_to(self.directory))
-        if done.measured is None:
-            report = RoundReport(one, folder, None, _failure(done))
-        else:
-            first = done.measured.runs[0]
-            self.settings.setdefault(one.arm, settings_of(first))
-            figures = round_figures(done.measured, self.spec.compare.warmup_epochs)
-            report = RoundReport(one, folder, figures, None)
-        self.rounds.append(report)
-        return report
-
-    def report(self) -> Comparison:
-        return Comparison(
-            name=self.spec.name,
-            status=self.status,
-            reason=self.reason,
-            started_at=self.started_at,
-            took_s=time.monotonic() - self.start_s,
-            directory=str(self.directory),
-            repeats=self.spec.compare.repeats,
-            warmup_epochs=self.spec.compare.warmup_epochs,
-            arms=tuple(
-                ArmReport(
-                    arm.name,
-                    arm.values,
-                    tuple(trial.name for trial in arm.trials if trial.name),
-                    self.settings.get(arm.name, {}),
-                )
-                for arm in self.arms
-            ),
-            rounds=tuple(self.rounds),
-            notes=_notes(self.arms),
-            spec=self.spec.to_mapping(),
-            environment=self.environment,
-        )
-
-
-def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
-    by_name = {arm.name: arm for arm in state.arms}
-    rounds = rounds_of(list(by_name), state.spec.compare.repeats)
-    for one in rounds:
-        arm = by_name[one.arm]
-        at_once = f", {len(arm.trials)} trials at once" if len(arm.trials) > 1 else ""
-        place = f"[{one.number}/{len(rounds)}]"
-        _say(console, f"{place} {one.arm}, repeat {one.repeat} of {state.spec.compare.repeats}{at_once}")
-        done = run_round(one, arm, state.directory / "runs" / f"{one.number:02d}-{one.arm}")
-        if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second
-            write_pages(done.folder, lambda line: _say(console, line))
-        report = state.take(one, done)
-        _say(console, f"{place} {report.phrase()}")
-        if report.failure is not None and not keep_going:
-            raise ComparisonFailedError(report.failure)
-        write_comparison(state.report(), state.directory)
-    failed = sum(one.failure is not None for one in state.rounds)
-    state.status = "failed" if failed else "finished"
-    state.reason = f"{failed} of {len(rounds)} rounds failed" if failed else None
-
-
-def _failure(done: RoundDone) -> str:
-    first = done.failed[0]
-    how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
-    said = first.last_lines.replace("\n", "\n  ")
-    return f"the run of {first.title} ended with {how}; the last lines of {done.folder}:\n  {said}"
-
-
-def _prepare(arms: Sequence[Arm], console: Console) -> None:
-    """Write or find the data before anything is timed, so that no run pays for it."""
-    for data in {trial.spec.data: None for arm in arms for trial in arm.trials}:
-        prepare_data(data, lambda line: _say(console, line))
-
-
-def _notes(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """What a reader must know of how the arms ran."""
-    return tuple(note for arm in arms for note in _notes_of(arm))
-
-
-def _notes_of(arm: Arm) -> Iterator[str]:
-    functions = [trial.spec for trial in arm.trials if trial.spec.loader.runs_functions]
-    variable = os.environ.get("SUPER_COORDINATOR")
-    addresses = {spec.loader.coordinator or variable for spec in functions}
-    for address in sorted(address for address in addresses if address):
-        yield (
-            f"{arm.name} uses the coordinator at {address}: its CPU, and that of its cache and functions, is "
-            "not counted, and its cache holds what earlier runs left."
-        )
-    elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
-    if elsewhere:
-        yield f"{arm.name} runs functions by {', '.join(elsewhere)}: their CPU is not counted."
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _round(mapping: dict[str, Any]) -> RoundReport:
+    figures = mapping["figures"]
+    if figures is not None:
+        epochs = {int(epoch): value for epoch, value in figures["decodes_by_epoch"].items()}
+        accuracy = tuple(figures["val_accuracy"])
+        figures = RoundFigures(**figures | {"decodes_by_epoch": epochs, "val_accuracy": accuracy})
+    return RoundReport(Round(**mapping["round"]), mapping["folder"], figures, mapping["failure"])

@@ -1,6 +1,7 @@
 """The arithmetic of a comparison: what one round of an arm comes to, and how its repeats spread. Pure.
 
-Reading runs is `experiments.comparing.measured`'s, what may be concluded `experiments.comparing.verdicts`'s.
+Reading runs is left to `measured`, what may be concluded to `conclusions`. A further figure is a field of
+`RoundFigures`, a line of `FIGURES` and a line of `round_figures`.
 """
 
 from __future__ import annotations
@@ -23,27 +24,73 @@ __all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "mean_by_name", "round
 class Figure:
     """A figure that people see: its name in `RoundFigures`, its title with unit, and which way is better.
 
-    ``whole`` says that it is of the whole run, warm-up included.
+    ``sentence`` says how two arms differ by a factor. ``whole``: it is of the whole run, warm-up included.
     """
 
     key: str
     title: str
     unit: str
-    more_is_better: bool
+    sentence: str
+    more_is_better: bool = False
     whole: bool = False
 
 
 FIGURES = (
-    Figure("images_per_s", "throughput", "images/s", more_is_better=True),
-    Figure("wait_percent", "waiting for data", "% of training time", more_is_better=False),
-    Figure("cpu_ms_per_image", "CPU of all processes", "ms/image", more_is_better=False),
-    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image", more_is_better=False),
-    Figure("usd_per_epoch", "cost", "USD/epoch", more_is_better=False),
-    Figure("decodes_per_image", "decodes", "per image of the set", more_is_better=False, whole=True),
-    Figure("cpu_s", "CPU in all", "s", more_is_better=False, whole=True),
-    Figure("usd", "cost in all", "USD", more_is_better=False, whole=True),
-    Figure("wall_s", "wall time", "s", more_is_better=False, whole=True),
-    Figure("first_batch_s", "first batch after", "s", more_is_better=False, whole=True),
+    Figure(
+        "images_per_s",
+        "throughput",
+        "images/s",
+        "{better} trains {factor} times as fast as {worse}",
+        more_is_better=True,
+    ),
+    Figure(
+        "wait_percent",
+        "waiting for data",
+        "% of training time",
+        "{worse} waits {factor} times as long a share as {better}",
+    ),
+    Figure(
+        "cpu_ms_per_image",
+        "CPU of all processes",
+        "ms/image",
+        "{worse} takes {factor} times the CPU of {better}, the model's work with it",
+    ),
+    Figure(
+        "outside_ms_per_image",
+        "thereof outside the trainer",
+        "ms/image",
+        "outside the training process {worse} takes {factor} times the CPU of {better}",
+    ),
+    Figure("usd_per_epoch", "cost", "USD/epoch", "{worse} costs {factor} times as much as {better}"),
+    Figure(
+        "decodes_per_image",
+        "decodes",
+        "per image of the set",
+        "{worse} decodes an image {factor} times as often as {better}",
+        whole=True,
+    ),
+    Figure(
+        "cpu_s",
+        "CPU in all",
+        "s",
+        "from start to end {worse} takes {factor} times the CPU of {better}",
+        whole=True,
+    ),
+    Figure(
+        "usd",
+        "cost in all",
+        "USD",
+        "from start to end {worse} costs {factor} times as much as {better}",
+        whole=True,
+    ),
+    Figure("wall_s", "wall time", "s", "{worse} takes {factor} times as long as {better}", whole=True),
+    Figure(
+        "first_batch_s",
+        "first batch after",
+        "s",
+        "{worse} has its first batch after {factor} times as long as {better}",
+        whole=True,
+    ),
 )
 
 

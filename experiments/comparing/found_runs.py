@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superdl.experiments.comparing.arms import Round
+from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, settings_of
 from superdl.experiments.comparing.figures import round_figures
-from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
-from superdl.experiments.comparing.report import ArmReport, Comparison, RoundReport, settings_of
-from superdl.experiments.comparing.schedule import Round
-from superdl.experiments.comparing.simulated import read_prediction
+from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_prediction, read_run
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,10 +1,12 @@
-"""Reads what a run has left, its report and its samples of the processes, as far as a comparison needs it.
+"""Reads what a comparison needs of a run: its report and its samples of the processes, or a prediction of it.
 
-What follows from it is `experiments.comparing.figures`'s.
+A prediction by ``superdl simulate --output FILE`` says of itself that it is one, and every report marks it.
+What follows from all that is left to `figures`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "PhaseMeasured",
     "RoundMeasured",
     "RunMeasured",
+    "read_prediction",
     "read_run",
 ]
 
@@ -128,15 +131,35 @@ def read_run(directory: Path) -> RunMeasured:
 
     """
     path = directory / "report.json"
-    try:
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no report.json, so no run has ended there")
+    with _refused(path, "a report as this version writes it"):
         report = json.loads(path.read_text(encoding="utf-8"))
         return _run(report, _epoch_ends(directory / "utilization.jsonl"))
-    except FileNotFoundError:
-        raise ConfigError(f"{directory} holds no report.json, so no run has ended there") from None
+
+
+def read_prediction(path: Path) -> RunMeasured:
+    """Read the training job of one prediction.
+
+    Raises:
+        ConfigError: the file is no prediction, or one of several points or training jobs.
+
+    """
+    with _refused(path, "what superdl simulate --output writes"):
+        return _predicted(path, json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextlib.contextmanager
+def _refused(path: Path, expected: str) -> Iterator[None]:
+    """Name the file in errors that its content raises."""
+    try:
+        yield
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is not a report as this version writes it: {error!r}") from error
+        raise ConfigError(f"{path} is not {expected}: {error!r}") from error
 
 
 def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
@@ -213,3 +236,37 @@ def _epoch_ends(path: Path) -> dict[int, float]:
             epoch = -1 if row["epoch"] is None else int(row["epoch"])
             ends[epoch] = max(ends.get(epoch, 0.0), float(row["at_s"]))
     return ends
+
+
+def _predicted(path: Path, prediction: Mapping[str, Any]) -> RunMeasured:
+    if prediction["simulated"] is not True or len(prediction["rows"]) != 1:
+        raise ConfigError(f"{path} is no prediction of one point: simulate without a sweep")
+    jobs = {job["name"]: job for job in prediction["spec"]["jobs"]}
+    training = [name for name, job in jobs.items() if job["follows"] is None]
+    if len(training) != 1 or jobs[training[0]]["count"] != 1:
+        raise ConfigError(f"{path} predicts {', '.join(training)} together: compare one training job")
+    (row,) = prediction["rows"]
+    (job,) = (job for job in row["jobs"] if job["name"] == training[0])
+    passes = tuple(
+        PassMeasured(
+            epoch=int(one["epoch"]),
+            split="train",
+            samples=int(one["samples"]),
+            wall_s=float(one["wall_s"]),
+            wait_s=float(one["wait_s"]),
+            first_batch_s=float(one["first_batch_s"]),
+            produced=None,
+        )
+        for one in job["passes"]
+    )
+    samples = {data["name"]: int(data["samples"]) for data in prediction["spec"]["datasets"]}
+    return RunMeasured(
+        name=str(prediction["name"]),
+        status="finished",
+        train_samples=samples[jobs[training[0]]["dataset"]],
+        val_samples=0,
+        passes=passes,
+        phases=(),
+        wall_s=float(row["virtual_s"]),
+        simulated=True,
+    )

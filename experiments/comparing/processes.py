@@ -1,29 +1,33 @@
-"""The processes of one round: a run each, started together, watched until the last has ended.
+"""The processes of a round: a run each, started together, watched until the last has ended.
 
-What such a process does is `experiments.comparing.tied_run`'s; a failed one's last lines are kept for people.
+``python -P -m superdl.experiments.comparing.processes PARENT DESCRIPTOR SPEC`` is one such process: ``superdl run
+SPEC``, tied to the one that started it. It writes the exit code as one byte to the descriptor as soon as the
+run has ended, and then waits for what the run started, so that its parent gets the CPU time of all. The
+parent makes the run's page: drawing it takes as much CPU as a small run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["EndedRun", "RunRequest", "run_together"]
+__all__ = ["EndedRun", "RunRequest", "main", "run_together"]
 
 _TICK_S = 1.0
+_POLL_S = 0.05
 _END_WAIT_S = 20.0
 """For an interrupted run to write its report and end what it started; after that it is killed."""
 
@@ -34,6 +38,7 @@ _RANK_VARIABLES = frozenset(
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 )
 """Of a launcher around the comparison: with them, runs would take themselves for ranks of one."""
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class EndedRun:
     """How a run's process ended; ``wall_s`` is from its start until its report was written.
 
     ``was_told_to`` says that it was ended from here, because another failed or a person asked.
+    ``last_lines`` are the end of what a failed run has printed.
     """
 
     title: str
@@ -81,40 +87,53 @@ def run_together(
         KeyboardInterrupt: a person ended it; the runs were interrupted, and have written their reports.
 
     """
-    with contextlib.ExitStack() as stack:
-        said: queue.SimpleQueue[_Process] = queue.SimpleQueue()
-        processes: list[_Process] = []
-        stack.callback(_end_all, processes)
+    processes: list[_Process] = []
+    try:
         for request in requests:
-            processes.append(_Process(request, said))  # noqa: PERF401  # what was started is known if one is not
-        running = set(processes)
-        kill_at_s = math.inf
-        while running:
-            with contextlib.suppress(queue.Empty):
-                gone = said.get(timeout=_TICK_S)
-                running.discard(gone)
-                if stop_at_failure and gone.process.returncode != 0 and kill_at_s == math.inf:
-                    kill_at_s = time.monotonic() + end_wait_s
-                    for other in running:
-                        other.interrupt()
-            if time.monotonic() >= kill_at_s:
-                for other in running:
-                    other.kill()  # as often as it takes: what was killed says so itself, once it is gone
-            tick()
+            processes.append(_Process(request))  # noqa: PERF401  # what was started is known if one is not
+        kill_at_s = tick_at_s = math.inf
+        for now_s in _until_all_ended(processes):
+            failed = any(process.code not in (None, 0) for process in processes)
+            if stop_at_failure and failed and kill_at_s == math.inf:
+                kill_at_s = now_s + end_wait_s
+                for process in processes:
+                    process.interrupt()
+            if now_s >= kill_at_s:
+                for process in processes:
+                    process.kill()
+            if tick_at_s == math.inf or now_s >= tick_at_s:
+                tick()
+                tick_at_s = now_s + _TICK_S
         return tuple(process.ended() for process in processes)
+    finally:
+        _end_all(processes)
+
+
+def _until_all_ended(processes: Sequence[_Process]) -> Iterator[float]:
+    """Yield the time again and again until all have ended."""
+    while any(process.code is None for process in processes):
+        open_ends = [process.end.fileno() for process in processes if not process.end.closed]
+        if open_ends:
+            wait(open_ends, _TICK_S)
+        else:  # all reports are written, and what the runs started is about to end
+            time.sleep(_POLL_S)
+        for process in processes:
+            process.look()
+        yield time.monotonic()
 
 
 class _Process:
-    """One run and the thread that waits for it."""
+    """One run; ``end`` is the pipe that tells when its report is written, ``code`` its exit code then."""
 
-    def __init__(self, request: RunRequest, said: queue.SimpleQueue[_Process]) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self._said = said
         self._was_told_to = False
-        self._done_s: float | None = None
-        self._start_s = time.monotonic()
+        self.code: int | None = None
+        self._start_s = self._done_s = time.monotonic()
         ours, theirs = os.pipe()
-        command = [sys.executable, "-P", "-m", "superdl.experiments.comparing.tied_run", str(os.getpid())]
+        self.end = os.fdopen(ours, "rb", buffering=0)
+        command = [sys.executable, "-P", "-m", "superdl.experiments.comparing.processes", str(os.getpid())]
+        kept = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
         try:
             with request.output.open("wb") as output:
                 self.process = subprocess.Popen(
@@ -122,80 +141,99 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=_environment(os.environ),
+                    env=kept | {"PYTHONUNBUFFERED": "1"},  # so that a run that was killed can be looked into
                     pass_fds=(theirs,),
                     process_group=0,  # Ctrl-C in the terminal is this process's to pass on, to trainers alone
                 )
         except BaseException:
-            os.close(ours)
+            self.end.close()
             raise
         finally:
             os.close(theirs)
-        self._waiter = threading.Thread(target=self._wait, args=(ours,), name=request.title, daemon=True)
-        self._waiter.start()
 
-    def _wait(self, ours: int) -> None:
-        with os.fdopen(ours, "rb", buffering=0) as end:
-            end.read(1)  # its exit code, or the end of a process that was killed
-        self._done_s = time.monotonic()
-        self.process.wait()
-        self._said.put(self)
+    def look(self) -> None:
+        """See whether the run, and then its process, has ended."""
+        if not self.end.closed and wait(
+            [self.end.fileno()], 0
+        ):  # its exit code, or the end of one that was killed
+            self._done_s = time.monotonic()
+            self.end.close()
+        if self.end.closed:
+            self.code = self.process.poll()
 
     def interrupt(self) -> None:
         """Ask it to end and to write down what it has."""
-        self._was_told_to = True
-        self.process.send_signal(signal.SIGINT)  # does nothing once it was reaped
+        if self.code is None:
+            self._was_told_to = True
+            self.process.send_signal(signal.SIGINT)  # does nothing once it was reaped
 
     def kill(self) -> None:
         """End it and its workers at once; the services that it started end by themselves."""
-        self._was_told_to = True
-        if self.process.poll() is None:
+        if self.code is None:
+            self._was_told_to = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-
-    def is_gone(self, wait_s: float) -> bool:
-        """Whether it has ended; waits at most so long for it."""
-        self._waiter.join(wait_s)
-        return not self._waiter.is_alive()
 
     def ended(self) -> EndedRun:
         """How it ended."""
         code = self.process.returncode
-        done_s = self._start_s if self._done_s is None else self._done_s
-        return EndedRun(
-            title=self._request.title,
-            code=code,
-            wall_s=done_s - self._start_s,
-            was_told_to=self._was_told_to,
-            last_lines="" if code == 0 else _tail(self._request.output),
-        )
+        said = "" if code == 0 else _tail(self._request.output)
+        return EndedRun(self._request.title, code, self._done_s - self._start_s, self._was_told_to, said)
 
 
 def _end_all(processes: Sequence[_Process]) -> None:
     """Interrupt what still runs, and kill what has not ended in time or if a person insists."""
-    running = [process for process in processes if not process.is_gone(0.0)]
     try:
-        for process in running:
+        for process in processes:
             process.interrupt()
         until_s = time.monotonic() + _END_WAIT_S
-        for process in running:
-            process.is_gone(max(0.0, until_s - time.monotonic()))
+        for now_s in _until_all_ended(processes):
+            if now_s >= until_s:
+                break
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
-        for process in running:
-            process.is_gone(_END_WAIT_S)
-
-
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in ours.items() if name not in _RANK_VARIABLES}
-    return kept | {"PYTHONUNBUFFERED": "1"}  # so that a run that goes on, or was killed, can be looked into
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.process.wait(_END_WAIT_S)
+            process.end.close()
 
 
 def _tail(output: Path) -> str:
-    """The last lines of what a run has printed."""
     try:
         text = output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
+
+
+def main(arguments: list[str]) -> int:
+    """Run the spec in this process and return the exit code of ``superdl run``."""
+    parent, descriptor, spec = int(arguments[0]), int(arguments[1]), arguments[2]
+    # Where a shell started all of it in the background, SIGINT came ignored, and nothing could end the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _tie_to(parent)
+    from superdl.main import main as superdl
+
+    code = 1
+    try:
+        code = superdl(["run", "--no-page", spec])
+    finally:
+        os.write(descriptor, bytes([code]))
+        os.close(descriptor)
+        embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
+        if embedded is not None:
+            embedded.release_all()
+    return code
+
+
+def _tie_to(parent: int) -> None:
+    """Have Linux interrupt this process when its parent goes, so that the run still writes its report."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != parent:  # it died before the call above
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

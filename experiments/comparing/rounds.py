@@ -1,32 +1,39 @@
 """Carries one round out: an arm's runs in processes of their own, with what they share, and measures them.
 
-Which rounds there are is `experiments.comparing.schedule`'s, what they come to
-`experiments.comparing.figures`'s.
+What the trials of an arm share for a round is the embedded default: coordinator, cache and functions, started
+cold and ended after. The comparison holds it as a training process does, and gives the trials its address.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import time
-from contextlib import ExitStack
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import psutil
 import yaml
 
 from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
 from superdl.experiments.comparing.processes import EndedRun, RunRequest, run_together
-from superdl.experiments.comparing.services import SharedServices, shared_services
+from superdl.experiments.executor import embedded_executor
+from superdl.experiments.monitoring.process_groups import ProcessGroups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from superdl.experiments.comparing.arms import Arm, Trial
-    from superdl.experiments.comparing.schedule import Round
+    from superdl.experiments.comparing.arms import Arm, Round, Trial
+    from superdl.experiments.comparing.measured import CpuSample
+    from superdl.experiments.spec import Spec
 
 __all__ = ["RoundDone", "run_round", "write_pages"]
+
+_GRACE_S = 0.1
+"""Nobody comes back after the last trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,14 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
 
     """
     before_s = _children_cpu_s()
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         start_s = time.monotonic()
         services = None
         if arm.sharing is not None and not os.environ.get("SUPER_COORDINATOR"):
-            services = stack.enter_context(shared_services(arm.sharing))
+            services = stack.enter_context(_shared_services(arm.sharing))
         requests = [_request(trial, folder, one, services) for trial in arm.trials]
         begun_s = time.monotonic() - start_s
-        ended = run_together(requests, services.sample if services else _nothing)
+        ended = run_together(requests, services.sample if services else lambda: None)
     cpu_s = _children_cpu_s() - before_s  # when all has ended, what was shared too
     measured = None
     if all(run.is_finished for run in ended):
@@ -79,16 +86,16 @@ def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
 
 def write_pages(folder: Path, tell: Callable[[str], None]) -> None:
     """Make the pages of a round's runs, once nothing is timed any more; ``tell`` hears of one that fails."""
-    from superdl.experiments.reporting.run_page import write_page
+    from superdl.experiments.reporting.run_page import write_run_page
 
     for report in sorted(folder.rglob("report.json")):
         try:
-            write_page(report.parent)
+            write_run_page(report.parent)
         except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
             tell(f"the page of {report.parent} was not made ({error}); superdl report tries again")
 
 
-def _request(trial: Trial, folder: Path, one: Round, services: SharedServices | None) -> RunRequest:
+def _request(trial: Trial, folder: Path, one: Round, services: _SharedServices | None) -> RunRequest:
     """Write the trial's spec, whole, so that ``superdl run`` repeats it."""
     place = folder / trial.name if trial.name else folder
     place.mkdir(parents=True)
@@ -114,5 +121,55 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _nothing() -> None:
-    """What the runs share has nothing to be looked at."""
+class _SharedServices:
+    """The services of one round, and the CPU time that they have used."""
+
+    def __init__(self, address: str, supervisor: psutil.Process | None) -> None:
+        self.address = address
+        self.samples: list[CpuSample] = []
+        self._groups = None if supervisor is None else ProcessGroups(supervisor)
+
+    def sample(self) -> None:
+        """Look at what they have used by now."""
+        if self._groups is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):  # killed by somebody: what was seen of it stays
+            groups = self._groups.read()
+            used = {name: reading.cpu_s for name, reading in groups.items()}
+            used["supervisor"] = used.get("supervisor", 0.0) + used.pop("trainer", 0.0)
+            self.samples.append((time.time(), used))
+
+
+@contextlib.contextmanager
+def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
+    """Start them as the spec's executor wants them; when the block ends, they have ended.
+
+    Raises:
+        EmbeddedError: they do not start.
+        ConfigError: a variable is wrong, or one is missing that the executor needs.
+
+    """
+    from superdl.sampler.embedded.embedded import (
+        Embedded,  # torch comes with it: not for a comparison that needs none
+    )
+    from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+
+    with embedded_executor(spec):
+        settings = replace(SupervisorSettings.of_this_host(), grace_s=_GRACE_S)
+        held = Embedded(f"compare:{uuid.uuid4().hex}", settings)
+    try:
+        services = _SharedServices(held.coordinator, _supervisor())
+        services.sample()
+        yield services
+        services.sample()
+    finally:
+        held.release()
+
+
+def _supervisor() -> psutil.Process | None:
+    """The supervisor that this process has started."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "superdl.sampler.embedded.supervisor" in child.cmdline():
+                return child
+    return None

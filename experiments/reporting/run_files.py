@@ -137,6 +137,11 @@ class RunFiles:
         return int(self.known.get("ranks") or (self.manifest or {}).get("ranks") or 1)
 
     @property
+    def rank_0_note(self) -> str:
+        """A sentence for what is of rank 0 alone, where there are more."""
+        return f" Of {self.ranks} ranks this is rank 0, with what it started." if self.ranks > 1 else ""
+
+    @property
     def has_validation_data(self) -> bool:
         """Whether there were images to validate with, however many epochs did."""
         if self.report is not None and "val_samples" in self.report:

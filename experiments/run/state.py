@@ -20,10 +20,9 @@ from superdl.cost.bill import bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.records import Listener
 from superdl.experiments.report import RunReport, print_report, write_report
-from superdl.experiments.reporting.run_page import PAGE_NAME, write_page
-from superdl.experiments.run.listeners import say
-from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
-from superdl.experiments.training.device import compute_type
+from superdl.experiments.reporting.page import PAGE_NAME
+from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.training.precision import compute_type
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 
@@ -52,7 +51,7 @@ _log = logging.getLogger(__name__)
 def _write_page(directory: Path, console: Console) -> None:
     """Make the page of the run. What goes wrong there is no fault of the run, which has ended as it has."""
     try:
-        page = write_page(directory)
+        page = write_run_page(directory)
     except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
         _log.exception("the page of %s could not be made", directory)
         say(console, f"{PAGE_NAME} was not made ({error}); superdl report {directory} tries again")

@@ -13,6 +13,7 @@ from rich.console import Console
 from superdl.cost.bill import bill_of, prices_for
 from superdl.experiments.job_counters import JobCounters
 from superdl.experiments.monitoring import PhaseUsage, Utilization
+from superdl.experiments.monitoring.usage import GroupUsage
 from superdl.experiments.records import EpochSummary, PassSummary
 from superdl.experiments.report import RunReport, print_report, write_report
 from superdl.experiments.spec import CostSpec
@@ -181,3 +182,13 @@ def test_the_accuracy_is_of_the_last_epoch_that_was_validated(tmp_path):
     assert "validation accuracy 0.9812, after epoch 1" in printed(value)
     write_report(value, tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["val_accuracy"] == 0.9812
+
+
+def test_cpu_by_image_is_printed_of_one_rank_alone():
+    trainer = GroupUsage(1, cpu_s=2.876, cpu_cores=1.5, rss_bytes_max=1, pss_bytes_max=None)
+    phase = PhaseUsage(0, "train", 2.0, 3, {"trainer": trainer}, None, None)
+    value = report(utilization=Utilization(1.0, 3, 0.0, (phase,)))
+    assert "2.00" in printed(value)
+    several = printed(report(utilization=value.utilization, ranks=4))
+    assert "2.00" not in several
+    assert "CPU per image is left out" in several

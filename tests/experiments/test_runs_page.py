@@ -9,7 +9,7 @@ from pathlib import Path
 from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
 from superdl.experiments.monitoring.readings import GROUPS
 from superdl.experiments.records import StepRecord
-from superdl.experiments.reporting.run_words import STALL_CAUSES
+from superdl.experiments.reporting.run_findings import STALL_CAUSES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 

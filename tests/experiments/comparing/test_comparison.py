@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from superdl.experiments.comparing.comparison import ComparisonFailedError, compare
+from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.found_runs import compare_runs
-from superdl.experiments.comparing.page import comparison_page
-from superdl.experiments.comparing.report import read_comparison
+from superdl.experiments.comparing.running import ComparisonFailedError, compare
+from superdl.experiments.comparing.show import comparison_page
 from superdl.experiments.spec import Spec, parse_spec
 from superdl.main import main as superdl
 from superdl.super_wire.errors import ConfigError
@@ -69,7 +69,7 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
     beside = compare_runs([str(run), f"sim={predicted}"])
     assert [arm.title for arm in beside.arms] == ["colours-torch", "sim (simulated)"]
     assert any("sim (simulated)" in text for _, text in beside.words())
-    assert "were predicted by a simulator" in read_page(comparison_page(beside).html()).text
+    assert "were predicted by a simulator" in read_page(comparison_page(beside)).text
     (prediction,) = json.loads(predicted.read_text())["rows"]
     later = prediction["jobs"][0]["passes"][1:]
     rate = sum(one["samples"] for one in later) / sum(one["wall_s"] for one in later)

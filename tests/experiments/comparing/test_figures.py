@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from superdl.experiments.comparing.conclusions import difference_of, probability_of_apart
 from superdl.experiments.comparing.figures import Spread, mean_by_name, round_figures, spread_of
 from superdl.experiments.comparing.measured import (
     BillMeasured,
@@ -14,7 +15,6 @@ from superdl.experiments.comparing.measured import (
     RoundMeasured,
     RunMeasured,
 )
-from superdl.experiments.comparing.verdicts import chance_of_apart, verdict_of
 
 
 def one_pass(epoch, split="train", *, samples=100, wall_s=2.0, wait_s=0.5, first_batch_s=0.25, produced=0):
@@ -173,20 +173,20 @@ def test_a_spread_is_the_median_and_the_range():
 
 
 def test_ranges_that_touch_are_not_apart():
-    verdict = verdict_of(Spread((1.0, 2.0)), Spread((2.0, 3.0)))
+    verdict = difference_of(Spread((1.0, 2.0)), Spread((2.0, 3.0)))
     assert verdict.apart is False
     assert verdict.ratio == pytest.approx(1.5 / 2.5)
-    assert verdict_of(Spread((1.0, 1.9)), Spread((2.0, 3.0))).apart is True
-    assert verdict_of(Spread((4.0, 4.9)), Spread((2.0, 3.0))).apart is True
+    assert difference_of(Spread((1.0, 1.9)), Spread((2.0, 3.0))).apart is True
+    assert difference_of(Spread((4.0, 4.9)), Spread((2.0, 3.0))).apart is True
 
 
 def test_one_repeat_allows_no_verdict_and_nothing_divides_by_zero():
-    assert verdict_of(Spread((1.0,)), Spread((2.0, 3.0))).apart is None
-    assert verdict_of(Spread((1.0, 1.0)), Spread((0.0, 0.0))).ratio is None
+    assert difference_of(Spread((1.0,)), Spread((2.0, 3.0))).apart is None
+    assert difference_of(Spread((1.0, 1.0)), Spread((0.0, 0.0))).ratio is None
 
 
 def test_chance_of_ranges_apart_is_counted_from_orders():
     # of 6 orders of aabb, aabb and bbaa have the arms apart
-    assert chance_of_apart(2, 2) == pytest.approx(2 / 6)
-    assert chance_of_apart(3, 3) == pytest.approx(2 / 20)
-    assert chance_of_apart(1, 1) == 1.0
+    assert probability_of_apart(2, 2) == pytest.approx(2 / 6)
+    assert probability_of_apart(3, 3) == pytest.approx(2 / 20)
+    assert probability_of_apart(1, 1) == 1.0

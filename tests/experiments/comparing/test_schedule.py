@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.experiments.comparing.schedule import Round, rounds_of
+from superdl.experiments.comparing.arms import Round, rounds_of
 
 ARMS = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from superdl.experiments.comparing.arms import Round
+from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport
+from superdl.experiments.comparing.conclusions import conclusions
 from superdl.experiments.comparing.figures import FIGURES, Spread
-from superdl.experiments.comparing.page import comparison_page
-from superdl.experiments.comparing.report import ArmReport, Comparison, RoundReport
-from superdl.experiments.comparing.schedule import Round
-from superdl.experiments.comparing.words import conclusions
+from superdl.experiments.comparing.show import comparison_page
 from tests.fixtures.pages import read_page
 
 
@@ -71,4 +71,4 @@ def test_the_cost_of_trials_at_once_is_said_to_have_the_warmup_in_it():
 def test_found_runs_have_as_many_rounds_as_runs():
     rounds = [RoundReport(Round(at, at, "a"), "", None, None) for at in (1, 2)]
     found = comparison(*rounds, RoundReport(Round(3, 1, "b"), "", None, None))
-    assert "0 of 3 rounds measured" in read_page(comparison_page(found).html()).text
+    assert "0 of 3 rounds measured" in read_page(comparison_page(found)).text

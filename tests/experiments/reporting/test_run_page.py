@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from superdl.experiments.reporting.run_page import write_page
+from superdl.experiments.reporting.run_page import run_page, write_run_page
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
 from superdl.super_wire.errors import ConfigError
+from tests.experiments.reporting.runs import a_run, one_pass
 from tests.fixtures.pages import ReadPage, read_page
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def whole_page(finished: Path) -> ReadPage:
 
 
 def page_of(directory: Path) -> ReadPage:
-    return read_page(write_page(directory).read_text(encoding="utf-8"))
+    return read_page(write_run_page(directory).read_text(encoding="utf-8"))
 
 
 def change(directory: Path, **values: object) -> None:
@@ -125,10 +126,25 @@ def test_a_finished_run_has_all_sections_tables_and_plots(finished):
     assert "no price is known: training machine" in said(page)
 
 
-def test_a_name_that_is_an_attack_is_text(finished):
-    page = whole_page(finished)
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_an_attack_is_text_wherever_it_stands(finished, directory):
+    assert "script" not in whole_page(finished).tags
+    causes = {NAME: {"steps": 1, "wait_s": 5.0}}
+    epochs = json.loads((directory / "report.json").read_text())["epochs"]
+    epochs[0]["train"]["stalls"] |= {"causes": causes}
+    values = {"status": "failed", "reason": NAME, "notes": [NAME], "loader_settings": {NAME: NAME}}
+    change(directory, **values, epochs=epochs)
+    page = page_of(directory)
     assert "script" not in page.tags
-    assert NAME in page.text
+    # title, heading, reason, note, cause of a stall, the name and the value of a setting, the spec's name
+    assert page.text.count(NAME) == 8
+
+
+def test_a_page_takes_names_that_are_no_text(tmp_path):
+    (tmp_path / "report.html").write_text("x" * 1_000_000)
+    (tmp_path / "manifest.json").write_text(json.dumps({"name": "a name of a file \udcff"}))
+    assert "a name of a file \\udcff" in page_of(tmp_path).title
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "report.html"]
 
 
 def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
@@ -166,16 +182,7 @@ def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
 
 def test_the_page_is_made_from_the_files_alone_and_twice_the_same(finished, directory):
     (directory / "report.html").unlink()
-    assert write_page(directory).read_bytes() == (finished / "report.html").read_bytes()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_failed_run_says_why(directory):
-    change(directory, status="failed", reason="ReadTimeoutError: batch <b>7</b>")
-    page = page_of(directory)
-    assert page.title.endswith("failed")
-    assert "It failed after 2 epochs in" in said(page)
-    assert "ReadTimeoutError: batch <b>7</b>" in said(page)
+    assert write_run_page(directory).read_bytes() == (finished / "report.html").read_bytes()
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
@@ -212,7 +219,7 @@ def test_a_killed_run_has_a_page_without_a_report(finished, directory):
     assert page.title.endswith("running")
     assert "It left no report: its manifest says running, so it goes on, or was killed." in said(page)
     assert "steps.jsonl has 1 line(s) that are no rows" in page.text
-    assert "not reckoned, since there is no report" in said(page)
+    assert "not known, since there is no report" in said(page)
     assert "of 2 epochs and what came after" in said(page)
     assert [row[:3] for row in page.table("Passes over the data").rows] == [
         ["1 train", "24", "3"],
@@ -235,6 +242,10 @@ def test_a_killed_run_of_several_ranks_has_passes_of_rank_0(directory):
         "1 val, of rank 0",
     ]
     assert "Of 4 ranks this is rank 0" in page.text
+    counted = {"status_calls": 3, "status_s": 0.1, "status_cpu_s": 0.1, "status_wait_s": 0.0}
+    text = read_page(run_page(a_run(one_pass(job=counted), ranks=4))).text
+    _, _, after = text.partition("Status checks: ")
+    assert "Of 4 ranks this is rank 0" in after.partition("1 train")[0]
 
 
 def test_a_diverged_loss_is_absent_and_leaves_a_gap(directory):
@@ -249,22 +260,18 @@ def test_a_diverged_loss_is_absent_and_leaves_a_gap(directory):
 def test_files_that_cannot_be_read_are_told(directory):
     (directory / "report.json").write_text("{")
     (directory / "utilization.jsonl").write_text("[]\n")
+    write_rows(directory, "steps.jsonl", [*rows_of(directory, "steps.jsonl"), {"epoch": 0}])
     page = page_of(directory)
+    assert "steps.jsonl has 1 row(s) of another version of SUPER" in page.text
     assert "report.json cannot be read" in page.text
     assert "Its report is missing: its manifest says finished, so there was one." in said(page)
     assert "killed" not in said(page)
     assert "utilization.jsonl has 1 line(s) that are no rows" in page.text
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_rows_of_another_version_are_told_and_left_out(directory):
-    write_rows(directory, "steps.jsonl", [*rows_of(directory, "steps.jsonl"), {"epoch": 0}])
-    assert "steps.jsonl has 1 row(s) of another version of SUPER" in page_of(directory).text
-
-
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"neither manifest\.json nor report\.json"):
-        write_page(tmp_path)
+        write_run_page(tmp_path)
 
 
 def test_stalls_are_shown_by_cause(directory):

@@ -1,6 +1,6 @@
-"""What a run's numbers mean, in words that follow from them by plain rules.
+"""What a run's figures mean, in sentences that follow from them by plain rules.
 
-The rules are here, in one place, so that two runs with equal figures are described alike.
+All rules are here, so that two runs with equal figures are described alike.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Cause", "stalls_of", "step_times_by_epoch", "verdict"]
+__all__ = ["STALL_CAUSES", "Cause", "findings", "stalls_of", "step_times_by_epoch"]
 
-NO_LIMIT = 0.05
-"""Waiting for less of a pass than this is none that matters."""
-LIMIT = 0.2
-"""Waiting for more of it than this is what the pass is slow by."""
-
-
+_NO_LIMIT = 0.05
+"""Waiting for less of a pass than this does not matter."""
+_LIMIT = 0.2
+"""Waiting for more of it than this limits the pass."""
 _WORK = ("samples_produced", "invocations", "fetch_s", "decode_s", "push_s")
 
 _EPOCHS = 6
@@ -86,7 +84,7 @@ def step_times_by_epoch(run: RunFiles) -> dict[int, dict[int, float]]:
     return {epoch: found[epoch] for epoch in shown}
 
 
-def verdict(run: RunFiles) -> list[tuple[str, str]]:
+def findings(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first."""
     points = [_outcome(run)]
     if run.trained:
@@ -222,9 +220,9 @@ def _first_epoch(run: RunFiles) -> str:
 def _why(passes: Sequence[Pass]) -> str:
     """What the waiting of some passes means, and what it was for, if there was enough to ask."""
     part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s"))
-    if part is None or part < NO_LIMIT:
+    if part is None or part < _NO_LIMIT:
         return "data does not limit it"
-    limits = "data limits it" if part >= LIMIT else "data slows it a little"
+    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
     causes: dict[str, float] = {}
     for one in passes:
         for cause, wait_s in stalls_of(one).items():
@@ -274,7 +272,7 @@ def start_seconds(known: dict[str, Any]) -> float | None:
 def _cost(run: RunFiles) -> tuple[str, str]:
     bill = run.known.get("bill")
     if not bill:
-        return "Cost:", "not reckoned, since there is no report."
+        return "Cost:", "not known, since there is no report."
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
     without = f" Not in it, since no price is known: {', '.join(absent)}." if absent else ""
     if not bill["usd"]:

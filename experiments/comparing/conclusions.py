@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.experiments.comparing.figures import FIGURES
-from superdl.experiments.comparing.verdicts import chance_of_apart, verdict_of
 from superdl.experiments.reporting.quantities import number
 
 if TYPE_CHECKING:
@@ -13,23 +13,38 @@ if TYPE_CHECKING:
 
     from superdl.experiments.comparing.figures import Figure, Spread
 
-__all__ = ["conclusions"]
+__all__ = ["Difference", "conclusions", "difference_of", "probability_of_apart"]
 
+_REPEATS_LEAST = 2
 _RARELY = 0.2
-"""Where chance alone sets ranges apart more often, more repeats are asked for."""
+"""Where equal arms lie apart more often by chance, the words ask for more repeats."""
 
-_SAID = {
-    "images_per_s": "{better} trains {factor} times as fast as {worse}",
-    "wait_percent": "{worse} waits {factor} times as long a share as {better}",
-    "cpu_ms_per_image": "{worse} takes {factor} times the CPU of {better}, the model's work with it",
-    "outside_ms_per_image": "outside the training process {worse} takes {factor} times the CPU of {better}",
-    "usd_per_epoch": "{worse} costs {factor} times as much as {better}",
-    "decodes_per_image": "{worse} decodes an image {factor} times as often as {better}",
-    "cpu_s": "from start to end {worse} takes {factor} times the CPU of {better}",
-    "usd": "from start to end {worse} costs {factor} times as much as {better}",
-    "wall_s": "{worse} takes {factor} times as long as {better}",
-    "first_batch_s": "{worse} has its first batch after {factor} times as long as {better}",
-}
+
+class Difference(NamedTuple):
+    """One arm's figure beside another's.
+
+    ``ratio`` is of the medians, the first over the second; None where the second is zero. ``apart``: every
+    repeat of the one is below every repeat of the other. None: an arm ran once, so its spread is not known.
+    """
+
+    ratio: float | None
+    apart: bool | None
+
+
+def difference_of(first: Spread, second: Spread) -> Difference:
+    """Compare a figure of two arms."""
+    ratio = first.median / second.median if second.median else None
+    if min(len(first.values), len(second.values)) < _REPEATS_LEAST:
+        return Difference(ratio, None)
+    return Difference(ratio, first.most < second.least or second.most < first.least)
+
+
+def probability_of_apart(first: int, second: int) -> float:
+    """How likely the ranges of two equal arms lie apart by chance alone, by so many repeats of each.
+
+    Of all orders in which that many values can fall, two have those of one arm first.
+    """
+    return min(1.0, 2 / math.comb(first + second, first))
 
 
 def conclusions(
@@ -69,24 +84,24 @@ def conclusions(
 
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
-    verdict = verdict_of(measured[first], measured[second])
+    difference = difference_of(measured[first], measured[second])
     values = (
         f"{first} {number(measured[first].median)}, {second} {number(measured[second].median)} {figure.unit}"
     )
     if measured[first].values == measured[second].values:
         return f"{values}: equal."
-    if verdict.apart is False:
+    if difference.apart is False:
         return f"{values}; the ranges overlap: no difference can be told."
     pair = (first, second) if (measured[first].median > measured[second].median) else (second, first)
     better, worse = pair if figure.more_is_better else pair[::-1]
     once = [name for name in (first, second) if len(measured[name].values) == 1]
     doubt = f"; {_ran_once(once, 2)}, so nobody knows the spread" if once else ""
-    if not verdict.ratio:
+    if not difference.ratio:
         return f"{values}: less by all of it for {better}{doubt}."
-    factor = number(max(verdict.ratio, 1 / verdict.ratio))
+    factor = number(max(difference.ratio, 1 / difference.ratio))
     if factor == number(1.0):
         return f"{values}: equal to three digits{doubt}."
-    said = _SAID[figure.key].format(better=better, worse=worse, factor=factor)
+    said = figure.sentence.format(better=better, worse=worse, factor=factor)
     return f"{said} ({values}){doubt}."
 
 
@@ -112,10 +127,10 @@ def _about_chance(repeats: Mapping[str, int]) -> str:
         told = _ran_once(once, len(repeats))
         return f"{told}; run more repeats before you believe a difference (--repeats 3)."
     first, *others = repeats.values()
-    chance, second = max((chance_of_apart(first, other), other) for other in others)
-    wanted = "; more repeats would tell more" if chance > _RARELY else ""
+    probability, second = max((probability_of_apart(first, other), other) for other in others)
+    wanted = "; more repeats would tell more" if probability > _RARELY else ""
     of_each = f"{first} repeats each" if first == second else f"{first} and {second} repeats"
     return (
         f"where two arms are alike, the ranges of {of_each} lie apart in one figure of "
-        f"{round(1 / chance)} all the same{wanted}."
+        f"{round(1 / probability)} all the same{wanted}."
     )
