@@ -44,10 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.output import strict_json
-    from superdl.experiments.simulator.beside import compare, print_comparison, with_measured
-    from superdl.experiments.simulator.predict import predict
-    from superdl.experiments.simulator.show import print_predictions, to_mapping
+    from superdl.experiments.simulator.beside import pairs_of, print_pairs, with_measured
+    from superdl.experiments.simulator.predict import predict, print_predictions, to_mapping
     from superdl.experiments.simulator.spec import load_points
     from superdl.super_wire.errors import ConfigError
 
@@ -63,9 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     mapping = to_mapping(points[0][1], rows)
     print_predictions(points[0][1], rows, console)
     if measured is not None:
-        comparison = compare(measured, rows[0])
-        print_comparison(comparison, console)
-        mapping["beside"] = comparison.to_mapping()
+        pairs = pairs_of(measured, rows[0])
+        print_pairs(measured["name"], pairs, console)
+        figures = [{**pair._asdict(), "ratio": pair.ratio} for pair in pairs]
+        mapping["beside"] = {"run": measured["name"], "figures": figures}
     text = strict_json(mapping, indent=2) + "\n"
     if arguments.output:
         try:

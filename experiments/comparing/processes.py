@@ -12,12 +12,12 @@ import contextlib
 import ctypes
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def run_together(
 def _until_all_ended(processes: Sequence[_Process]) -> Iterator[float]:
     """Yield the time again and again until all have ended."""
     while any(process.code is None for process in processes):
-        open_ends = [process.end.fileno() for process in processes if not process.end.closed]
+        open_ends = [process.end for process in processes if not process.end.closed]
         if open_ends:
-            wait(open_ends, _TICK_S)
+            select.select(open_ends, [], [], _TICK_S)
         else:  # all reports are written, and what the runs started is about to end
             time.sleep(_POLL_S)
         for process in processes:
@@ -153,9 +153,8 @@ class _Process:
 
     def look(self) -> None:
         """See whether the run, and then its process, has ended."""
-        if not self.end.closed and wait(
-            [self.end.fileno()], 0
-        ):  # its exit code, or the end of one that was killed
+        # Its exit code can be read, or the end of a process that was killed.
+        if not self.end.closed and select.select([self.end], [], [], 0)[0]:
             self._done_s = time.monotonic()
             self.end.close()
         if self.end.closed:

@@ -8,8 +8,8 @@ what a step keeps the trainer. Everything else (who waits for what, and how long
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.predict import JobPrediction, Prediction
     from superdl.experiments.simulator.spec import SimulationSpec
 
-__all__ = ["Comparison", "Figure", "compare", "print_comparison", "with_measured"]
+__all__ = ["Pair", "pairs_of", "print_pairs", "with_measured"]
 
 _GB = 2**30
 _SPLITS = ("train", "val")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Pair(NamedTuple):
     """One figure, measured and simulated."""
 
     name: str
@@ -45,21 +44,6 @@ class Figure:
     def ratio(self) -> float | None:
         """Simulated over measured; ``None`` where nothing was measured."""
         return self.simulated / self.measured if self.measured else None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A run and its prediction."""
-
-    run: str
-    figures: tuple[Figure, ...]
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the comparison as plain values for JSON."""
-        return {
-            "run": self.run,
-            "figures": [{**asdict(figure), "ratio": figure.ratio} for figure in self.figures],
-        }
 
 
 def with_measured(spec: SimulationSpec, path: Path) -> tuple[dict[str, Any], SimulationSpec]:
@@ -115,54 +99,52 @@ def with_measured(spec: SimulationSpec, path: Path) -> tuple[dict[str, Any], Sim
     )
 
 
-def compare(report: Mapping[str, Any], prediction: Prediction) -> Comparison:
+def pairs_of(report: Mapping[str, Any], prediction: Prediction) -> list[Pair]:
     """What was measured, beside what is predicted."""
     jobs = {job.name: job for job in prediction.jobs}
-    figures = []
-    for split in _SPLITS:
-        if split in jobs:
-            figures += _figures(split, _passes(report, split), jobs[split])
-    return Comparison(report["name"], tuple(figures))
+    return [
+        pair
+        for split in _SPLITS
+        if split in jobs
+        for pair in _pairs_of_split(split, _passes(report, split), jobs[split])
+    ]
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_pairs(run: str, pairs: Sequence[Pair], console: Console) -> None:
     """Print a row for each figure."""
-    table = Table(title=f"{comparison.run}, measured and simulated", box=SIMPLE_HEAD, padding=0)
+    table = Table(title=f"{run}, measured and simulated", box=SIMPLE_HEAD, padding=0)
     table.add_column("figure", overflow="fold")
     for heading in ("measured", "simulated", "ratio"):
         table.add_column(heading, justify="right", overflow="fold")
-    for figure in comparison.figures:
-        ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-        table.add_row(figure.name, f"{figure.measured:,.4g}", f"{figure.simulated:,.4g}", ratio)
+    for pair in pairs:
+        ratio = "-" if pair.ratio is None else f"{pair.ratio:.2f}"
+        table.add_row(pair.name, f"{pair.measured:,.4g}", f"{pair.simulated:,.4g}", ratio)
     console.print(table)
 
 
-def _figures(split: str, measured: Sequence[Mapping[str, Any]], job: JobPrediction) -> list[Figure]:
+def _pairs_of_split(split: str, measured: Sequence[Mapping[str, Any]], job: JobPrediction) -> list[Pair]:
     walls_s = _total(measured, "wall_s"), sum(one.wall_s for one in job.passes)
     waits_s = _total(measured, "wait_s"), sum(one.wait_s for one in job.passes)
     hits = _total(measured, "hits"), sum(one.hits for one in job.passes)
     samples = _total(measured, "samples"), job.samples
-    invocations = sum(one["job"]["invocations"] for one in measured), job.invocations
-
-    def figure(name: str, pair: tuple[float, float]) -> Figure:
-        return Figure(f"{split}: {name}", *pair)
 
     def share(parts: tuple[float, float], wholes: tuple[float, float]) -> tuple[float, float]:
         return parts[0] / max(wholes[0], 1e-9), parts[1] / max(wholes[1], 1e-9)
 
-    return [
-        figure("images/s", share(samples, walls_s)),
-        figure("time in passes (s)", walls_s),
-        figure("waiting (s)", waits_s),
-        figure("stall share", share(waits_s, walls_s)),
-        figure("first batch (s)", (measured[0]["first_batch_s"], job.first_batch_s)),
-        figure(
-            "waiting after the first epoch (s)",
-            (waits_s[0] - measured[0]["wait_s"], waits_s[1] - job.passes[0].wait_s),
+    pairs = {
+        "images/s": share(samples, walls_s),
+        "time in passes (s)": walls_s,
+        "waiting (s)": waits_s,
+        "stall share": share(waits_s, walls_s),
+        "first batch (s)": (measured[0]["first_batch_s"], job.first_batch_s),
+        "waiting after the first epoch (s)": (
+            waits_s[0] - measured[0]["wait_s"],
+            waits_s[1] - job.passes[0].wait_s,
         ),
-        figure("hit rate", share(hits, samples)),
-        figure("invocations", invocations),
-    ]
+        "hit rate": share(hits, samples),
+        "invocations": (sum(one["job"]["invocations"] for one in measured), job.invocations),
+    }
+    return [Pair(f"{split}: {name}", *pair) for name, pair in pairs.items()]
 
 
 def _passes(report: Mapping[str, Any], split: str) -> list[dict[str, Any]]:

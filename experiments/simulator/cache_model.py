@@ -74,7 +74,9 @@ class CacheModel:
         self._set(key, indices, sizes)
         self._rows(key).corrupt.update(corrupt)
 
-    def bury(self, key: SetKey, indices: NDArray[np.int64], now: float, *, ttl_s: float = np.inf) -> None:
+    def write_tombstones(
+        self, key: SetKey, indices: NDArray[np.int64], now: float, *, ttl_s: float = np.inf
+    ) -> None:
         """Write tombstones; those that expire only where there is nothing (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import SampleState, SetKey
+from superdl.coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
 from superdl.coordinator.core.events import (
     Audited,
     BatchRead,
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import Core
-    from superdl.coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
+    from superdl.coordinator.core.actions import Action
     from superdl.coordinator.core.events import Event
     from superdl.coordinator.core.samples import SampleSet
-    from superdl.experiments.simulator.scenario import JobScript
     from superdl.experiments.simulator.trainer_model import Trainer
     from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.world_model import JobScript
 
-__all__ = ["Checks", "InvariantError", "NoChecks"]
+__all__ = ["Checks", "InvariantError"]
 
 _GUILTY = [
     OUTCOME_ORDER.index(outcome)
@@ -62,7 +63,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.audited_bytes = 0
-        self._ttl_s = world.scenario.settings.request_ttl_s
+        self._ttl_s = world.model.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
         self.forget_all()
 
@@ -83,15 +84,15 @@ class Checks:
 
     def broken(self, what: str) -> InvariantError:
         """The error that tells what is broken, and the seed."""
-        return InvariantError(f"seed {self._world.scenario.seed} at {self._world.now_s:.3f} s: {what}")
+        return InvariantError(f"seed {self._world.model.seed} at {self._world.now_s:.3f} s: {what}")
 
-    def demand(self, holds: object, what: str) -> None:
+    def require(self, holds: object, what: str) -> None:
         """Fail with the seed, unless it holds."""
         if not holds:
             raise self.broken(what)
 
     def _rows(self, key: SetKey) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        size = self._world.scenario.datasets[key.dataset].size
+        size = self._world.model.datasets[key.dataset].size
         told = self._told.setdefault(key, np.zeros(size, dtype=np.bool_))
         return told, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
 
@@ -133,7 +134,7 @@ class Checks:
         lasted_s = self._world.now_s - self._made_s.pop(request.request_id)
         if isinstance(event, RequestDone):
             cached = unsettled & (event.outcomes == _CACHED)
-            buried = unsettled & (event.outcomes == _TOMBSTONE)
+            refused = unsettled & (event.outcomes == _TOMBSTONE)
             late = ~unsettled & (event.outcomes == _CACHED)  # written by the loser of a race
             self._spoilt.update((request.samples, index) for index in request.indices[late].tolist())
             told[request.indices[cached]] = True
@@ -142,27 +143,37 @@ class Checks:
             hasty = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
             if last:
                 attempts[request.indices[unsettled & (np.isin(event.outcomes, _GUILTY) | hasty)]] += 1
-            unsettled &= ~(cached | buried)
+            unsettled &= ~(cached | refused)
         elif last:
             attempts[request.indices[unsettled]] += event.kind not in _INNOCENT_KINDS
 
-    def requested(self, action: Prefetch) -> None:
-        """A prefetch request was made."""
+    def acted(self, action: Action) -> None:
+        """Before the world carries it out."""
+        if isinstance(action, Prefetch):
+            self._requested(action)
+        elif isinstance(action, Audit):
+            self._audits[action.audit_id] = action
+        elif isinstance(action, Drop):
+            self._dropped(action)
+        elif isinstance(action, WriteTombstones):
+            self._gave_up(action)
+
+    def _requested(self, action: Prefetch) -> None:
         world, key = self._world, action.samples
         told, attempts = self._rows(key)
         self._requests += 1
-        self.demand(
+        self.require(
             any(job.dataset == key.dataset for job in world.core.jobs), "a request that no open job wants"
         )
-        self.demand(
+        self.require(
             np.unique(action.indices).size == action.indices.size > 0, "a request names a sample twice"
         )
-        self.demand(action.indices.size <= world.scenario.settings.request_samples, "a request is too large")
-        functions = world.scenario.fleet[action.executor]
+        self.require(action.indices.size <= world.model.settings.request_samples, "a request is too large")
+        functions = world.model.fleet[action.executor]
         there_now = sum(other.executor == action.executor for other in self.in_flight.values())
-        self.demand(there_now < 2 * functions.capacity, "too many requests in flight")
-        unfit = world.scenario.unfit.get(key.dataset, frozenset())
-        self.demand(action.executor not in unfit, "an executor was asked for what it cannot produce")
+        self.require(there_now < 2 * functions.capacity, "too many requests in flight")
+        unfit = world.model.unfit.get(key.dataset, frozenset())
+        self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         if action.hedge_of is not None:
             self._hedged(action)
@@ -170,13 +181,13 @@ class Checks:
         for number, other in self.in_flight.items():
             open_ = other.indices[self._unsettled[number]]
             twice = other.samples == key and np.intersect1d(open_, action.indices).size
-            self.demand(not twice, "a sample was requested that is in flight")
+            self.require(not twice, "a sample was requested that is in flight")
         there = world.cache.look(key, action.indices, world.now_s) > 0
-        self.demand(not (told[action.indices] & there).any(), "a sample was requested that is resident")
+        self.require(not (told[action.indices] & there).any(), "a sample was requested that is resident")
         # What fails at an executor that is set aside is excused twice, and is tried at the next one.
-        most = world.scenario.settings.attempts + (2 if len(world.scenario.fleet) > 1 else 0)
+        most = world.model.settings.attempts + (2 if len(world.model.fleet) > 1 else 0)
         spent = attempts[action.indices] >= most
-        self.demand(not spent.any(), "a sample was tried more often than allowed")
+        self.require(not spent.any(), "a sample was tried more often than allowed")
         self.in_flight[action.request_id] = action
         self._made_s[action.request_id] = self._world.now_s
         self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
@@ -186,40 +197,35 @@ class Checks:
         assert action.hedge_of is not None  # noqa: S101  # for the type checker
         raced = self.in_flight.get(action.hedge_of)
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
-        self.demand(same, "a hedge races no request of the same samples")
+        self.require(same, "a hedge races no request of the same samples")
         unsettled = self._unsettled[action.hedge_of]
         racing = sum(other is unsettled for other in self._unsettled.values())
-        self.demand(racing == 1, "a request is raced by two")
+        self.require(racing == 1, "a request is raced by two")
         unproven = raced and not self._world.core.fleet.members[raced.executor].latency.answers
-        self._hedges += not (unproven and len(self._world.scenario.fleet) > 1)
-        few = self._world.scenario.settings.hedge_share * self._requests
-        self.demand(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
+        self._hedges += not (unproven and len(self._world.model.fleet) > 1)
+        few = self._world.model.settings.hedge_share * self._requests
+        self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
         self.in_flight[action.request_id] = action
         self._made_s[action.request_id] = self._world.now_s
         self._unsettled[action.request_id] = unsettled
 
-    def asked(self, action: Audit) -> None:
-        """The cache was to be asked."""
-        self._audits[action.audit_id] = action
-
-    def dropped(self, action: Drop) -> None:
-        """Records were deleted."""
+    def _dropped(self, action: Drop) -> None:
         told = self._rows(action.samples)[0]
         for index in action.indices[~told[action.indices]].tolist():
             spoilt = (action.samples, index) in self._spoilt
-            self.demand(spoilt, "a sample was dropped that was neither resident nor spoilt")
+            self.require(spoilt, "a sample was dropped that was neither resident nor spoilt")
         told[action.indices] = False
 
-    def buried(self, action: WriteTombstones) -> None:
+    def _gave_up(self, action: WriteTombstones) -> None:
         """Retries were spent, or money."""
         if action.reason == SPENDING_CAP:
-            self.demand(self._world.core.spending is Spending.STOPPED, "a cap was named that is not reached")
+            self.require(self._world.core.spending is Spending.STOPPED, "a cap was named that is not reached")
             return
         attempts = self._rows(action.samples)[1]
-        most = self._world.scenario.settings.attempts
-        alone = len(self._world.scenario.fleet) == 1
+        most = self._world.model.settings.attempts
+        alone = len(self._world.model.fleet) == 1
         spent = attempts[action.indices] == most if alone else attempts[action.indices] >= most
-        self.demand(spent.all(), "a tombstone was written before the attempts were spent")
+        self.require(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
     def waits(self, trainer: Trainer, position: int, waited_s: float) -> None:
@@ -233,7 +239,7 @@ class Checks:
             read = sum(
                 figures.batches for other in others for figures in other.passes if figures.began_s > began_s
             )
-            self.demand(
+            self.require(
                 read < _STARVED_BATCHES,
                 f"{trainer.script.name}/{trainer.rank} starves: it has waited {waited_s:.0f} s for batch "
                 f"{position}, in which {name} has read {read}",
@@ -242,14 +248,14 @@ class Checks:
     def settled(self) -> None:
         """After every event."""
         world, core = self._world, self._world.core
-        self.demand(not (problems := list(core.problems())), "; ".join(problems))
-        self.demand(
+        self.require(not (problems := list(core.problems())), "; ".join(problems))
+        self.require(
             core.wake_at_s > world.now_s, f"the core wants to be woken at {core.wake_at_s}, in the past"
         )
         for forgotten in self._attempts.keys() - _sample_sets(core).keys():
             self._attempts[forgotten][:] = 0
-        shares = (1.0, *(share for _, share in world.scenario.faults.resizes))  # what is awaited stays
-        budget_bytes = int(world.scenario.settings.budget_bytes * max(shares))
+        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # what is awaited stays
+        budget_bytes = int(world.model.settings.budget_bytes * max(shares))
         budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
         for key in world.cache.keys:
@@ -258,18 +264,18 @@ class Checks:
                 if request.samples == key:
                     held[request.indices[self._unsettled[number]]] = True
             taken += world.cache.held_bytes(key, held)
-        self.demand(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
+        self.require(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
         for wrong in self._money.problems():
             raise self.broken(wrong)
 
     def _most_surprise_bytes(self) -> int:
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
-        scenario = self._world.scenario
-        if all(data.uniform for data in scenario.datasets.values()):
+        model = self._world.model
+        if all(data.uniform for data in model.datasets.values()):
             return 0
-        largest = max(int(footprint(data.record_bytes).max()) for data in scenario.datasets.values())
-        capacity = sum(functions.capacity for functions in scenario.fleet)
-        return largest * (2 * capacity * scenario.settings.request_samples + 1)
+        largest = max(int(footprint(data.record_bytes).max()) for data in model.datasets.values())
+        capacity = sum(functions.capacity for functions in model.fleet)
+        return largest * (2 * capacity * model.settings.request_samples + 1)
 
     def delivered_exactly_once(self, script: JobScript, trainers: list[Trainer]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
@@ -277,57 +283,29 @@ class Checks:
             mine = [[each for each in one.deliveries if each.number == number] for one in trainers]
             for deliveries in mine:
                 positions = [delivery.position for delivery in deliveries]
-                self.demand(
+                self.require(
                     positions == list(range(first, stop)),
                     f"{script.name} is not in plan order: it read {positions} of epoch {epoch}",
                 )
             parts = [each.indices[~each.padding] for together in zip(*mine, strict=True) for each in together]
             indices = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-            self.demand(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
+            self.require(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
             if (first, stop) == (0, script.plan.batches_per_epoch):
-                self.demand(indices.size == script.plan.samples_per_epoch, f"{script.name} missed samples")
+                self.require(indices.size == script.plan.samples_per_epoch, f"{script.name} missed samples")
             planned = script.plan.global_span(epoch, first, stop)
-            self.demand(
+            self.require(
                 np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
             )
 
     def quiet(self) -> None:
         """Long after the last job: nothing is under way, and only sets that hold something are kept."""
         core = self._world.core
-        self.demand(not core.jobs, "a job that has vanished was not forgotten")
-        self.demand(not self.in_flight, "requests are in flight for ever")
+        self.require(not core.jobs, "a job that has vanished was not forgotten")
+        self.require(not self.in_flight, "requests are in flight for ever")
         for state in (SampleState.IN_FLIGHT, SampleState.CHECKING, SampleState.WAITING):
-            self.demand(not core.samples_in(state), f"samples are {state.name} for ever")
+            self.require(not core.samples_in(state), f"samples are {state.name} for ever")
         idle = [key for key, samples in _sample_sets(core).items() if samples.idle]
-        self.demand(not idle, f"sample sets that hold nothing are kept: {idle}")
-
-
-class NoChecks(Checks):
-    """Looks at nothing, and costs nothing: for runs of which figures are wanted."""
-
-    def happened(self, event: Event) -> None:
-        """Nothing."""
-
-    def requested(self, action: Prefetch) -> None:
-        """Nothing."""
-
-    def asked(self, action: Audit) -> None:
-        """Nothing."""
-
-    def dropped(self, action: Drop) -> None:
-        """Nothing."""
-
-    def buried(self, action: WriteTombstones) -> None:
-        """Nothing."""
-
-    def waits(self, trainer: Trainer, position: int, waited_s: float) -> None:
-        """Nothing."""
-
-    def settled(self) -> None:
-        """Nothing."""
-
-    def _most_surprise_bytes(self) -> int:
-        return 0
+        self.require(not idle, f"sample sets that hold nothing are kept: {idle}")
 
 
 def _sample_sets(core: Core) -> dict[SetKey, SampleSet]:

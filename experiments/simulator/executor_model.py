@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,17 +14,16 @@ import numpy as np
 
 from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
 from superdl.coordinator.core.results import OUTCOME_ORDER
-from superdl.experiments.simulator.billing import Usage
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.actions import Prefetch
-    from superdl.experiments.simulator.scenario import FunctionsModel
     from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.world_model import FunctionsModel
 
-__all__ = ["ExecutorModel"]
+__all__ = ["ExecutorModel", "Usage"]
 
 _REFUSAL_S = 0.002
 _ANSWER_S = 0.001
@@ -40,6 +40,36 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     OUTCOME_ORDER.index,
     (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
+
+
+@dataclass
+class Usage:
+    """What functions have done and cost, by the world's own account, and how many were in use over time."""
+
+    invocations: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    samples_produced: int = 0
+    cold_starts: int = 0
+    throttled: int = 0
+    in_use: int = 0
+    peak: int = 0
+    function_s: float = 0.0
+    """Seconds that functions were in use, summed over functions."""
+    _changed_s: float = 0.0
+
+    def change(self, by: int, now: float) -> None:
+        """So many functions more, or fewer, are in use from now on."""
+        self.function_s += self.in_use * (now - self._changed_s)
+        self._changed_s = now
+        self.in_use += by
+        self.peak = max(self.peak, self.in_use)
+
+    def bill(self, *, gb_s: float, source_requests: int) -> None:
+        """One invocation."""
+        self.invocations += 1
+        self.gb_s += gb_s
+        self.source_requests += source_requests
 
 
 class _Taken(NamedTuple):
@@ -104,34 +134,34 @@ class ExecutorModel:
         return True
 
     def _run(self, taken: _Taken, *, cold: bool) -> None:
-        world, faults, request = self._world, self._world.scenario.faults, taken.request
-        chance = world.rng.random
+        world, faults, request = self._world, self._world.model.faults, taken.request
+        draw = world.rng.random
         cold_s = 0.0
         if cold and self._functions.cold_start_s:
             self.usage.cold_starts += 1
             cold_s = self._functions.cold_start_s * world.rng.lognormvariate(0.0, _COLD_SPREAD)
-        if chance() < faults.throttle:
+        if draw() < faults.throttle:
             self._free(alive=True)
             self._refuse(taken, FailureKind.THROTTLED)
             return
-        if chance() < faults.unavailable:
+        if draw() < faults.unavailable:
             self._free(alive=True)
             self._refuse(taken, FailureKind.UNAVAILABLE)
             return
-        if world.now_s - taken.came_s > request.expires_in_s or chance() < faults.expired:
+        if world.now_s - taken.came_s > request.expires_in_s or draw() < faults.expired:
             self._answer_later(taken, 0.0, cold_s, expired=True)
             return
         duration_s = self._duration_s(request.indices.size)
         timeout_s = min(self._functions.timeout_s, request.expires_in_s)
-        poisonous = world.scenario.datasets[request.samples.dataset].poisonous
+        poisonous = world.model.datasets[request.samples.dataset].poisonous
         if world.now_s < self._functions.wrong_until_s:
             self._fail_later(taken, FailureKind.RAISED, duration_s, cold_s)
-        elif (poisonous and poisonous.intersection(request.indices.tolist())) or chance() < faults.crash:
+        elif (poisonous and poisonous.intersection(request.indices.tolist())) or draw() < faults.crash:
             kind = world.rng.choice((FailureKind.CRASHED, FailureKind.RAISED))
             world.after(cold_s + duration_s / 2, partial(self._push_some, request))
             self._fail_later(taken, kind, duration_s, cold_s)
-        elif chance() < faults.hang:
-            world.after(cold_s + _HANG_S * 2 * chance(), partial(self._push_some, request))
+        elif draw() < faults.hang:
+            world.after(cold_s + _HANG_S * 2 * draw(), partial(self._push_some, request))
             self._fail_later(taken, FailureKind.TIMED_OUT, _HANG_S, cold_s)
         elif duration_s > timeout_s:
             world.after(cold_s + timeout_s, partial(self._push_some, request))
@@ -170,7 +200,7 @@ class ExecutorModel:
 
     def _answer(self, taken: _Taken, duration_s: float, cold_s: float, *, expired: bool) -> None:
         world, functions, request = self._world, self._functions, taken.request
-        data = world.scenario.datasets[request.samples.dataset]
+        data = world.model.datasets[request.samples.dataset]
         count = request.indices.size
         outcomes = (
             np.full(count, _EXPIRED, dtype=np.uint8) if expired else self._push(request, request.indices)
@@ -191,7 +221,7 @@ class ExecutorModel:
         )
         self._free(alive=True)
         world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
-        if world.scenario.faults.twice and world.rng.random() < world.scenario.faults.twice:
+        if world.model.faults.twice and world.rng.random() < world.model.faults.twice:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
@@ -211,8 +241,8 @@ class ExecutorModel:
 
     def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Write what can be written of these samples; the outcome of each, uint8 of their shape."""
-        world, faults, key = self._world, self._world.scenario.faults, request.samples
-        data = world.scenario.datasets[key.dataset]
+        world, faults, key = self._world, self._world.model.faults, request.samples
+        data = world.model.datasets[key.dataset]
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
         if not world.cache.up:
             return outcomes
@@ -222,7 +252,7 @@ class ExecutorModel:
         if data.undecodable:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
-            world.cache.bury(key, indices[bad], world.now_s)
+            world.cache.write_tombstones(key, indices[bad], world.now_s)
         outcomes[(outcomes == _CACHED) & world.refused(data.record_bytes[indices])] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
         corrupt: list[int] = []

@@ -55,7 +55,7 @@ class MoneyCheck:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._executors = world.scenario.settings.executors
+        self._executors = world.model.settings.executors
         self._bills = [_Bill() for _ in self._executors]
         self._read_bytes = 0
         self._began_s = world.now_s
@@ -66,7 +66,7 @@ class MoneyCheck:
 
     def requested(self, request: Prefetch) -> None:
         """A request was made, for a job that may have been opened anew."""
-        self._beyond = self._beyond or self._billed_usd() >= self._world.scenario.settings.max_usd
+        self._beyond = self._beyond or self._billed_usd() >= self._world.model.settings.max_usd
         job = self._world.core.job(request.job)
         if job is None:
             return

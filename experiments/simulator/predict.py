@@ -1,7 +1,11 @@
-"""Runs a spec in the simulated world and says what came of it: throughput, waiting, functions, dollars."""
+"""Runs a spec in the simulated world and shows what came of it: throughput, waiting, functions, dollars.
+
+Every row of a table and of the JSON says that it was simulated.
+"""
 
 from __future__ import annotations
 
+import itertools
 import resource
 import sys
 import time
@@ -9,20 +13,28 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from superdl.experiments.simulator.build import build_scenario
 from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import build_world_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
 
     from superdl.experiments.simulator.spec import SimulationSpec
     from superdl.experiments.simulator.trainer_model import PassFigures, Trainer
 
-__all__ = ["JobPrediction", "PassPrediction", "Prediction", "predict", "predict_from"]
+__all__ = ["JobPrediction", "PassPrediction", "Prediction", "predict", "print_predictions", "to_mapping"]
 
 _HOUR_S = 3600.0
 _KIB = 1024
+_FORMAT = 1
+_JOBS_SHOWN = 12
+_SMALL_USD = 0.1
+_WIDE = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +48,6 @@ class PassPrediction:
     wall_s: float
     wait_s: float
     first_batch_s: float
-
-    @property
-    def images_per_s(self) -> float:
-        """Throughput of the pass."""
-        return self.samples / self.wall_s if self.wall_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +102,6 @@ class Prediction:
     jobs: tuple[JobPrediction, ...]
     simulated: bool = True
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the prediction as plain values for JSON."""
-        return asdict(self)
-
 
 def predict(
     spec: SimulationSpec, swept: Mapping[str, float] | None = None, *, checked: bool = False
@@ -114,11 +117,11 @@ def predict(
         InvariantError: a promise of the core is broken.
     """
     began_s = time.perf_counter()
-    world = World(build_scenario(spec), checked=checked, log=False).run()
-    return predict_from(world, spec, swept or {}, time.perf_counter() - began_s)
+    world = World(build_world_model(spec), checked=checked, log=False).run()
+    return _predicted(world, spec, swept or {}, time.perf_counter() - began_s)
 
 
-def predict_from(
+def _predicted(
     world: World, spec: SimulationSpec, swept: Mapping[str, float], simulated_in_s: float
 ) -> Prediction:
     """Read the figures off a world that has run."""
@@ -251,3 +254,93 @@ def _peak_memory_mib() -> int:
     """The most memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak / (_KIB * _KIB if sys.platform == "darwin" else _KIB))
+
+
+def to_mapping(spec: SimulationSpec, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return all as plain values for JSON."""
+    return {
+        "format": _FORMAT,
+        "simulated": True,
+        "name": spec.name,
+        "spec": spec.to_mapping(),
+        "rows": [asdict(prediction) for prediction in predictions],
+    }
+
+
+def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
+    """Print a row for each point of the sweep, and the jobs where there is one point and few of them."""
+    table = Table(title=f"{spec.name}, simulated", box=SIMPLE_HEAD, padding=0)
+    swept = list(predictions[0].swept)
+    table.add_column("\nrow")
+    shown = [console.width >= _WIDE or heading not in _LEFT_OUT for heading in _cells(predictions[0])]
+    for heading in (*(f"\n{key}" for key in swept), *itertools.compress(_cells(predictions[0]), shown)):
+        table.add_column(heading, justify="right", overflow="fold")
+    for prediction in predictions:
+        cells = itertools.compress(_cells(prediction).values(), shown)
+        table.add_row("simulated", *(f"{prediction.swept[key]:g}" for key in swept), *cells)
+    console.print(table)
+    if len(predictions) == 1:
+        _print_jobs(predictions[0].jobs, console)
+    for prediction in predictions:
+        console.print(
+            f"simulated {prediction.virtual_s:,.1f} virtual s in {prediction.simulated_in_s:.1f} s: "
+            f"{prediction.events:,} events, {prediction.samples_read:,} samples read, "
+            f"{prediction.samples_produced:,} produced; peak memory {prediction.memory_mib:,} MiB; "
+            f"functions ${_money(prediction.usd_functions)}, GETs ${_money(prediction.usd_source)}, "
+            f"trainers ${_money(prediction.usd_trainers)}, cache ${_money(prediction.usd_cache)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+_LEFT_OUT = ("\npeak", "\ninvocations", "decoded\n/read", "\n$")
+"""What a narrow terminal can do without."""
+
+
+def _cells(row: Prediction) -> dict[str, str]:
+    """A row of the table, by its headings."""
+    return {
+        "images\n/s": f"{row.images_per_s:,.0f}",
+        "batches\n/s/job": f"{row.batches_per_s_per_job:.3g}",
+        "stall\n%": f"{100 * row.stall_share:.1f}",
+        "hits\n%": f"{100 * row.hit_rate:.1f}",
+        "first\n(s)": f"{row.first_batch_s:.2f}",
+        "functions\nmean": f"{row.functions_mean:,.1f}",
+        "\npeak": f"{row.functions_peak:,}",
+        "\ninvocations": f"{row.invocations:,}",
+        "decoded\n/read": f"{row.samples_produced / max(row.samples_read, 1):.3f}",
+        "$ per\nepoch": _money(row.usd_per_epoch),
+        "$ per\njob": _money(row.usd_per_job),
+        "\n$": _money(row.usd),
+    }
+
+
+def _print_jobs(jobs: Sequence[JobPrediction], console: Console) -> None:
+    if len(jobs) > _JOBS_SHOWN:
+        slow = sorted((job for job in jobs if job.samples), key=lambda job: -job.stall_share)[:3]
+        worst = ", ".join(f"{job.name} {100 * job.stall_share:.1f}%" for job in slow)
+        console.print(f"{len(jobs):,} jobs (all in --json); most stalled: {worst}", highlight=False)
+        return
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("job, simulated", overflow="fold")
+    for heading in _job_cells(jobs[0]):
+        table.add_column(heading, justify="right", overflow="fold")
+    for job in jobs:
+        table.add_row(job.name, *_job_cells(job).values())
+    console.print(table)
+
+
+def _job_cells(job: JobPrediction) -> dict[str, str]:
+    return {
+        "epochs": f"{job.epochs:.3g}",
+        "images/s": f"{job.images_per_s:,.0f}",
+        "batches/s": f"{job.batches_per_s:.3g}",
+        "stall %": f"{100 * job.stall_share:.1f}",
+        "hits %": f"{100 * job.hit_rate:.1f}",
+        "first (s)": f"{job.first_batch_s:.2f}",
+        "$": _money(job.usd),
+    }
+
+
+def _money(usd: float) -> str:
+    return f"{usd:,.2f}" if usd >= _SMALL_USD or not usd else f"{usd:.2g}"

@@ -1,6 +1,6 @@
 """What is simulated: a YAML file turned into frozen dataclasses, checked when they are made.
 
-How keys are checked is in `experiments.schema`; what becomes of them in `experiments.simulator.build`.
+How keys are checked is in `experiments.schema`; what becomes of them in `world_model`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """How functions run; see :class:`superdl.experiments.simulator.scenario.FunctionsModel`.
+    """How functions run; see `experiments.simulator.world_model.FunctionsModel`.
 
     A ``pool`` is there from the start and queues; ``lambda`` starts cold, ramps and refuses. ``failures`` is
     the share of requests whose function crashes, ``throttles`` of those refused for no reason of ours.
@@ -177,7 +177,10 @@ class SimulationSpec:
 
     def __post_init__(self) -> None:
         """Refuse names that are taken twice or lead nowhere."""
-        for what, names in (("datasets", [one.name for one in self.datasets]), ("jobs", self._job_names())):
+        for what, names in (
+            ("datasets", [one.name for one in self.datasets]),
+            ("jobs", [job.name for job in self.jobs]),
+        ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ConfigError(f"{what} named {', '.join(twice)} occur twice; give each a name of its own")
@@ -196,9 +199,6 @@ class SimulationSpec:
                 raise ConfigError(f"{where} follows {leader.name} and must have its count and replicas")
             if job.drop_last and job.batch_size * job.replicas > datasets[job.dataset].samples:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
-
-    def _job_names(self) -> list[str]:
-        return [job.name for job in self.jobs]
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the spec as plain mappings that YAML accepts."""

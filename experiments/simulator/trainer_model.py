@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.experiments.simulator.scenario import JobScript
     from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.world_model import JobScript
 
 __all__ = ["Delivery", "PassFigures", "Trainer"]
 
@@ -97,7 +97,7 @@ class Trainer:
         self._open_job()
         if self.script.follows is None:
             self._begin_pass()
-        self.world.after(self.world.scenario.heartbeat_s, self._heartbeat)
+        self.world.after(self.world.model.heartbeat_s, self._heartbeat)
 
     def follow(self, then: Callable[[], None]) -> None:
         """Do the next pass now, and ``then`` let the one that waits go on."""
@@ -153,7 +153,7 @@ class Trainer:
             return False
         job = world.core.job(script.name)
         if job is None or self.rank not in job.lanes:
-            data = world.scenario.datasets[script.dataset]
+            data = world.model.datasets[script.dataset]
             world.post(
                 DatasetAdded(
                     script.dataset,
@@ -194,7 +194,7 @@ class Trainer:
         if not self.done:
             if self._open_job():
                 self._tell(min(self._yielded, self._asked))
-            self.world.after(self.world.scenario.heartbeat_s, self._heartbeat)
+            self.world.after(self.world.model.heartbeat_s, self._heartbeat)
 
     def _go_on(self) -> None:
         """Yield batches to idle readers, and consume what is next."""
@@ -249,7 +249,7 @@ class Trainer:
             return
         self._report(reading, spoilt, done=False)
         self.waiting_since.setdefault(reading.position, reading.began_s)
-        world.check_patience(self, reading.position, world.now_s - reading.began_s)
+        world.check_read_timeout(self, reading.position, world.now_s - reading.began_s)
         delay_s = min(_POLL_MAX_S, _POLL_S * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
         world.after(delay_s, partial(self._attempt, reading, number))
 
@@ -262,7 +262,7 @@ class Trainer:
         self._go_on()
 
     def _report(self, reading: _Reading, spoilt: NDArray[np.int64], *, done: bool) -> None:
-        world, lost = self.world, self.world.scenario.faults.lost_report
+        world, lost = self.world, self.world.model.faults.lost_report
         if not world.cache.up or (lost and world.rng.random() < lost):
             return
         event = BatchRead(
@@ -300,7 +300,7 @@ class Trainer:
         figures.batches += 1
         figures.samples += batch.indices.size
         figures.hits += batch.hits
-        if self.world.keeps_deliveries:
+        if self.world.checked:
             self.deliveries.append(
                 Delivery(self._number, self._epoch, self._consumed, batch.indices, batch.padding)
             )

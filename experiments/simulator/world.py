@@ -32,7 +32,7 @@ from superdl.coordinator.core.events import (
 )
 from superdl.coordinator.core.samples import footprint
 from superdl.experiments.simulator.cache_model import CacheModel
-from superdl.experiments.simulator.checks import Checks, NoChecks
+from superdl.experiments.simulator.checks import Checks
 from superdl.experiments.simulator.executor_model import ExecutorModel
 from superdl.experiments.simulator.trainer_model import Trainer
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.actions import Action
     from superdl.coordinator.core.events import Event
-    from superdl.experiments.simulator.scenario import JobScript, Scenario
+    from superdl.experiments.simulator.world_model import JobScript, WorldModel
 
 __all__ = ["World"]
 
@@ -58,7 +58,7 @@ class World:
     """One run.
 
     Args:
-        scenario: what it is made of.
+        model: what it is made of.
         make_core: a seam for planted bugs.
         checked: whether every promise is checked after every event.
         log: whether to keep what was requested, a line for each request, in ``log``.
@@ -66,21 +66,21 @@ class World:
 
     def __init__(
         self,
-        scenario: Scenario,
-        make_core: Callable[[Scenario], Core] | None = None,
+        model: WorldModel,
+        make_core: Callable[[WorldModel], Core] | None = None,
         *,
         checked: bool = True,
         log: bool = True,
     ) -> None:
-        self.scenario = scenario
-        self.rng = random.Random(scenario.seed + 1)
-        self.dice = np.random.default_rng(scenario.seed % 2**63 + 1)
+        self.model = model
+        self.rng = random.Random(model.seed + 1)
+        self.dice = np.random.default_rng(model.seed % 2**63 + 1)
         self.now_s = 0.0
         self.ended_s = 0.0
-        self.cache = CacheModel(lambda key: scenario.datasets[key.dataset].size)
+        self.cache = CacheModel(lambda key: model.datasets[key.dataset].size)
         self.coordinator_up = True
         self.cache_was_empty = True
-        self.budget_bytes = scenario.settings.budget_bytes
+        self.budget_bytes = model.settings.budget_bytes
         """What the cache's memory allows now."""
         self.life = 0
         self.events = 0
@@ -88,21 +88,21 @@ class World:
         self.requested_samples = 0
         self.asked: Counter[str] = Counter()
         """Requests by the job that they were made for."""
-        self.keeps_deliveries = checked
+        self.checked = checked
         self.log: list[str] | None = [] if log else None
-        self._make_core = make_core or (lambda scenario: Core(scenario.settings))
-        self.core = self._make_core(scenario)
-        self.checks: Checks = Checks(self) if checked else NoChecks(self)
-        self.executors = [ExecutorModel(self, functions) for functions in scenario.fleet]
+        self._make_core = make_core or (lambda model: Core(model.settings))
+        self.core = self._make_core(model)
+        self.checks = Checks(self)
+        self.executors = [ExecutorModel(self, functions) for functions in model.fleet]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._wake_at_s = np.inf
         self._evicted = False
         self.trainers = {
             script.name: [Trainer(self, script, rank) for rank in range(script.plan.replicas)]
-            for script in scenario.jobs
+            for script in model.jobs
         }
-        self._followers = {script.follows: script.name for script in scenario.jobs if script.follows}
+        self._followers = {script.follows: script.name for script in model.jobs if script.follows}
         self._under_way = sum(map(len, self.trainers.values()))
 
     def run(self) -> World:
@@ -111,33 +111,33 @@ class World:
         Raises:
             InvariantError: a promise is broken on the way.
         """
-        scenario = self.scenario
+        model = self.model
         self._leave_over()
         self._tell_size()
-        for script in scenario.jobs:
+        for script in model.jobs:
             for trainer in self.trainers[script.name]:
                 self.after(script.starts_s, trainer.start)
         self.after(_UPKEEP_S, self._upkeep)
         rare: tuple[tuple[Callable[[], None], Sequence[float]], ...] = (
-            (self._flush, scenario.faults.flushes_s),
-            (self._outage, scenario.faults.outages_s),
-            (self._evict, scenario.faults.evictions_s),
-            (self._kill_coordinator, scenario.faults.coordinator_deaths_s),
-            *((partial(self._resize, share), (time_s,)) for time_s, share in scenario.faults.resizes),
+            (self._flush, model.faults.flushes_s),
+            (self._outage, model.faults.outages_s),
+            (self._evict, model.faults.evictions_s),
+            (self._kill_coordinator, model.faults.coordinator_deaths_s),
+            *((partial(self._resize, share), (time_s,)) for time_s, share in model.faults.resizes),
         )
         for happens, times_s in rare:
             for time_s in times_s:
                 self.after(time_s, happens)
-        while self._under_way and self.now_s < scenario.until_s:
+        while self._under_way and self.now_s < model.until_s:
             if not self._heap:
                 raise self.checks.broken("nothing happens any more, and jobs are not done")
             self._step()
         if self._under_way:
-            self.now_s = scenario.until_s
+            self.now_s = model.until_s
         self.ended_s = self.now_s
         for executor in self.executors:
             executor.usage.change(0, self.now_s)
-        if not self._under_way and self.keeps_deliveries:
+        if not self._under_way and self.checked:
             self._see_it_end()
         return self
 
@@ -149,10 +149,14 @@ class World:
         """Hand an event to the core, if there is one, carry out what it wants and see that all is well."""
         if not self.coordinator_up:
             return
-        self.checks.happened(event)
+        if self.checked:
+            self.checks.happened(event)
         for action in self.core.handle(event, self.now_s):
+            if self.checked:
+                self.checks.acted(action)
             self._carry_out(action)
-        self.checks.settled()
+        if self.checked:
+            self.checks.settled()
         wake_at_s = self.core.wake_at_s
         if wake_at_s < self._wake_at_s:
             self._wake_at_s = wake_at_s
@@ -168,18 +172,18 @@ class World:
     ) -> None:
         """A function writes records; over maxmemory the server evicts at random."""
         self.cache.store(key, indices, sizes, corrupt=corrupt)
-        while self.cache.used_bytes > self.budget_bytes * _HEADROOM and not self.scenario.faults.resizes:
+        while self.cache.used_bytes > self.budget_bytes * _HEADROOM and not self.model.faults.resizes:
             self._evicted = True
             if not self.cache.evict(self.dice, 0.5):
                 break
 
     def is_random(self, dataset: bytes) -> bool:
         """Whether the recipe of a dataset is random."""
-        return self.scenario.datasets[dataset].random
+        return self.model.datasets[dataset].random
 
     def record_bytes(self, dataset: bytes, indices: NDArray[np.int64]) -> int:
         """Bytes of these records together."""
-        return int(self.scenario.datasets[dataset].record_bytes[indices].sum())
+        return int(self.model.datasets[dataset].record_bytes[indices].sum())
 
     def script(self, job: str) -> JobScript:
         """The script of a job."""
@@ -194,25 +198,26 @@ class World:
         """A trainer has done all that it had to do."""
         self._under_way -= 1
 
-    def check_patience(self, trainer: Trainer, position: int, waited_s: float) -> None:
-        """A reader waits; not for ever."""
-        if waited_s >= self.scenario.patience_s:
+    def check_read_timeout(self, trainer: Trainer, position: int, waited_s: float) -> None:
+        """A reader waits, within its time limit."""
+        if waited_s >= self.model.read_timeout_s:
             where = f"{trainer.script.name}/{trainer.rank}"
             raise self.checks.broken(f"{where} has waited {waited_s:.0f} s for batch {position}")
-        self.checks.waits(trainer, position, waited_s)
+        if self.checked:
+            self.checks.waits(trainer, position, waited_s)
 
     def _see_it_end(self) -> None:
         """Long after the last job: what was under way has ended, and what was read is looked at."""
-        end_s = self.now_s + 3 * self.scenario.settings.forget_s
+        end_s = self.now_s + 3 * self.model.settings.forget_s
         while self._heap and self._heap[0][0] <= end_s:
             self._step()
         self.checks.quiet()
-        for script in self.scenario.jobs:
+        for script in self.model.jobs:
             self.checks.delivered_exactly_once(script, self.trainers[script.name])
 
     def _step(self) -> None:
         self.events += 1
-        if self.events > self.scenario.events_max:
+        if self.events > self.model.events_max:
             raise self.checks.broken("the run does not end")
         time_s, _, happens = heapq.heappop(self._heap)
         self.now_s = max(self.now_s, time_s)
@@ -220,12 +225,12 @@ class World:
 
     def _tick(self, wake_at_s: float) -> None:
         if wake_at_s != self._wake_at_s:
-            return  # the core has thought better of it
+            return  # the core has asked for another time since
         self._wake_at_s = np.inf
         self.post(Tick())
-        if self.coordinator_up and self.keeps_deliveries:
+        if self.coordinator_up and self.checked:
             again = [it for it in self.core.handle(Tick(), self.now_s) if not isinstance(it, Warn)]
-            self.checks.demand(not again, f"a second tick at the same time has the core act again: {again}")
+            self.checks.require(not again, f"a second tick at the same time has the core act again: {again}")
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Prefetch):
@@ -234,29 +239,25 @@ class World:
             self.asked[action.job] += 1
             if self.log is not None:
                 self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
-            self.checks.requested(action)
             self.executors[action.executor].submit(action)
         elif isinstance(action, Drop):
-            self.checks.dropped(action)
             self.cache.drop(action.samples, action.indices)
         elif isinstance(action, Audit):
-            self.checks.asked(action)
             self.after(_AUDIT_S, partial(self._audit, action, self.life))
         elif isinstance(action, ReadBack):
             self.after(_AUDIT_S, partial(self._read_back, action, self.life))
         elif isinstance(action, WriteTombstones):
-            self.checks.buried(action)
-            self.cache.bury(action.samples, action.indices, self.now_s, ttl_s=action.expires_in_s)
+            self.cache.write_tombstones(action.samples, action.indices, self.now_s, ttl_s=action.expires_in_s)
 
     def _tell_size(self) -> None:
-        for number, functions in enumerate(self.scenario.fleet):
+        for number, functions in enumerate(self.model.fleet):
             backlog = None if functions.queues else 0
             self.post(
                 ExecutorResized(
                     functions.capacity, functions.burst, functions.per_s, backlog=backlog, executor=number
                 )
             )
-        for dataset, unfit in self.scenario.unfit.items():
+        for dataset, unfit in self.model.unfit.items():
             self.post(ExecutorsUnfit(dataset, unfit))
 
     def _audit(self, action: Audit, life: int) -> None:
@@ -285,7 +286,7 @@ class World:
         if self._under_way:
             if self.coordinator_up and self.cache.up:
                 headroom = self.budget_bytes * (_HEADROOM - 1)
-                if self.scenario.faults.resizes:  # else it says the same each time
+                if self.model.faults.resizes:  # else it says the same each time
                     self.post(CacheResized(self.budget_bytes))
                 if self._evicted:
                     self._evicted = False
@@ -295,16 +296,16 @@ class World:
 
     def _leave_over(self) -> None:
         """What an earlier coordinator left in the cache, up to the budget."""
-        if not self.scenario.left_over:
+        if not self.model.left_over:
             return
-        for data in self.scenario.datasets.values():
-            for script in self.scenario.jobs:
+        for data in self.model.datasets.values():
+            for script in self.model.jobs:
                 key = SetKey(script.dataset, script.passes[0][0] if data.random else EVERY_EPOCH)
                 if script.dataset != data.name:
                     continue
-                left = np.flatnonzero(self.dice.random(data.size) < self.scenario.left_over)
+                left = np.flatnonzero(self.dice.random(data.size) < self.model.left_over)
                 self.cache_was_empty = self.cache_was_empty and not left.size
-                free_bytes = self.scenario.settings.budget_bytes - self.cache.used_bytes
+                free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
                 fitting = np.cumsum(data.record_bytes[left]) < free_bytes
                 self.cache.store(key, left[fitting], data.record_bytes[left[fitting]], corrupt=[])
 
@@ -331,10 +332,10 @@ class World:
         """Which of some more records a server without eviction refuses for want of memory."""
         room_bytes = self.budget_bytes * _HEADROOM - self.cache.used_bytes
         refused: NDArray[np.bool_] = np.cumsum(footprint(sizes)) > room_bytes
-        return refused & bool(self.scenario.faults.resizes)
+        return refused & bool(self.model.faults.resizes)
 
     def _resize(self, share: float) -> None:
-        self.budget_bytes = int(self.scenario.settings.budget_bytes * share)
+        self.budget_bytes = int(self.model.settings.budget_bytes * share)
 
     def _evict(self) -> None:
         self.cache.evict(self.dice, 0.3)
@@ -349,7 +350,7 @@ class World:
         self.life += 1
         self.coordinator_up = True
         self.cache_was_empty = not self.cache.used_bytes
-        self.core = self._make_core(self.scenario)
+        self.core = self._make_core(self.model)
         self.checks.forget_all()
         self._wake_at_s = np.inf
         self._tell_size()

@@ -10,8 +10,8 @@ import numpy as np
 from superdl.coordinator.core import Core, CoreSettings, Plan
 from superdl.coordinator.core.actions import Warn
 from superdl.coordinator.core.samples import footprint
-from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
 from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 
 __all__ = ["Mix", "Outcome", "draw_mix"]
 
@@ -61,7 +61,7 @@ class Mix:
 
     def run(self, budget_bytes: int) -> Outcome:
         """Train all jobs in a cache of that budget."""
-        scenario = Scenario(
+        model = WorldModel(
             seed=self.seed,
             settings=CoreSettings(
                 budget_bytes=budget_bytes, lookahead_batches=self.lookahead, hedge_share=0.0
@@ -75,7 +75,7 @@ class Mix:
             until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in self.jobs),
         )
         world = World(
-            scenario, make_core=lambda scenario: _Listening(scenario.settings), checked=False, log=False
+            model, make_core=lambda model: _Listening(model.settings), checked=False, log=False
         ).run()
         assert isinstance(world.core, _Listening)
         return Outcome(world.core.advised_bytes, world.core.reproduced_samples, world.requested_samples)

@@ -22,10 +22,10 @@ from superdl.coordinator.core.samples import SampleSet, SampleState
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.coordinator.core.state import State
 from superdl.experiments.simulator.checks import InvariantError
-from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
-from superdl.experiments.simulator.seeded import draw_scenario
 from superdl.experiments.simulator.trainer_model import Trainer
 from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
+from tests.simulation.drawn_worlds import draw_world
 
 SEEDS = range(30)
 add = DeadlineQueue.add
@@ -35,7 +35,7 @@ def caught(pattern: str, make_core=None, seeds=SEEDS) -> bool:
     """Whether the world finds, with one of the seeds, what the pattern says."""
     for seed in seeds:
         try:
-            World(replace(draw_scenario(seed, small=True), patience_s=60.0), make_core).run()
+            World(replace(draw_world(seed, small=True), read_timeout_s=60.0), make_core).run()
         except InvariantError as error:
             if re.search(pattern, str(error)):
                 return True
@@ -122,14 +122,14 @@ def test_a_core_that_asks_the_unfit_is_caught(monkeypatch):
     assert caught("what it cannot produce")
 
 
-def cheap_and_dear() -> Scenario:
+def cheap_and_dear() -> WorldModel:
     """A job that reads half as fast again as the cheaper executor can produce."""
     plan = Plan(size=1600, batch_size=16)
     job = JobScript("job", b"a", plan, 0.0, 0.1, 2, 8, [(0, 0, plan.batches_per_epoch)])
     data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(1600, 1000))}
     cheap, dear = (FunctionsModel(count, overhead_s=0.15, spread=0.1) for count in (1, 50))
     settings = CoreSettings(10**9, executors=(ExecutorFacts("cheap"), ExecutorFacts("dear")))
-    return Scenario(1, settings, cheap, data, (job,), others=(dear,), patience_s=60.0)
+    return WorldModel(1, settings, cheap, data, (job,), others=(dear,), read_timeout_s=60.0)
 
 
 @pytest.mark.parametrize("forgets", ["what", "who"])
@@ -241,10 +241,10 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
         )
     )
     data = {name: DatasetModel(name, random=False, record_bytes=np.full(40, 1000)) for name in (b"a", b"b")}
-    scenario = Scenario(
-        1, CoreSettings(10**9), FunctionsModel(2, overhead_s=0.01), data, (quick, slow), patience_s=300.0
+    model = WorldModel(
+        1, CoreSettings(10**9), FunctionsModel(2, overhead_s=0.01), data, (quick, slow), read_timeout_s=300.0
     )
-    World(scenario).run()
+    World(model).run()
     handle = Core.handle
 
     def unfair(self, event, now):
@@ -256,7 +256,7 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
         DeadlineQueue, "add", lambda self, lane, at_s: lane[0] == "slow" or add(self, lane, at_s)
     )
     with pytest.raises(InvariantError, match="slow/0 starves"):
-        World(scenario).run()
+        World(model).run()
 
 
 def test_a_core_that_drops_what_is_awaited_does_not_end(monkeypatch):
@@ -277,13 +277,13 @@ def test_a_core_that_wakes_in_the_past_is_caught():
         def wake_at_s(self):
             return self._now_s
 
-    assert caught("in the past", lambda scenario: Restless(scenario.settings))
+    assert caught("in the past", lambda model: Restless(model.settings))
 
 
 def test_failures_name_their_seed():
-    world = World(draw_scenario(3))
+    world = World(draw_world(3))
     with pytest.raises(InvariantError, match=r"seed 3 at 0\.000 s: nothing"):
-        world.checks.demand(np.bool_(0), "nothing")
+        world.checks.require(np.bool_(0), "nothing")
 
 
 def test_a_failing_seed_replays_exactly(monkeypatch):
@@ -291,7 +291,7 @@ def test_a_failing_seed_replays_exactly(monkeypatch):
 
     def failure() -> tuple[str, list[str]]:
         for seed in SEEDS:
-            world = World(draw_scenario(seed, small=True))
+            world = World(draw_world(seed, small=True))
             try:
                 world.run()
             except InvariantError as error:

@@ -16,48 +16,48 @@ from pathlib import Path
 import pytest
 
 from superdl.coordinator.core.samples import footprint
-from superdl.experiments.simulator.scenario import Faults, FunctionsModel
-from superdl.experiments.simulator.seeded import draw_scenario
 from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import Faults, FunctionsModel
+from tests.simulation.drawn_worlds import draw_world
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PRINT_LOG = """
-from superdl.experiments.simulator.seeded import draw_scenario
+from tests.simulation.drawn_worlds import draw_world
 from superdl.experiments.simulator.world import World
 for seed in range(6):
-    print(*World(draw_scenario(seed, small=True)).run().log, sep="\\n")
+    print(*World(draw_world(seed, small=True)).run().log, sep="\\n")
 """
 
 
 # In 346 a reader that begins again is behind the eight epochs that others look ahead over.
 @pytest.mark.parametrize("seed", [*range(300), 346], ids="seed-{}".format)
 def test_promises_hold(seed):
-    World(draw_scenario(seed, small=True)).run()
+    World(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 3000), ids="seed-{}".format)
 def test_promises_hold_in_many_more(seed):
-    World(draw_scenario(seed, small=True)).run()
+    World(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
 def test_promises_hold_in_larger_runs(seed):
-    World(draw_scenario(seed)).run()
+    World(draw_world(seed)).run()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(3000, 13_000, 100), ids="seeds-from-{}".format)
 def test_promises_hold_in_ten_thousand_more(first):
     for seed in range(first, first + 100):
-        World(draw_scenario(seed, small=True)).run()
+        World(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
 def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
-    drawn = draw_scenario(seed, small=True)
+    drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, budget_bytes=10**12, hedge_share=0.0)
     functions = replace(drawn.functions, queues=True, per_s=math.inf, burst=None, timeout_s=math.inf)
     datasets = {
@@ -87,7 +87,7 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
 
 @pytest.mark.parametrize("seed", range(12), ids="seed-{}".format)
 def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
-    drawn = draw_scenario(seed, small=True)
+    drawn = draw_world(seed, small=True)
     datasets = {name: replace(data, poisonous=frozenset()) for name, data in drawn.datasets.items()}
     whole = sum(int(footprint(data.record_bytes).sum()) for data in datasets.values())
     settings = replace(drawn.settings, budget_bytes=max(whole, drawn.settings.budget_bytes), max_usd=math.inf)
@@ -95,7 +95,7 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001)
     shares = random.Random(seed)
     resizes = tuple((at_s, shares.choice((0.2, 0.5, 1.0, 2.0))) for at_s in (0.5, 2.0, 4.0, 6.0))
-    scenario = replace(
+    model = replace(
         drawn,
         settings=replace(settings, executors=settings.executors[:1]),
         functions=functions,
@@ -103,7 +103,7 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
         unfit={},
         datasets=datasets,
         faults=Faults(resizes=resizes),
-        patience_s=10.0,
+        read_timeout_s=10.0,
     )
-    world = World(scenario).run()
+    world = World(model).run()
     assert not world._under_way

@@ -32,8 +32,8 @@ def test_what_is_stored_is_found_and_takes_memory():
 
 def test_tombstones_expire_and_do_not_bury_records():
     cache = cache_with()
-    cache.bury(KEY, np.array([1, 2]), 0.0, ttl_s=5.0)
-    cache.bury(KEY, np.array([4]), 0.0)
+    cache.write_tombstones(KEY, np.array([1, 2]), 0.0, ttl_s=5.0)
+    cache.write_tombstones(KEY, np.array([4]), 0.0)
     assert cache.look(KEY, np.array([1, 2, 4]), 4.9).tolist() == [1000, -1, -1]
     assert cache.look(KEY, np.array([1, 2, 4]), 5.0).tolist() == [1000, 0, -1]
 

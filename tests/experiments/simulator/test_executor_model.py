@@ -10,8 +10,8 @@ import pytest
 from superdl.coordinator.core import CoreSettings, SetKey
 from superdl.coordinator.core.actions import Prefetch
 from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, Scenario
 from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, WorldModel
 
 DATA = DatasetModel(b"a", random=False, record_bytes=np.full(1000, 5000), source_bytes=700)
 LAMBDA = FunctionsModel(
@@ -32,7 +32,7 @@ class Bench:
     """A world without jobs, whose functions are asked directly."""
 
     def __init__(self, functions: FunctionsModel) -> None:
-        self.world = World(Scenario(1, CoreSettings(10**9), functions, {b"a": DATA}, ()), checked=False)
+        self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()), checked=False)
         self.answers: list[tuple[float, RequestDone | RequestFailed]] = []
         self.world.answer = lambda event, life: self.answers.append((self.world.now_s, event))
         self._number = 0

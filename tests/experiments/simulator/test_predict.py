@@ -56,7 +56,6 @@ def test_a_dataset_that_fits_is_decoded_once():
     assert second.hits == third.hits == 2000
     assert first.wall_s > second.wall_s
     assert prediction.simulated
-    assert prediction.to_mapping()["simulated"] is True
 
 
 def test_all_dollars_are_in_the_sum():

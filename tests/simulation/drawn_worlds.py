@@ -13,12 +13,18 @@ from superdl.coordinator.core import CoreSettings, Plan
 from superdl.coordinator.core.prices import Prices
 from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.settings import ExecutorFacts
-from superdl.experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
+from superdl.experiments.simulator.world_model import (
+    DatasetModel,
+    Faults,
+    FunctionsModel,
+    JobScript,
+    WorldModel,
+)
 
-__all__ = ["draw_scenario"]
+__all__ = ["draw_world"]
 
 
-def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
+def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     """The run of this seed, the same whatever PYTHONHASHSEED; a small one takes some hundred events."""
     rng = random.Random(seed)
     datasets = {name: _draw_dataset(rng, name, small=small) for name in (b"a", b"b")[: rng.choice((1, 1, 2))]}
@@ -32,7 +38,7 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
     money = _draw_money(rng)
     faults = _draw_faults(rng)
     share = rng.choice((0.3, 0.6, 1.2, 3.0) if small else (0.02, 0.1, 0.25, 0.6, 1.2, 3.0))
-    scenario = Scenario(
+    model = WorldModel(
         seed=seed,
         settings=CoreSettings(
             budget_bytes=max(int(whole * share), largest * max(2, batch // 2)),
@@ -55,15 +61,15 @@ def draw_scenario(seed: int, *, small: bool = False) -> Scenario:
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
     )
     # Drawn beside all else, so that the other runs stay what they were.
-    return _mixed(random.Random(f"mix-{seed}"), scenario, small=small)
+    return _mixed(random.Random(f"mix-{seed}"), model, small=small)
 
 
-def _mixed(rng: random.Random, scenario: Scenario, *, small: bool) -> Scenario:
+def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
     """In every third run a second executor, seldom a third, any of which may be gone or wrong for a while."""
     if rng.random() < 0.65:
-        return scenario
+        return model
     fleet = [
-        scenario.functions,
+        model.functions,
         *(_draw_functions(rng, small=small) for _ in range(rng.choice((1, 1, 2)))),
     ]
     for number in range(len(fleet)):
@@ -72,16 +78,14 @@ def _mixed(rng: random.Random, scenario: Scenario, *, small: bool) -> Scenario:
             fleet[number] = replace(fleet[number], gone_s=((gone_s, gone_s + rng.choice((0.5, 5.0, 60.0))),))
         if rng.random() < 0.2 and number:  # not all at once: then tombstones would be right
             fleet[number] = replace(fleet[number], wrong_until_s=rng.choice((0.5, 5.0, 60.0)))
-    settings, first = scenario.settings, scenario.settings.executors[0]
+    settings, first = model.settings, model.settings.executors[0]
     dearer = [
         ExecutorFacts(f"executor-{number}", replace(first.prices, gb_s=first.prices.gb_s * 2**number))
         for number in range(1, len(fleet))
     ]
-    unfit = {
-        name: frozenset((rng.randrange(len(fleet)),)) for name in scenario.datasets if rng.random() < 0.3
-    }
+    unfit = {name: frozenset((rng.randrange(len(fleet)),)) for name in model.datasets if rng.random() < 0.3}
     return replace(
-        scenario,
+        model,
         settings=replace(settings, executors=(first, *dearer)),
         functions=fleet[0],
         others=tuple(fleet[1:]),

@@ -1,20 +1,36 @@
-"""What one simulated run is made of: data, jobs, functions, faults. Plain values; what they do is others'."""
+"""What one simulated run is made of: data, jobs, functions, faults; and how a spec becomes that.
+
+Plain values; what they do is in `world` and what it has.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import numpy as np
 
-    import numpy as np
+from superdl.coordinator.core import CoreSettings, Plan
+from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.super_wire.record import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core import CoreSettings, Plan
+    from superdl.experiments.simulator.spec import DatasetSpec, FunctionsSpec, JobSpec, SimulationSpec
 
-__all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "Scenario"]
+__all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "WorldModel", "build_world_model"]
+
+_GB = 2**30
+_CHANNELS = 3
+_READ_TIMEOUT_S = 3600.0
+_HEARTBEAT_S = 2.0
+"""As the sampler's pages are asked for again."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +157,8 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """One run. ``until_s`` ends it before the jobs end; readers wait no longer than ``patience_s``."""
+class WorldModel:
+    """One run. ``until_s`` ends it before the jobs end; readers wait no longer than ``read_timeout_s``."""
 
     seed: int
     settings: CoreSettings
@@ -156,7 +172,7 @@ class Scenario:
     """Executors, by number, that can produce nothing of a dataset."""
     left_over: float = 0.0
     """Share of the samples that an earlier coordinator left in the cache."""
-    patience_s: float = 600.0
+    read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
     events_max: int = 200_000
@@ -165,3 +181,106 @@ class Scenario:
     def fleet(self) -> tuple[FunctionsModel, ...]:
         """The functions of all executors, in order of preference."""
         return self.functions, *self.others
+
+
+def build_world_model(spec: SimulationSpec) -> WorldModel:
+    """Everything that the world needs to run ``spec``."""
+    datasets = {
+        _name(one, copy): DatasetModel(
+            name=_name(one, copy),
+            random=one.random,
+            record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
+            source_bytes=one.source_bytes,
+        )
+        for one in spec.datasets
+        for copy in range(one.copies)
+    }
+    until_s = math.inf if spec.minutes is None else spec.minutes * 60
+    return WorldModel(
+        seed=spec.seed,
+        settings=_settings(spec),
+        functions=_functions(spec.functions),
+        datasets=datasets,
+        jobs=tuple(script for job in spec.jobs for script in _scripts(spec, job)),
+        faults=Faults(crash=spec.functions.failures, throttle=spec.functions.throttles),
+        left_over=spec.cache.left_over,
+        read_timeout_s=_READ_TIMEOUT_S,
+        until_s=until_s,
+        heartbeat_s=_HEARTBEAT_S,
+        events_max=2**62,
+    )
+
+
+def _name(dataset: DatasetSpec, copy: int) -> bytes:
+    return f"{dataset.name}-{copy}".encode() if dataset.copies > 1 else dataset.name.encode()
+
+
+def _record_bytes(dataset: DatasetSpec) -> int:
+    return dataset.record_bytes or dataset.image**2 * _CHANNELS + HEADER_BYTES
+
+
+def _settings(spec: SimulationSpec) -> CoreSettings:
+    per_hour = spec.coordinator.max_usd_per_hour
+    prices = Prices(
+        invocation=spec.prices.invocation,
+        gb_s=spec.prices.gb_s,
+        source_request=spec.prices.source_request,
+        hour=spec.prices.cache_gb_hour * spec.cache.budget_gb,
+    )
+    return CoreSettings(
+        budget_bytes=max(1, int(spec.cache.budget_gb * _GB)),
+        lookahead_batches=spec.coordinator.lookahead_batches,
+        request_samples=spec.coordinator.request_samples,
+        executors=(ExecutorFacts(spec.functions.kind, prices),),
+        max_usd_per_hour=math.inf if per_hour is None else per_hour,
+    )
+
+
+def _functions(spec: FunctionsSpec) -> FunctionsModel:
+    pool = spec.kind == "pool"
+    names = {one.name for one in dataclasses.fields(FunctionsModel)} - {"burst", "per_s"}
+    values = {name: value for name, value in dataclasses.asdict(spec).items() if name in names}
+    return FunctionsModel(
+        capacity=spec.concurrency,
+        queues=pool,
+        burst=None if pool else min(spec.burst, spec.concurrency),
+        per_s=math.inf if pool else spec.per_s,
+        **values,
+    )
+
+
+def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
+    dataset = next(one for one in spec.datasets if one.name == job.dataset)
+    read_s = job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB)
+    for number in range(job.count):
+        plan = Plan(
+            size=dataset.samples,
+            batch_size=job.batch_size,
+            replicas=job.replicas,
+            seed=job.seed if job.same_seed else job.seed + number,
+            shuffle=job.shuffle,
+            drop_last=job.drop_last,
+        )
+        yield JobScript(
+            name=_job_name(job, number),
+            dataset=_name(dataset, number % dataset.copies),
+            plan=plan,
+            starts_s=job.start_s + number * job.start_every_s,
+            step_s=job.step_s,
+            workers=job.workers,
+            page=job.page,
+            passes=[(epoch, 0, plan.batches_per_epoch) for epoch in range(job.epochs)],
+            read_s=read_s,
+            handover_s=job.handover_s,
+            follows=_follows(spec, job, number),
+        )
+
+
+def _job_name(job: JobSpec, number: int) -> str:
+    return job.name if job.count == 1 else f"{job.name}-{number}"
+
+
+def _follows(spec: SimulationSpec, job: JobSpec, number: int) -> str | None:
+    if job.follows is None:
+        return None
+    return _job_name(next(one for one in spec.jobs if one.name == job.follows), number)
