@@ -1,7 +1,7 @@
 """What a run measures: a record per step, a summary per pass and per epoch, and who listens to them.
 
 Plain values only, so that reports need no torch. Taking the measurements is left to `experiments.training`,
-writing them to `experiments.report` and the listeners, a job's counters to `experiments.job_counters`.
+writing them to `experiments.run_report` and the listeners, a job's counters to `experiments.loader_counters`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from superdl.experiments.job_counters import JobCounters, RankSums
+    from superdl.experiments.loader_counters import LoaderCounters
+    from superdl.experiments.ranks import Ranks
     from superdl.experiments.stalls import StallSummary
 
 __all__ = ["EpochSummary", "Listener", "PassSummary", "PassTotals", "StepRecord", "StepTime"]
@@ -88,7 +87,7 @@ class PassSummary:
     loss: float
     accuracy: float
     images_per_s: float
-    job: JobCounters | None
+    job: LoaderCounters | None
     top5_accuracy: float | None = None
     stalls: StallSummary | None = None
 
@@ -148,7 +147,7 @@ class PassTotals:
             self._has_top5 = True
             self._correct5 += step.top5_accuracy * step.samples
 
-    def over_ranks(self, ranks: RankSums) -> PassTotals:
+    def over_ranks(self, ranks: Ranks) -> PassTotals:
         """Return the totals of all ranks: samples and what they gave are sums, seconds means over ranks.
 
         The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
@@ -167,7 +166,7 @@ class PassTotals:
         return together
 
     def summary(
-        self, wall_s: float, job: JobCounters | None, stalls: StallSummary | None = None
+        self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
         return PassSummary(

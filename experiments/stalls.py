@@ -16,7 +16,7 @@ from superdl.super_wire.errors import CoordinatorError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from superdl.experiments.job_counters import JobStatsSource
+    from superdl.experiments.loader_counters import CountedLoader
     from superdl.experiments.records import StepRecord
 
 __all__ = [
@@ -104,7 +104,7 @@ class StallMeter:
         replicas: how many ranks' stalls the job tells.
     """
 
-    def __init__(self, source: JobStatsSource, rank: int = 0, replicas: int = 1) -> None:
+    def __init__(self, source: CountedLoader, rank: int = 0, replicas: int = 1) -> None:
         self._source = source
         self._rank = rank
         self._replicas = replicas

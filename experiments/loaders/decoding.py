@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.experiments.job_counters import JobCounters
+from superdl.experiments.loader_counters import LoaderCounters
+from superdl.experiments.loaders.places import CountedPlace
 from superdl.experiments.loaders.workers import end_workers
 from superdl.super_wire.errors import ConfigError
 
@@ -207,9 +208,9 @@ class DecodingLoader:
             last = self._pads and count == self._length
             yield images, labels, _last_is_padding(figures, len(labels)) if last else figures
 
-    def job_stats(self) -> JobCounters:
+    def job_stats(self) -> LoaderCounters:
         """What was decoded until now."""
-        return JobCounters(
+        return LoaderCounters(
             fetch_s=self._fetch_s,
             decode_s=self._decode_s,
             samples_produced=self._samples,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from superdl.experiments.job_counters import JobStatsSource
+from superdl.experiments.loader_counters import CountedLoader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ Batch = tuple[Tensor, Tensor, BatchFigures]
 """uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures."""
 
 
-class Loader(JobStatsSource, Protocol):
+class Loader(CountedLoader, Protocol):
     """One opened split. Each iteration is one epoch."""
 
     @property

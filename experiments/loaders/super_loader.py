@@ -11,7 +11,7 @@ from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_th
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.job_counters import JobStats
+    from superdl.experiments.loader_counters import LoaderStats
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
     from superdl.experiments.spec import RecipeSpec
     from superdl.sampler import SuperSampler
@@ -122,7 +122,7 @@ class _SuperLoader:
             raise RuntimeError("the loader is closed")
         return iter(self._batches)
 
-    def job_stats(self) -> JobStats:
+    def job_stats(self) -> LoaderStats:
         return self._sampler.job_stats()
 
     def close(self) -> None:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from superdl.cost.bill import bill_of
-from superdl.experiments.manifest import Manifest, describe_environment
-from superdl.experiments.records import Listener
-from superdl.experiments.report import RunReport, print_report, write_report
+from superdl.experiments.environment import describe_environment
+from superdl.experiments.manifest import Manifest
 from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.run_report import RunReport, print_report
+from superdl.experiments.strict_json import write_json
 from superdl.experiments.training.precision import compute_type
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.experiments.job_counters import JobCounters
-    from superdl.experiments.loaders import Loader
+    from superdl.experiments.loader_counters import LoaderCounters
     from superdl.experiments.monitoring import UtilizationMonitor
     from superdl.experiments.records import EpochSummary
     from superdl.experiments.run.listeners import StepTimes
@@ -81,7 +81,7 @@ class RunState(Listener):
     train_samples: int = 0
     val_samples: int | None = None
     epochs: list[EpochSummary] = field(default_factory=list)
-    rest: JobCounters | None = None
+    rest: LoaderCounters | None = None
     notes: list[str] = field(default_factory=list)
     monitor: UtilizationMonitor | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class RunState(Listener):
         if not self.ranks.leads:
             return
         report = self.report()
-        write_report(report, self.directory / "report.json")
+        write_json(report.to_mapping(), self.directory / "report.json")
         if self.manifest is not None:
             self.manifest.end(self.status, _now())
         print_report(report, console)
@@ -126,7 +126,7 @@ class RunState(Listener):
                 f"the bill has {cost.machines} x {cost.machine} (cost.machines), and {took_part} part"
             )
 
-    def close_account(self, rest: Callable[[], JobCounters | None]) -> None:
+    def close_account(self, rest: Callable[[], LoaderCounters | None]) -> None:
         """Ask what was used after the last whole epoch, while loaders are still there to tell."""
         self.rest = rest()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.job_counters import JobCounters, added
+from superdl.experiments.loader_counters import LoaderCounters, added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ def bill_of(
     executor: str | None,
     wall_s: float,
     prices: PriceTable,
-    rest: JobCounters | None = None,
+    rest: LoaderCounters | None = None,
 ) -> RunBill:
     """The bill of a run of so many seconds; ``executor`` as `experiments.run.opening.executor_of` names it.
 
@@ -113,7 +113,7 @@ def bill_of(
     """
     time = _Time(wall_s, tuple(sum(one.wall_s for _, one in epoch.splits()) for epoch in epochs))
     counted = [added([one.job for _, one in epoch.splits() if one.job is not None]) for epoch in epochs]
-    counted.append(rest or JobCounters())
+    counted.append(rest or LoaderCounters())
     lines = [_training_machine(time, cost, prices)]
     if cost.data_machine is not None:
         lines.append(_hired(time, "data machines", cost.data_machine, cost.data_machines, prices))
@@ -180,7 +180,7 @@ def _hired(time: _Time, name: str, machine: str, machines: int, prices: PriceTab
     return time.hours(name, machines * hour, f"{machines} x {machine} at {hour:g} USD an hour")
 
 
-def _account(counted: Sequence[JobCounters], executor: str) -> BillLine:
+def _account(counted: Sequence[LoaderCounters], executor: str) -> BillLine:
     """The coordinator's account of the job, where its parts cannot be told: other prices, or several."""
     return _spent(
         "functions, GETs, cache and coordinator",
@@ -190,7 +190,7 @@ def _account(counted: Sequence[JobCounters], executor: str) -> BillLine:
 
 
 def _loading(
-    time: _Time, counted: Sequence[JobCounters], cost: CostSpec, executor: str | None, prices: PriceTable
+    time: _Time, counted: Sequence[LoaderCounters], cost: CostSpec, executor: str | None, prices: PriceTable
 ) -> list[BillLine]:
     """Functions, GETs, cache and coordinator, by the prices of the one executor that there was."""
     of, total = prices.of(executor or "local"), added(counted)
@@ -223,7 +223,7 @@ def _functions(
     cost: CostSpec,
     executor: str | None,
     calls: Sequence[float],
-    total: JobCounters,
+    total: LoaderCounters,
     of: Prices,
 ) -> BillLine:
     if executor is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from superdl.experiments.job_counters import JobCounters, JobMeter
-from superdl.experiments.records import PassTotals
+from superdl.experiments.loader_counters import CounterLaps, LoaderCounters
+from superdl.experiments.records import PassTotals, StepRecord
+from superdl.experiments.strict_json import strict_json
 from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.experiments.step_records import step_record
 
@@ -13,10 +14,10 @@ from tests.experiments.step_records import step_record
 class ScriptedSource:
     """Gives one reading after another; an error in the script is raised."""
 
-    def __init__(self, *readings: JobCounters | Exception) -> None:
+    def __init__(self, *readings: LoaderCounters | Exception) -> None:
         self._readings = list(readings)
 
-    def job_stats(self) -> JobCounters:
+    def job_stats(self) -> LoaderCounters:
         reading = self._readings.pop(0)
         if isinstance(reading, Exception):
             raise reading
@@ -25,9 +26,9 @@ class ScriptedSource:
 
 def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     totals = PassTotals()
-    totals.add(step_record(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
-    totals.add(step_record(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
-    job = JobCounters(invocations=7, decode_s=1.5)  # of this lap; the records' is of whenever they were made
+    totals.add(step(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
+    totals.add(step(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
+    job = LoaderCounters(invocations=7, decode_s=1.5)
     summary = totals.summary(4.0, job)
     assert (summary.samples, summary.batches) == (8, 2)
     assert (summary.wait_s, summary.first_batch_s) == (2.5, 2.0)
@@ -38,6 +39,13 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
 
 
+def test_decode_seconds_are_the_jobs_not_the_records():
+    """A cached sample carries what its decoding once took; an epoch reports what was spent in it."""
+    totals = PassTotals()
+    totals.add(step(decode_s=100.0))
+    assert totals.summary(1.0, LoaderCounters(decode_s=0.0)).decode_s == 0.0
+
+
 def test_a_pass_without_steps_or_statistics_is_no_division_by_zero():
     summary = PassTotals().summary(0.0, None)
     assert (summary.images_per_s, summary.loss, summary.accuracy) == (0.0, 0.0, 0.0)
@@ -46,47 +54,61 @@ def test_a_pass_without_steps_or_statistics_is_no_division_by_zero():
 
 
 def test_laps_are_differences_and_the_first_begins_with_the_job():
-    meter = JobMeter(
+    meter = CounterLaps(
         ScriptedSource(
-            JobCounters(invocations=3, decode_s=1.5, cache_misses=8),
-            JobCounters(invocations=3, decode_s=1.5, cache_misses=8, cache_hits=8),
-            JobCounters(invocations=5, decode_s=2.0, cache_misses=9, cache_hits=15),
+            LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8),
+            LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8, cache_hits=8),
+            LoaderCounters(invocations=5, decode_s=2.0, cache_misses=9, cache_hits=15),
         ),
     )
-    assert meter.lap() == JobCounters(invocations=3, decode_s=1.5, cache_misses=8)
-    assert meter.lap() == JobCounters(cache_hits=8)
-    assert meter.lap() == JobCounters(invocations=2, decode_s=0.5, cache_misses=1, cache_hits=7)
+    assert meter.lap() == LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8)
+    assert meter.lap() == LoaderCounters(cache_hits=8)
+    assert meter.lap() == LoaderCounters(invocations=2, decode_s=0.5, cache_misses=1, cache_hits=7)
 
 
 def test_a_counter_that_was_reset_counts_from_zero():
-    meter = JobMeter(
-        ScriptedSource(JobCounters(invocations=10, cache_hits=5), JobCounters(invocations=4, cache_hits=6))
+    meter = CounterLaps(
+        ScriptedSource(
+            LoaderCounters(invocations=10, cache_hits=5), LoaderCounters(invocations=4, cache_hits=6)
+        )
     )
     meter.lap()
-    assert meter.lap() == JobCounters(invocations=4, cache_hits=1)
+    assert meter.lap() == LoaderCounters(invocations=4, cache_hits=1)
 
 
 def test_a_share_of_costs_may_fall_without_a_reset():
     """Other jobs that read the samples take over a part of what they cost."""
-    alone = JobCounters(invocations=7, usd=1.0)
-    shared = JobCounters(invocations=7, usd=0.5)
-    restarted = JobCounters(invocations=2, usd=0.25)
-    meter = JobMeter(ScriptedSource(alone, shared, restarted))
+    alone = LoaderCounters(invocations=7, usd=1.0)
+    shared = LoaderCounters(invocations=7, usd=0.5)
+    restarted = LoaderCounters(invocations=2, usd=0.25)
+    meter = CounterLaps(ScriptedSource(alone, shared, restarted))
     laps = [meter.lap() for _ in range(3)]
     assert [lap.usd for lap in laps if lap] == [1.0, -0.5, 0.25]
     assert [lap.invocations for lap in laps if lap] == [7, 0, 2]
 
 
 def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
-    meter = JobMeter(
+    meter = CounterLaps(
         ScriptedSource(
-            JobCounters(invocations=1),
+            LoaderCounters(invocations=1),
             CoordinatorUnreachableError("nobody at 127.0.0.1:1"),
-            JobCounters(invocations=5),
+            LoaderCounters(invocations=5),
         ),
     )
     meter.lap()
     with caplog.at_level(logging.WARNING):
         assert meter.lap() is None
     assert "nobody at 127.0.0.1:1" in caplog.text
-    assert meter.lap() == JobCounters(invocations=4)
+    assert meter.lap() == LoaderCounters(invocations=4)
+
+
+def test_other_errors_are_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        CounterLaps(ScriptedSource(ZeroDivisionError())).lap()
+
+
+def test_numbers_that_are_not_finite_become_null():
+    text = strict_json(
+        {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
+    )
+    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'

@@ -9,8 +9,9 @@ import pytest
 from superdl.experiments.comparing.found_runs import compare_runs
 from superdl.experiments.monitoring.monitor import GroupUsage, PhaseUsage, Utilization
 from superdl.experiments.records import EpochSummary, PassSummary
-from superdl.experiments.report import RunReport, write_report
+from superdl.experiments.run_report import RunReport
 from superdl.experiments.spec import parse_spec
+from superdl.experiments.strict_json import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +61,7 @@ def found_run(place: Path, *epochs: EpochSummary, **changes: object) -> str:
         "utilization": Utilization(1.0, 3, 0.0, phases),
     }
     report = RunReport(**(values | changes))  # type: ignore[arg-type]  # names of fields
-    write_report(report, place / "report.json")
+    write_json(report.to_mapping(), place / "report.json")
     return str(place)
 
 

@@ -23,7 +23,9 @@ from tests.experiments.training.resuming import (
 )
 
 if TYPE_CHECKING:
-    from superdl.experiments.report import RunReport
+    from pathlib import Path
+
+    from superdl.experiments.run_report import RunReport
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from superdl.coordinator.core.ledger import Ledger
 from superdl.cost.bill import RunBill, bill_of, prices_for
-from superdl.experiments.job_counters import JobCounters
+from superdl.experiments.loader_counters import LoaderCounters
 from superdl.experiments.records import EpochSummary, PassTotals
 from superdl.experiments.spec import CostSpec
 from superdl.super_wire.errors import ConfigError
@@ -17,7 +17,7 @@ PRICES = prices_for(CostSpec())
 LAMBDA = PRICES.of("lambda")
 
 
-def epoch(number: int, wall_s: float, train: JobCounters | None, val: JobCounters | None = None):
+def epoch(number: int, wall_s: float, train: LoaderCounters | None, val: LoaderCounters | None = None):
     def summary(seconds, job, samples):
         totals = PassTotals()
         totals._samples = samples
@@ -27,7 +27,7 @@ def epoch(number: int, wall_s: float, train: JobCounters | None, val: JobCounter
     return EpochSummary(number, summary(wall_s if val is None else wall_s * 3 / 4, train, 1000), checked)
 
 
-NOTHING = JobCounters()
+NOTHING = LoaderCounters()
 
 
 def bill(epochs, *, executor=None, wall_s=3600.0, prices=PRICES, rest=NOTHING, **cost) -> RunBill:
@@ -43,9 +43,11 @@ def approx(lines: dict[str, float | None]):
 
 
 def test_a_local_run_costs_its_machine_alone():
-    produced = JobCounters(invocations=10, gb_s=100.0, source_bytes=10**9, record_bytes=10**9)
+    produced = LoaderCounters(invocations=10, gb_s=100.0, source_bytes=10**9, record_bytes=10**9)
     made = bill(
-        [epoch(0, 1800.0, produced), epoch(1, 900.0, JobCounters())], executor="local", machine="g4dn.xlarge"
+        [epoch(0, 1800.0, produced), epoch(1, 900.0, LoaderCounters())],
+        executor="local",
+        machine="g4dn.xlarge",
     )
     assert lines_of(made) == approx(
         {"training machine": 0.526, "functions": 0.0, "GETs": 0.0, "cache": 0.0, "coordinator": 0.0}
@@ -59,9 +61,9 @@ def test_a_local_run_costs_its_machine_alone():
 
 
 def test_gets_of_a_bucket_are_billed_for_local_functions_and_for_loaders_without_any():
-    counted = JobCounters(source_requests=1000, usd=4e-4)
+    counted = LoaderCounters(source_requests=1000, usd=4e-4)
     assert lines_of(bill([epoch(0, 60.0, counted)], executor="local"))["GETs"] == pytest.approx(4e-4)
-    counted = JobCounters(source_requests=1000)
+    counted = LoaderCounters(source_requests=1000)
     made = bill([epoch(0, 60.0, counted)], machine="g4dn.xlarge", machines=2)
     assert lines_of(made) == approx(
         {"training machine": 1.052, "functions": 0.0, "GETs": 4e-4, "cache": 0.0, "coordinator": 0.0}
@@ -69,7 +71,7 @@ def test_gets_of_a_bucket_are_billed_for_local_functions_and_for_loaders_without
     assert made.usd == pytest.approx(1.0524)
 
 
-def lambda_job(hours: float, **changes) -> JobCounters:
+def lambda_job(hours: float, **changes) -> LoaderCounters:
     """What a job counts that is alone at a coordinator with functions on Lambda, by the real account."""
     figures = {
         "invocations": 50,
@@ -88,7 +90,7 @@ def lambda_job(hours: float, **changes) -> JobCounters:
         usd = ledger.invoked(b"set", now=1.0, **parts)
         ledger.produced(b"set", "job", 64, usd)
     ledger.settle(hours * 3600)
-    return JobCounters(**figures, usd=ledger.job_usd("job"))
+    return LoaderCounters(**figures, usd=ledger.job_usd("job"))
 
 
 def test_functions_on_lambda_are_taken_apart_and_sum_to_what_the_account_has():
@@ -109,7 +111,7 @@ def test_functions_on_lambda_are_taken_apart_and_sum_to_what_the_account_has():
 
 
 def test_training_and_validation_are_added():
-    train, val = lambda_job(0.25), JobCounters(source_requests=100, usd=100 * 4e-7)
+    train, val = lambda_job(0.25), LoaderCounters(source_requests=100, usd=100 * 4e-7)
     made = bill([epoch(0, 900.0, train, val)], executor="lambda")
     assert lines_of(made)["GETs"] == pytest.approx(3300 * 4e-7)
     assert made.usd == pytest.approx(train.usd + val.usd, abs=1e-12)
@@ -128,7 +130,7 @@ def test_a_price_of_ones_own_for_both_is_not_taken_apart(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text("[lambda]\nhour = 1.0\n")
     made = bill(
-        [epoch(0, 60.0, JobCounters(usd=0.5))], executor="lambda", prices=prices_for(CostSpec(), str(file))
+        [epoch(0, 60.0, LoaderCounters(usd=0.5))], executor="lambda", prices=prices_for(CostSpec(), str(file))
     )
     assert lines_of(made)["cache"] == pytest.approx(0.5)
     assert (made.lines[-1].usd, made.lines[-1].how) == (0.0, "in the line of the cache")
@@ -137,7 +139,7 @@ def test_a_price_of_ones_own_for_both_is_not_taken_apart(tmp_path):
 def test_what_cache_transfer_costs_is_a_line_where_it_does(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text("[lambda]\nrecord_gb = 0.5\nhour = 0\n")
-    counted = JobCounters(record_bytes=2**30, read_bytes=2**31, usd=1.5)
+    counted = LoaderCounters(record_bytes=2**30, read_bytes=2**31, usd=1.5)
     made = bill([epoch(0, 60.0, counted)], executor="lambda", prices=prices_for(CostSpec(), str(file)))
     assert lines_of(made)["transfer"] == pytest.approx(1.5)
     assert lines_of(made)["cache"] is None
@@ -145,17 +147,17 @@ def test_what_cache_transfer_costs_is_a_line_where_it_does(tmp_path):
 
 
 def test_what_other_jobs_bear_or_leave_is_a_line_of_its_own():
-    made = bill([epoch(0, 60.0, JobCounters(source_requests=1000, usd=1e-4))], executor="local")
+    made = bill([epoch(0, 60.0, LoaderCounters(source_requests=1000, usd=1e-4))], executor="local")
     assert lines_of(made)["other jobs"] == pytest.approx(-3e-4)
     assert made.usd == pytest.approx(1e-4)
     cheap = lambda_job(0.0)
-    made = bill([epoch(0, 60.0, JobCounters(gb_s=800.0, usd=cheap.usd / 2))], executor="lambda")
+    made = bill([epoch(0, 60.0, LoaderCounters(gb_s=800.0, usd=cheap.usd / 2))], executor="lambda")
     assert lines_of(made)["cache"] == 0.0
     assert made.usd == pytest.approx(cheap.usd / 2)
 
 
 def test_functions_on_ray_cost_their_hosts():
-    counted = JobCounters(invocations=3, gb_s=9.0)
+    counted = LoaderCounters(invocations=3, gb_s=9.0)
     hosts = {"machine": "g4dn.xlarge", "data_machine": "c6i.2xlarge", "data_machines": 3}
     made = bill([epoch(0, 60.0, counted)], executor="ray", **hosts)
     assert lines_of(made)["data machines"] == pytest.approx(3 * 0.34)
@@ -169,7 +171,7 @@ def test_functions_on_ray_cost_their_hosts():
 @pytest.mark.parametrize("executor", ["local,lambda", "as the coordinator at host:1 decides"])
 def test_what_cannot_be_taken_apart_stays_one_sum(executor):
     made = bill(
-        [epoch(0, 60.0, JobCounters(usd=0.25, gb_s=1.0))], executor=executor, cache_node="cache.r7g.large"
+        [epoch(0, 60.0, LoaderCounters(usd=0.25, gb_s=1.0))], executor=executor, cache_node="cache.r7g.large"
     )
     assert lines_of(made) == {"training machine": None, "functions, GETs, cache and coordinator": 0.25}
     assert made.usd == 0.25
@@ -189,7 +191,7 @@ def test_what_is_not_named_is_not_in_the_bill_and_said():
 
 
 def test_what_was_not_told_of_a_pass_is_not_left_out_where_the_next_has_it():
-    told = JobCounters(usd=2.0)
+    told = LoaderCounters(usd=2.0)
     made = bill([epoch(0, 60.0, None), epoch(1, 60.0, told)], executor="local,lambda", rest=None)
     assert made.usd == 2.0
     assert not any("pass(es)" in text for text in made.left_out)

@@ -1,6 +1,6 @@
 """The report of a run: one value, shown as a table and written as JSON with the same figures.
 
-Measuring is left to `experiments.training`, TensorBoard to `experiments.run.listeners`.
+Measuring is left to `experiments.training`, the page to `experiments.reporting`.
 """
 
 from __future__ import annotations
@@ -11,36 +11,20 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.monitoring.monitor import utilization_table
-from superdl.experiments.output import write_json
-from superdl.experiments.reporting.quantities import usd
+from superdl.experiments.monitoring.table import utilization_table
+from superdl.experiments.reporting.quantities import ABSENT, count, usd
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.job_counters import JobCounters
+    from superdl.experiments.loader_counters import LoaderCounters
     from superdl.experiments.monitoring import Utilization
     from superdl.experiments.records import EpochSummary, PassSummary, StepTime
 
-__all__ = ["REPORT_FORMAT", "RunReport", "print_report", "write_report"]
+__all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
 
 REPORT_FORMAT = 2
-
-_ABSENT = "-"
-_HEADINGS = (
-    "\naccuracy",
-    "images\n/s",
-    "wait\n(s)",
-    "read\n(s)",
-    "decode\n(s)",
-    "compute\n(s)",
-    "function\ncalls",
-    "cache\nhits",
-    "cache\nmisses",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +54,7 @@ class RunReport:
     executor: str | None = None
     utilization: Utilization | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
-    rest: JobCounters | None = None
+    rest: LoaderCounters | None = None
     bill: RunBill | None = None
     ranks: int = 1
     strategy: str | None = None
@@ -123,11 +107,6 @@ class RunReport:
 def _plain(value: object) -> object:
     """A setting as JSON has it; what it has not, by its name."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def write_report(report: RunReport, path: Path) -> None:
-    """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
-    write_json(report.to_mapping(), path)
 
 
 def print_report(report: RunReport, console: Console) -> None:
@@ -188,14 +167,9 @@ def _stall_lines(report: RunReport) -> list[str]:
     for stalls in (figures.stalls for one in report.epochs for _, figures in one.splits()):
         for cause, total in ({} if stalls is None else stalls.causes).items():
             waits[cause] = waits.get(cause, 0.0) + total.wait_s
-    told = [
-        f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in sorted(waits.items(), key=_longest)
-    ]
+    longest_first = sorted(waits.items(), key=lambda item: -item[1])
+    told = [f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in longest_first]
     return [f"waited for: {', '.join(told)}"] if told else []
-
-
-def _longest(item: tuple[str, float]) -> float:
-    return -item[1]
 
 
 def _cost_lines(report: RunReport) -> list[str]:
@@ -218,24 +192,24 @@ def _images(report: RunReport) -> dict[tuple[int | None, str], int]:
 def _table(report: RunReport) -> Table:
     table = Table(title=f"{report.name}, by epoch and pass", box=SIMPLE_HEAD, padding=0)
     table.add_column("\npass", overflow="fold")
-    for heading in _HEADINGS:
+    for heading in _cells(report.epochs[0].train):
         table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal must not hide digits
     for summary in report.epochs:
-        table.add_row(f"{summary.epoch + 1} train", *_cells(summary.train))
-        if summary.val is not None:
-            table.add_row(f"{summary.epoch + 1} val", *_cells(summary.val))
+        for split, figures in summary.splits():
+            table.add_row(f"{summary.epoch + 1} {split}", *_cells(figures).values())
     return table
 
 
-def _cells(figures: PassSummary) -> tuple[str, ...]:
-    return (
-        f"{figures.accuracy:.4f}",
-        f"{figures.images_per_s:,.0f}",
-        f"{figures.wait_s:.2f}",
-        f"{figures.read_s:.2f}",
-        _ABSENT if figures.decode_s is None else f"{figures.decode_s:.2f}",
-        f"{figures.compute_s:.2f}",
-        _ABSENT if figures.invocations is None else f"{figures.invocations:,}",
-        f"{figures.hits:,}",
-        f"{figures.misses:,}",
-    )
+def _cells(figures: PassSummary) -> dict[str, str]:
+    """A row of the table, by its headings."""
+    return {
+        "\naccuracy": f"{figures.accuracy:.4f}",
+        "images\n/s": f"{figures.images_per_s:,.0f}",
+        "wait\n(s)": f"{figures.wait_s:.2f}",
+        "read\n(s)": f"{figures.read_s:.2f}",
+        "decode\n(s)": ABSENT if figures.decode_s is None else f"{figures.decode_s:.2f}",
+        "compute\n(s)": f"{figures.compute_s:.2f}",
+        "function\ncalls": count(figures.invocations),
+        "cache\nhits": count(figures.hits),
+        "cache\nmisses": count(figures.misses),
+    }
