@@ -74,14 +74,12 @@ def run_together(
     requests: Sequence[RunRequest],
     tick: Callable[[], None],
     *,
-    stop_at_failure: bool = True,
     end_wait_s: float = _END_WAIT_S,
 ) -> tuple[EndedRun, ...]:
     """Start all runs and wait until they, and what they started, have ended; ``tick`` is called each second.
 
-    A run that fails ends the others, unless ``stop_at_failure`` is false: they are interrupted, and killed
-    if they have not ended ``end_wait_s`` later. Call it from the main thread: the system ties the runs to
-    the thread that starts them.
+    A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
+    later. Call it from the main thread: the system ties the runs to the thread that starts them.
 
     Raises:
         KeyboardInterrupt: a person ended it; the runs were interrupted, and have written their reports.
@@ -94,7 +92,7 @@ def run_together(
         kill_at_s = tick_at_s = math.inf
         for now_s in _until_all_ended(processes):
             failed = any(process.code not in (None, 0) for process in processes)
-            if stop_at_failure and failed and kill_at_s == math.inf:
+            if failed and kill_at_s == math.inf:
                 kill_at_s = now_s + end_wait_s
                 for process in processes:
                     process.interrupt()

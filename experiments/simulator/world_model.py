@@ -150,11 +150,6 @@ class Faults:
     """The server's memory changes: at what time, and to what share of the first budget. Such a server
     refuses writes beyond it; without resizes it evicts."""
 
-    @property
-    def none(self) -> bool:
-        """Whether nothing goes wrong."""
-        return self == Faults()
-
 
 @dataclass(frozen=True)
 class WorldModel:

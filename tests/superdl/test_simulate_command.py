@@ -85,11 +85,6 @@ def test_a_sweep_gives_a_row_each(spec, capsys, tmp_path):
     ]
 
 
-def test_a_bad_spec_is_wrong_use(capsys, tmp_path):
-    assert main(["simulate", str(tmp_path / "none.yaml")]) == 2
-    assert "built-in spec" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_prediction_stands_beside_what_was_measured(spec, capsys, tmp_path, version):
     (tmp_path / "report.json").write_text(json.dumps(a_report() | {"format": version}), encoding="utf-8")

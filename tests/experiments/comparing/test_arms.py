@@ -1,12 +1,18 @@
-"""Arms and trials as whole specs: what they inherit, and what is refused before anything runs, by name."""
+"""Arms and trials as whole specs: what they inherit, what is refused by name, and in which order they run."""
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from superdl.experiments.comparing.arms import arms_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.experiments.comparing.arms import arms_of, rounds_of
 from superdl.experiments.spec import parse_spec
 from superdl.super_wire.errors import ConfigError
+
+ARMS = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
 
 def spec_of(**sections):
@@ -108,3 +114,29 @@ def test_chosen_arms_are_those_of_the_spec_or_loaders():
 def test_what_is_refused_says_where_it_stands(sections, chosen, message):
     with pytest.raises(ConfigError, match=message):
         arms_of(spec_of(**sections), chosen)
+
+
+def test_each_repeat_begins_one_arm_further_on():
+    order = [one.arm for one in rounds_of(["a", "b", "c"], 4)]
+    assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c"]
+
+
+@given(ARMS, st.integers(1, 12))
+def test_every_repeat_has_every_arm_once(arms, repeats):
+    rounds = rounds_of(arms, repeats)
+    assert [one.number for one in rounds] == list(range(1, len(arms) * repeats + 1))
+    for repeat in range(1, repeats + 1):
+        of_repeat = [one for one in rounds if one.repeat == repeat]
+        assert sorted(one.arm for one in of_repeat) == sorted(arms)
+        assert [one.number for one in of_repeat] == list(
+            range((repeat - 1) * len(arms) + 1, repeat * len(arms) + 1)
+        ), "arms are interleaved: a repeat is over before the next begins"
+
+
+@given(ARMS, st.integers(1, 12))
+def test_no_arm_has_one_place_more_than_once_more_than_another(arms, repeats):
+    rounds = rounds_of(arms, repeats)
+    for place in range(len(arms)):
+        there = Counter(rounds[repeat * len(arms) + place].arm for repeat in range(repeats))
+        counts = [there[arm] for arm in arms]
+        assert max(counts) - min(counts) <= 1

@@ -1,4 +1,4 @@
-"""Figures by hand-computed numbers, and what two spreads allow to be said."""
+"""Figures by hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from superdl.experiments.comparing.conclusions import difference_of, probability_of_apart
-from superdl.experiments.comparing.figures import Spread, mean_by_name, round_figures, spread_of
+from superdl.experiments.comparing.figures import mean_by_name, round_figures, spread_of
 from superdl.experiments.comparing.measured import (
     BillMeasured,
     PassMeasured,
@@ -165,28 +164,3 @@ def test_what_was_not_told_is_absent_and_not_zero():
     assert figures.first_batch_s is None
     assert spread_of([figures], "cpu_ms_per_image") is None
     assert round_figures(RoundMeasured("a", 1, (silent, silent)), warmup_epochs=1).images_per_s is None
-
-
-def test_a_spread_is_the_median_and_the_range():
-    spread = Spread((3.0, 1.0, 10.0))
-    assert (spread.median, spread.least, spread.most) == (3.0, 1.0, 10.0)
-
-
-def test_ranges_that_touch_are_not_apart():
-    verdict = difference_of(Spread((1.0, 2.0)), Spread((2.0, 3.0)))
-    assert verdict.apart is False
-    assert verdict.ratio == pytest.approx(1.5 / 2.5)
-    assert difference_of(Spread((1.0, 1.9)), Spread((2.0, 3.0))).apart is True
-    assert difference_of(Spread((4.0, 4.9)), Spread((2.0, 3.0))).apart is True
-
-
-def test_one_repeat_allows_no_verdict_and_nothing_divides_by_zero():
-    assert difference_of(Spread((1.0,)), Spread((2.0, 3.0))).apart is None
-    assert difference_of(Spread((1.0, 1.0)), Spread((0.0, 0.0))).ratio is None
-
-
-def test_chance_of_ranges_apart_is_counted_from_orders():
-    # of 6 orders of aabb, aabb and bbaa have the arms apart
-    assert probability_of_apart(2, 2) == pytest.approx(2 / 6)
-    assert probability_of_apart(3, 3) == pytest.approx(2 / 20)
-    assert probability_of_apart(1, 1) == 1.0

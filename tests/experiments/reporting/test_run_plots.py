@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,6 +63,13 @@ def _height_at(vertices, x: float) -> float:
     return max(ys) - min(ys)
 
 
+def cells_of(run: RunFiles, name: str) -> list[dict[str, str]]:
+    """The rows of a table by the heads of its columns."""
+    table = run_tables(run)[name]
+    heads = [f"{one.name} ({one.unit})" if one.unit else one.name for one in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
 def test_a_step_consists_of_waiting_computing_and_what_is_left(drawn):
     run = a_run(one_pass(), steps={(0, "train"): columns((0.1, 0.2, 0.35), (0.0, 0.9, 0.4))})
     (axes,) = drawn(run)["steps"]
@@ -110,8 +118,23 @@ def test_what_files_do_not_tell_has_no_table_and_no_plot(drawn):
 
 def test_stalls_are_stacked_by_cause_over_epochs(drawn):
     passes = (one_pass(stalls=stalls(decode=1.0, own=2.0)), one_pass(1, stalls=stalls(cold_start=3.0)))
-    (axes,) = drawn(a_run(*passes))["stalls"]
+    run = a_run(*passes)
+    (axes,) = drawn(run)["stalls"]
     assert heights_of(axes) == {"cold start": [0.0, 3.0], "decode": [1.0, 0.0], "own": [2.0, 0.0]}
+    assert cells_of(run, "stalls")[0] == {
+        "pass": "1 train",
+        "steps": "10",
+        "stalled (steps)": "2",
+        "bound by computing (% of steps)": "80.0",
+        "cold start (s)": "0",
+        "decode (s)": "1.00",
+        "own (s)": "2.00",
+        "all stalls (s)": "3.00",
+        "all stalls (% of time)": "30.0",
+    }
+    ((cause, meaning, _), (other, _, remedy)) = run_tables(run)["causes"].rows
+    assert (cause, meaning) == ("cold start", "functions, or the job itself, were starting")
+    assert (other, remedy) == ("decode", "more functions, or a second executor")
 
 
 def test_cores_in_use_are_means_over_half_a_second_at_least(drawn):
@@ -167,16 +190,49 @@ def test_costs_are_a_chart_where_there_are_several(drawn):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "c"]
 
 
-def test_cpu_by_image_is_told_of_one_rank_alone():
+def test_processors_have_cpu_by_image_of_one_rank_alone_and_the_gpu_where_there_was_one():
     group = {"cpu_s": 4.0, "cpu_cores": 0.4, "pss_bytes_max": None}
-    nothing = {"gpu_percent": None, "gpu_memory_bytes_max": None}
-    phase = {"epoch": 0, "split": "train", "wall_s": 10.0, "groups": {"trainer": group}, **nothing}
-    alone, several = (
-        {(column.name, column.unit): cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
-        for ranks in (1, 4)
-        for table in [
-            run_tables(a_run(one_pass(), ranks=ranks, utilization={"phases": [phase]}))["processors"]
-        ]
+    phase = {"epoch": 0, "split": "train", "wall_s": 10.0, "groups": {"trainer": group}}
+    nothing, gpu = (
+        {"gpu_percent": busy, "gpu_memory_bytes_max": used} for busy, used in ((None, None), (80.0, 2**30))
     )
-    assert alone["CPU", "ms/image"] == "4.00"
-    assert several == {key: cell for key, cell in alone.items() if key != ("CPU", "ms/image")}
+    alone, several, with_gpu = (
+        cells_of(a_run(one_pass(), ranks=ranks, utilization={"phases": [phase | on]}), "processors")[0]
+        for ranks, on in ((1, nothing), (4, nothing), (1, gpu))
+    )
+    assert alone["CPU (ms/image)"] == "4.00"
+    assert several == {name: cell for name, cell in alone.items() if name != "CPU (ms/image)"}
+    assert with_gpu == alone | {"GPU (% busy)": "80.0", "GPU memory (most)": "1.07 GB"}
+
+
+def test_what_status_checks_cost_is_listed():
+    counted = {"status_calls": 4, "status_s": 0.2, "status_cpu_s": 0.01, "status_wait_s": 0.02}
+    (row,) = run_tables(a_run(one_pass(wall_s=2.0, job=counted), one_pass(1)))["status"].rows
+    assert row == ("1 train", "4", "200", "10.0", "50.0", "20.0", "1.00")
+
+
+def test_a_bill_is_listed_by_what_was_paid_for_and_by_epoch():
+    line = {"name": "training machine", "usd": 2.0, "by_epoch": [0.5, 0.25], "how": "1 h of 1 x box"}
+    epochs = [
+        {"epoch": at, "usd": usd, "usd_per_million_images": usd * 4} for at, usd in ((0, 0.5), (1, 0.25))
+    ]
+    told = {"lines": [line], "epochs": epochs, "usd": 2.0, "usd_per_million_images": 9.0}
+    tables = run_tables(a_run(one_pass(), bill=told))
+    assert tables["bill"].rows == (
+        ("training machine", "2.00", "0.500", "0.250", "1 h of 1 x box"),
+        ("all of it", "2.00", "0.500", "0.250", ""),
+    )
+    assert tables["epoch_costs"].rows == (
+        ("1", "0.50", "2.00"),
+        ("2", "0.25", "1.00"),
+        ("the run", "2.00", "9.00"),
+    )
+
+
+def test_a_diverged_loss_is_absent_and_leaves_a_gap(drawn):
+    steps = columns((0, 0, 1), (0, 0, 1))
+    steps.loss[0] = math.nan
+    run = a_run(one_pass(loss=None), steps={(0, "train"): steps})
+    assert cells_of(run, "passes")[0]["loss (mean)"] == "-"
+    loss, _ = drawn(run)["learning"]
+    assert math.isnan(lines_of(loss)["training, by step"][0][1])

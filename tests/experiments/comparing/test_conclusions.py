@@ -1,13 +1,37 @@
-"""What is said of figures: of arms that ran differently often, of rounds that failed, of near ties."""
+"""What figures allow to be said: of spreads, of arms that ran differently often, of rounds that failed."""
 
 from __future__ import annotations
 
+import pytest
+
 from superdl.experiments.comparing.arms import Round
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport
-from superdl.experiments.comparing.conclusions import conclusions
+from superdl.experiments.comparing.conclusions import conclusions, difference_of, probability_of_apart
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import comparison_page
 from tests.fixtures.pages import read_page
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ratio", "apart"),
+    [
+        ((1.0, 2.0), (2.0, 3.0), 1.5 / 2.5, False),  # ranges that touch are not apart
+        ((1.0, 1.9), (2.0, 3.0), 1.45 / 2.5, True),
+        ((4.0, 4.9), (3.0, 1.0, 2.0), 4.45 / 2.0, True),
+        ((1.0,), (2.0, 3.0), 1.0 / 2.5, None),
+        ((1.0, 1.0), (0.0, 0.0), None, True),
+    ],
+)
+def test_arms_differ_where_their_ranges_lie_apart(first, second, ratio, apart):
+    difference = difference_of(Spread(first), Spread(second))
+    assert (difference.ratio, difference.apart) == (ratio and pytest.approx(ratio), apart)
+
+
+def test_the_probability_of_ranges_apart_is_counted_from_orders():
+    # of 6 orders of aabb, aabb and bbaa have the arms apart
+    assert probability_of_apart(2, 2) == pytest.approx(2 / 6)
+    assert probability_of_apart(3, 3) == pytest.approx(2 / 20)
+    assert probability_of_apart(1, 1) == 1.0
 
 
 def said(rates: dict[str, tuple[float, ...]], **options: object) -> dict[str, str]:
