@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.simulator.beside import pairs_of, print_pairs, with_measured
-    from superdl.experiments.simulator.predict import predict, print_predictions, to_mapping
+    from superdl.experiments.simulator.beside import beside_each_other, print_beside, with_measured
+    from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points
     from superdl.super_wire.errors import ConfigError
 
@@ -58,13 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
         measured, spec = with_measured(points[0][1], Path(arguments.beside))
         points = [({}, spec)]
     rows = [predict(spec, swept, checked=arguments.check) for swept, spec in points]
-    mapping = to_mapping(points[0][1], rows)
+    mapping = predictions_mapping(points[0][1], rows)
     print_predictions(points[0][1], rows, console)
     if measured is not None:
-        pairs = pairs_of(measured, rows[0])
-        print_pairs(measured["name"], pairs, console)
-        figures = [{**pair._asdict(), "ratio": pair.ratio} for pair in pairs]
-        mapping["beside"] = {"run": measured["name"], "figures": figures}
+        figures = beside_each_other(measured, rows[0])
+        print_beside(measured["name"], figures, console)
+        told = [{**figure._asdict(), "ratio": figure.ratio} for figure in figures]
+        mapping["beside"] = {"run": measured["name"], "figures": told}
     text = strict_json(mapping, indent=2) + "\n"
     if arguments.output:
         try:

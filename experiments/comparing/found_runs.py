@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from superdl.experiments.comparing.arms import Round
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, settings_of
 from superdl.experiments.comparing.figures import round_figures
-from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_prediction, read_run
+from superdl.experiments.comparing.measured import (
+    RoundMeasured,
+    RunMeasured,
+    read_measured_run,
+    read_prediction,
+)
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +87,7 @@ def _named_run(word: str) -> tuple[str, Path, RunMeasured]:
     if not equals or Path(word).exists():
         name, rest = "", word
     place = Path(rest).expanduser()
-    run = read_prediction(place) if place.is_file() else read_run(place)
+    run = read_prediction(place) if place.is_file() else read_measured_run(place)
     return name or run.name, place, run
 
 

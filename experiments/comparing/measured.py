@@ -24,8 +24,8 @@ __all__ = [
     "PhaseMeasured",
     "RoundMeasured",
     "RunMeasured",
+    "read_measured_run",
     "read_prediction",
-    "read_run",
 ]
 
 _MACHINE = "training machine"
@@ -123,7 +123,7 @@ class RoundMeasured:
     services_start_s: float = 0.0
 
 
-def read_run(directory: Path) -> RunMeasured:
+def read_measured_run(directory: Path) -> RunMeasured:
     """Read the run that has left ``directory``.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import yaml
 
-from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_run
+from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_measured_run
 from superdl.experiments.comparing.processes import EndedRun, RunRequest, run_together
 from superdl.experiments.executor import embedded_executor
 from superdl.experiments.monitoring.process_groups import ProcessGroups
@@ -112,7 +112,7 @@ def _request(trial: Trial, folder: Path, one: Round, services: _SharedServices |
 def _read(place: Path) -> RunMeasured:
     """The run whose directory is the one in ``place``."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
-    return read_run(directories[-1] if directories else place)
+    return read_measured_run(directories[-1] if directories else place)
 
 
 def _children_cpu_s() -> float:

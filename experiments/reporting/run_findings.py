@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Cause", "findings", "stalls_of", "step_times_by_epoch"]
+__all__ = ["STALL_CAUSES", "Explanation", "findings", "stalls_of", "step_times_by_epoch"]
 
 _NO_LIMIT = 0.05
 """Waiting for less of a pass than this does not matter."""
@@ -26,7 +26,7 @@ _EPOCHS = 6
 """So many epochs are shown beside each other: of more, the first and the last."""
 
 
-class Cause(NamedTuple):
+class Explanation(NamedTuple):
     """Why steps stall, as a clause, and what helps against it."""
 
     meaning: str
@@ -34,34 +34,34 @@ class Cause(NamedTuple):
 
 
 STALL_CAUSES = {
-    "cold_start": Cause(
+    "cold_start": Explanation(
         "functions, or the job itself, were starting",
         "a longer run; superdl warm; provisioned concurrency",
     ),
-    "throttle": Cause(
+    "throttle": Explanation(
         "executors took fewer requests at once than they have functions", "a higher concurrency quota"
     ),
-    "source": Cause(
+    "source": Explanation(
         "images came from the source more slowly than they were decoded",
         "the bucket in the same region; more functions",
     ),
-    "decode": Cause("decoding took most of the time", "more functions, or a second executor"),
-    "retry": Cause(
+    "decode": Explanation("decoding took most of the time", "more functions, or a second executor"),
+    "retry": Explanation(
         "samples had failed and waited for another attempt", "superdl stats --batch tells why they failed"
     ),
-    "cache_memory": Cause("the cache had no room, or had lost samples", "more memory for the cache"),
-    "spending": Cause("a cap on spending held functions back", "a higher cap"),
-    "late_planning": Cause(
+    "cache_memory": Explanation("the cache had no room, or had lost samples", "more memory for the cache"),
+    "spending": Explanation("a cap on spending held functions back", "a higher cap"),
+    "late_planning": Explanation(
         "functions were idle, and the samples had not been asked for",
         "nothing of yours: a job that speeds up is caught up with after a few batches",
     ),
-    "cache_transfer": Cause(
+    "cache_transfer": Explanation(
         "reading from the cache, or handing over, took longer than the step",
         "more workers; loader super-threads; a nearer cache",
     ),
-    "loader_start": Cause("its workers or threads were starting", "persistent workers"),
-    "loading": Cause("the loader, which does not tell what it did, was late"),
-    "unknown": Cause("the coordinator does not know why"),
+    "loader_start": Explanation("its workers or threads were starting", "persistent workers"),
+    "loading": Explanation("the loader, which does not tell what it did, was late"),
+    "unknown": Explanation("the coordinator does not know why"),
 }
 """The causes of `docs/runs.md`, in its order."""
 

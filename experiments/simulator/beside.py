@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.predict import JobPrediction, Prediction
     from superdl.experiments.simulator.spec import SimulationSpec
 
-__all__ = ["Pair", "pairs_of", "print_pairs", "with_measured"]
+__all__ = ["MeasuredFigure", "beside_each_other", "print_beside", "with_measured"]
 
 _GB = 2**30
 _SPLITS = ("train", "val")
 
 
-class Pair(NamedTuple):
+class MeasuredFigure(NamedTuple):
     """One figure, measured and simulated."""
 
     name: str
@@ -99,30 +99,32 @@ def with_measured(spec: SimulationSpec, path: Path) -> tuple[dict[str, Any], Sim
     )
 
 
-def pairs_of(report: Mapping[str, Any], prediction: Prediction) -> list[Pair]:
+def beside_each_other(report: Mapping[str, Any], prediction: Prediction) -> list[MeasuredFigure]:
     """What was measured, beside what is predicted."""
     jobs = {job.name: job for job in prediction.jobs}
     return [
-        pair
+        figure
         for split in _SPLITS
         if split in jobs
-        for pair in _pairs_of_split(split, _passes(report, split), jobs[split])
+        for figure in _figures_of_split(split, _passes(report, split), jobs[split])
     ]
 
 
-def print_pairs(run: str, pairs: Sequence[Pair], console: Console) -> None:
+def print_beside(run: str, figures: Sequence[MeasuredFigure], console: Console) -> None:
     """Print a row for each figure."""
     table = Table(title=f"{run}, measured and simulated", box=SIMPLE_HEAD, padding=0)
     table.add_column("figure", overflow="fold")
     for heading in ("measured", "simulated", "ratio"):
         table.add_column(heading, justify="right", overflow="fold")
-    for pair in pairs:
-        ratio = "-" if pair.ratio is None else f"{pair.ratio:.2f}"
-        table.add_row(pair.name, f"{pair.measured:,.4g}", f"{pair.simulated:,.4g}", ratio)
+    for figure in figures:
+        ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
+        table.add_row(figure.name, f"{figure.measured:,.4g}", f"{figure.simulated:,.4g}", ratio)
     console.print(table)
 
 
-def _pairs_of_split(split: str, measured: Sequence[Mapping[str, Any]], job: JobPrediction) -> list[Pair]:
+def _figures_of_split(
+    split: str, measured: Sequence[Mapping[str, Any]], job: JobPrediction
+) -> list[MeasuredFigure]:
     walls_s = _total(measured, "wall_s"), sum(one.wall_s for one in job.passes)
     waits_s = _total(measured, "wait_s"), sum(one.wait_s for one in job.passes)
     hits = _total(measured, "hits"), sum(one.hits for one in job.passes)
@@ -131,7 +133,7 @@ def _pairs_of_split(split: str, measured: Sequence[Mapping[str, Any]], job: JobP
     def share(parts: tuple[float, float], wholes: tuple[float, float]) -> tuple[float, float]:
         return parts[0] / max(wholes[0], 1e-9), parts[1] / max(wholes[1], 1e-9)
 
-    pairs = {
+    figures = {
         "images/s": share(samples, walls_s),
         "time in passes (s)": walls_s,
         "waiting (s)": waits_s,
@@ -144,7 +146,7 @@ def _pairs_of_split(split: str, measured: Sequence[Mapping[str, Any]], job: JobP
         "hit rate": share(hits, samples),
         "invocations": (sum(one["job"]["invocations"] for one in measured), job.invocations),
     }
-    return [Pair(f"{split}: {name}", *pair) for name, pair in pairs.items()]
+    return [MeasuredFigure(f"{split}: {name}", *figure) for name, figure in figures.items()]
 
 
 def _passes(report: Mapping[str, Any], split: str) -> list[dict[str, Any]]:

@@ -93,12 +93,12 @@ class CacheModel:
         self._sets.clear()
         self.used_bytes = 0
 
-    def evict(self, dice: np.random.Generator, share: float) -> int:
+    def evict(self, array_rng: np.random.Generator, share: float) -> int:
         """Lose a share of the records, at random; returns how many."""
         lost = 0
         for key, rows in self._sets.items():
             records = np.flatnonzero(rows.record_bytes > 0)
-            chosen = dice.permutation(records)[: int(np.ceil(records.size * share))]
+            chosen = array_rng.permutation(records)[: int(np.ceil(records.size * share))]
             self.drop(key, chosen)
             lost += chosen.size
         return lost

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.actions import Action
     from superdl.coordinator.core.events import Event
     from superdl.coordinator.core.samples import SampleSet
-    from superdl.experiments.simulator.trainer_model import Trainer
+    from superdl.experiments.simulator.trainer_model import TrainerModel
     from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import JobScript
 
 __all__ = ["Checks", "InvariantError"]
 
-_GUILTY = [
+_COUNTED_OUTCOMES = [
     OUTCOME_ORDER.index(outcome)
     for outcome in Outcome
     if outcome
@@ -48,7 +48,7 @@ _GUILTY = [
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
-_INNOCENT_KINDS = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
+_UNCOUNTED_KINDS = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 _STARVED_S = 60.0
 _STARVED_BATCHES = 50
 
@@ -140,12 +140,14 @@ class Checks:
             told[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
             # Who says at once that the time is over has another clock, and will say so again.
-            hasty = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
+            too_early = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
             if last:
-                attempts[request.indices[unsettled & (np.isin(event.outcomes, _GUILTY) | hasty)]] += 1
+                attempts[
+                    request.indices[unsettled & (np.isin(event.outcomes, _COUNTED_OUTCOMES) | too_early)]
+                ] += 1
             unsettled &= ~(cached | refused)
         elif last:
-            attempts[request.indices[unsettled]] += event.kind not in _INNOCENT_KINDS
+            attempts[request.indices[unsettled]] += event.kind not in _UNCOUNTED_KINDS
 
     def acted(self, action: Action) -> None:
         """Before the world carries it out."""
@@ -228,7 +230,7 @@ class Checks:
         self.require(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
-    def waits(self, trainer: Trainer, position: int, waited_s: float) -> None:
+    def waits(self, trainer: TrainerModel, position: int, waited_s: float) -> None:
         """A reader waits, as it may; but not while the others get all they want."""
         if waited_s < _STARVED_S:
             return
@@ -277,7 +279,7 @@ class Checks:
         capacity = sum(functions.capacity for functions in model.fleet)
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
-    def delivered_exactly_once(self, script: JobScript, trainers: list[Trainer]) -> None:
+    def delivered_exactly_once(self, script: JobScript, trainers: list[TrainerModel]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
         for number, (epoch, first, stop) in enumerate(script.passes):
             mine = [[each for each in one.deliveries if each.number == number] for one in trainers]

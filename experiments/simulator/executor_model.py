@@ -247,8 +247,8 @@ class ExecutorModel:
         if not world.cache.up:
             return outcomes
         if faults.sample_error:
-            hit = world.dice.random(indices.size) < faults.sample_error
-            outcomes[hit] = world.dice.choice(_PASSING, int(hit.sum()))
+            hit = world.array_rng.random(indices.size) < faults.sample_error
+            outcomes[hit] = world.array_rng.choice(_PASSING, int(hit.sum()))
         if data.undecodable:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
@@ -257,7 +257,7 @@ class ExecutorModel:
         good = indices[outcomes == _CACHED]
         corrupt: list[int] = []
         if faults.corrupt:
-            corrupt = good[world.dice.random(good.size) < faults.corrupt].tolist()
+            corrupt = good[world.array_rng.random(good.size) < faults.corrupt].tolist()
         self.usage.samples_produced += good.size
         world.push(key, good, data.record_bytes[good], corrupt=corrupt)
         return outcomes

@@ -65,7 +65,7 @@ class MoneyCheck:
         self._beyond = False
 
     def requested(self, request: Prefetch) -> None:
-        """A request was made, for a job that may have been opened anew."""
+        """A request was made, for a job that may have been opened again."""
         self._beyond = self._beyond or self._billed_usd() >= self._world.model.settings.max_usd
         job = self._world.core.job(request.job)
         if job is None:

@@ -25,9 +25,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.experiments.simulator.spec import SimulationSpec
-    from superdl.experiments.simulator.trainer_model import PassFigures, Trainer
+    from superdl.experiments.simulator.trainer_model import PassFigures, TrainerModel
 
-__all__ = ["JobPrediction", "PassPrediction", "Prediction", "predict", "print_predictions", "to_mapping"]
+__all__ = [
+    "JobPrediction",
+    "PassPrediction",
+    "Prediction",
+    "predict",
+    "predictions_mapping",
+    "print_predictions",
+]
 
 _HOUR_S = 3600.0
 _KIB = 1024
@@ -183,7 +190,7 @@ def _predicted(
     )
 
 
-def _job(world: World, trainers: list[Trainer], end_s: float, *, usd: float) -> JobPrediction:
+def _job(world: World, trainers: list[TrainerModel], end_s: float, *, usd: float) -> JobPrediction:
     script = trainers[0].script
     passes = tuple(
         _pass([trainer.passes[number] for trainer in trainers if number < len(trainer.passes)], world.ended_s)
@@ -223,22 +230,22 @@ def _pass(ranks: list[PassFigures], now: float) -> PassPrediction:
     )
 
 
-def _start_s(world: World, trainers: list[Trainer]) -> float:
+def _start_s(world: World, trainers: list[TrainerModel]) -> float:
     return min(trainers[0].script.starts_s, world.ended_s)
 
 
-def _end_s(world: World, trainers: list[Trainer]) -> float:
+def _end_s(world: World, trainers: list[TrainerModel]) -> float:
     """When a job ended, or when the run did."""
     begun = [trainer for trainer in trainers if trainer.passes]
     ends_s = [trainer.passes[-1].ended_s or world.ended_s for trainer in begun]
     return max(ends_s, default=_start_s(world, trainers))
 
 
-def _samples(trainers: list[Trainer]) -> int:
+def _samples(trainers: list[TrainerModel]) -> int:
     return sum(one.samples for trainer in trainers for one in trainer.passes)
 
 
-def _hits(trainers: list[Trainer]) -> int:
+def _hits(trainers: list[TrainerModel]) -> int:
     return sum(one.hits for trainer in trainers for one in trainer.passes)
 
 
@@ -256,7 +263,7 @@ def _peak_memory_mib() -> int:
     return int(peak / (_KIB * _KIB if sys.platform == "darwin" else _KIB))
 
 
-def to_mapping(spec: SimulationSpec, predictions: Sequence[Prediction]) -> dict[str, Any]:
+def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return all as plain values for JSON."""
     return {
         "format": _FORMAT,

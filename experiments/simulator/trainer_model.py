@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import JobScript
 
-__all__ = ["Delivery", "PassFigures", "Trainer"]
+__all__ = ["Delivery", "PassFigures", "TrainerModel"]
 
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
@@ -69,7 +69,7 @@ class PassFigures:
     first_wait_s: float = 0.0
 
 
-class Trainer:
+class TrainerModel:
     """A rank. Everything it does happens by ``world.after``."""
 
     def __init__(self, world: World, script: JobScript, rank: int) -> None:

@@ -34,7 +34,7 @@ from superdl.coordinator.core.samples import footprint
 from superdl.experiments.simulator.cache_model import CacheModel
 from superdl.experiments.simulator.checks import Checks
 from superdl.experiments.simulator.executor_model import ExecutorModel
-from superdl.experiments.simulator.trainer_model import Trainer
+from superdl.experiments.simulator.trainer_model import TrainerModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ class World:
     ) -> None:
         self.model = model
         self.rng = random.Random(model.seed + 1)
-        self.dice = np.random.default_rng(model.seed % 2**63 + 1)
+        self.array_rng = np.random.default_rng(model.seed % 2**63 + 1)
         self.now_s = 0.0
         self.ended_s = 0.0
         self.cache = CacheModel(lambda key: model.datasets[key.dataset].size)
@@ -99,7 +99,7 @@ class World:
         self._wake_at_s = np.inf
         self._evicted = False
         self.trainers = {
-            script.name: [Trainer(self, script, rank) for rank in range(script.plan.replicas)]
+            script.name: [TrainerModel(self, script, rank) for rank in range(script.plan.replicas)]
             for script in model.jobs
         }
         self._followers = {script.follows: script.name for script in model.jobs if script.follows}
@@ -174,7 +174,7 @@ class World:
         self.cache.store(key, indices, sizes, corrupt=corrupt)
         while self.cache.used_bytes > self.budget_bytes * _HEADROOM and not self.model.faults.resizes:
             self._evicted = True
-            if not self.cache.evict(self.dice, 0.5):
+            if not self.cache.evict(self.array_rng, 0.5):
                 break
 
     def is_random(self, dataset: bytes) -> bool:
@@ -189,7 +189,7 @@ class World:
         """The script of a job."""
         return self.trainers[job][0].script
 
-    def follower(self, job: str, rank: int) -> Trainer | None:
+    def follower(self, job: str, rank: int) -> TrainerModel | None:
         """The rank that does a pass after each pass of this one."""
         name = self._followers.get(job)
         return None if name is None else self.trainers[name][rank]
@@ -198,7 +198,7 @@ class World:
         """A trainer has done all that it had to do."""
         self._under_way -= 1
 
-    def check_read_timeout(self, trainer: Trainer, position: int, waited_s: float) -> None:
+    def check_read_timeout(self, trainer: TrainerModel, position: int, waited_s: float) -> None:
         """A reader waits, within its time limit."""
         if waited_s >= self.model.read_timeout_s:
             where = f"{trainer.script.name}/{trainer.rank}"
@@ -303,7 +303,7 @@ class World:
                 key = SetKey(script.dataset, script.passes[0][0] if data.random else EVERY_EPOCH)
                 if script.dataset != data.name:
                     continue
-                left = np.flatnonzero(self.dice.random(data.size) < self.model.left_over)
+                left = np.flatnonzero(self.array_rng.random(data.size) < self.model.left_over)
                 self.cache_was_empty = self.cache_was_empty and not left.size
                 free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
                 fitting = np.cumsum(data.record_bytes[left]) < free_bytes
@@ -338,7 +338,7 @@ class World:
         self.budget_bytes = int(self.model.settings.budget_bytes * share)
 
     def _evict(self) -> None:
-        self.cache.evict(self.dice, 0.3)
+        self.cache.evict(self.array_rng, 0.3)
         self._evicted = True
 
     def _kill_coordinator(self) -> None:

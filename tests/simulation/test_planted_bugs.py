@@ -22,7 +22,7 @@ from superdl.coordinator.core.samples import SampleSet, SampleState
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.coordinator.core.state import State
 from superdl.experiments.simulator.checks import InvariantError
-from superdl.experiments.simulator.trainer_model import Trainer
+from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.drawn_worlds import draw_world
@@ -181,7 +181,7 @@ def test_a_plan_that_swaps_two_batches_is_caught(monkeypatch):
 
 
 def test_a_trainer_that_skips_a_batch_is_caught(monkeypatch):
-    consumed_one = Trainer._consumed_one
+    consumed_one = TrainerModel._consumed_one
 
     def skipping(self):
         batch = self._ready[self._consumed]
@@ -189,7 +189,7 @@ def test_a_trainer_that_skips_a_batch_is_caught(monkeypatch):
         if batch.position == 1:
             self.deliveries.pop()
 
-    monkeypatch.setattr(Trainer, "_consumed_one", skipping)
+    monkeypatch.setattr(TrainerModel, "_consumed_one", skipping)
     assert caught("not in plan order")
 
 
