@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.comparing.arms import Round
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, settings_of
@@ -22,7 +22,7 @@ from superdl.experiments.comparing.measured import (
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["compare_runs"]
 
@@ -58,8 +58,6 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         figures = round_figures(measured, warmup)
         rounds.append(RoundReport(Round(number, len(repeats), name), str(place), figures, None))
     arms = tuple(_arm(name, repeats) for name, repeats in by_name.items())
-    environments = [run.facts.get("environment") for _, _, run in runs if not run.simulated]
-    first = environments[0] if environments else None
     return Comparison(
         name="runs",
         status="finished",
@@ -71,14 +69,9 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs=warmup,
         arms=arms,
         rounds=tuple(rounds),
-        notes=(
-            *_notes(environments),
-            *_notes_of_coordinators(runs),
-            *_notes_of_ranks(runs),
-            *_notes_of_resumed(runs),
-        ),
+        notes=tuple(_notes(runs)),
         spec={},
-        environment=first if isinstance(first, dict) else {},
+        environment=next(iter(_environments(runs)), {}),
     )
 
 
@@ -116,47 +109,35 @@ def _arm(name: str, repeats: Sequence[RunMeasured]) -> ArmReport:
     return ArmReport(name, values, settings=settings_of(repeats[0]))
 
 
-def _notes_of_coordinators(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
-    """Of what others shared, a run's own samples tell nothing."""
-    named = {name for name, _, run in runs if str(run.facts.get("executor")).startswith("as the coordinator")}
-    return tuple(
-        f"{name} used a coordinator that it did not start: its CPU, and that of its cache and functions, is "
-        "not counted, and its cache held what others had left."
-        for name in sorted(named)
-    )
-
-
-def _notes_of_ranks(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
-    """Of several ranks' CPU only that of rank 0 is in the report."""
-    return tuple(
-        f"{name} had {ranks} ranks: their CPU is not compared, since its report has that of rank 0 alone."
-        for name, ranks in sorted({(name, run.ranks) for name, _, run in runs if run.ranks > 1})
-    )
-
-
-def _notes_of_resumed(runs: Sequence[tuple[str, Path, RunMeasured]]) -> tuple[str, ...]:
-    """A run that went on from another's checkpoint has figures of what it did itself."""
-    return tuple(
-        f"{place} went on with epoch {run.first_epoch + 1}: its warm-up is counted from there, and its time, "
-        "CPU and cost are without what was trained before."
-        for _, place, run in runs
-        if run.first_epoch > 0
-    )
-
-
-def _notes(environments: Sequence[object]) -> list[str]:
-    first = (
+def _notes(runs: Sequence[tuple[str, Path, RunMeasured]]) -> Iterator[str]:
+    """What a reader must know of how the runs were made, and of what they do not tell."""
+    yield (
         "The runs were made before and not interleaved: what changed on the machine between them is in the "
         "figures. Wall time is the run's own, without the start of its process."
     )
-    notes = [first]
     machines = {
         tuple(str(one.get(key)) for key in ("machine", "usable_cpus", "device", "device_name", "platform"))
-        for one in environments
-        if isinstance(one, dict)
+        for one in _environments(runs)
     }
     if len(machines) > 1:
-        notes.append(
-            f"The runs are of {len(machines)} different machines or systems: ratios compare those too."
+        yield f"The runs are of {len(machines)} different machines or systems: ratios compare those too."
+    for name in sorted({name for name, _, run in runs if run.used_another_coordinator}):
+        yield (
+            f"{name} used a coordinator that it did not start: its CPU, and that of its cache and functions, "
+            "is not counted, and its cache held what others had left."
         )
-    return notes
+    for name, ranks in sorted({(name, run.ranks) for name, _, run in runs if run.ranks > 1}):
+        yield (
+            f"{name} had {ranks} ranks: their CPU is not compared, since its report has that of rank 0 alone."
+        )
+    for _, place, run in runs:
+        if run.first_epoch > 0:
+            yield (
+                f"{place} went on with epoch {run.first_epoch + 1}: its warm-up is counted from there, and "
+                "its time, CPU and cost are without what was trained before."
+            )
+
+
+def _environments(runs: Sequence[tuple[str, Path, RunMeasured]]) -> list[dict[str, Any]]:
+    found = [run.facts.get("environment") for _, _, run in runs if not run.simulated]
+    return [one for one in found if isinstance(one, dict)]

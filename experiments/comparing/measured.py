@@ -103,6 +103,11 @@ class RunMeasured:
     facts: Mapping[str, Any] = field(default_factory=dict)
     simulated: bool = False
 
+    @property
+    def used_another_coordinator(self) -> bool:
+        """Whether its functions and cache were not its own: then its samples tell nothing of them."""
+        return str(self.facts.get("executor")).startswith("as the coordinator")
+
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
