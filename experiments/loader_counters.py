@@ -14,7 +14,7 @@ from superdl.super_wire.errors import CoordinatorError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from superdl.experiments.ranks import Ranks
+    from superdl.experiments.training.ranks import Ranks
     from superdl.sampler.stats import SamplerStats
 
 __all__ = ["CountedLoader", "CounterLaps", "LoaderCounters", "LoaderStats", "added"]

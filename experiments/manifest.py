@@ -1,7 +1,7 @@
 """``manifest.json``: what a run was and what it ran on, so that it can be repeated and compared.
 
 It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment. How
-the run went is in `experiments.run_report`.
+the run went is in its report.
 """
 
 from __future__ import annotations

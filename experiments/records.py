@@ -1,7 +1,7 @@
 """What a run measures: a record per step, a summary per pass and per epoch, and who listens to them.
 
 Plain values only, so that reports need no torch. Taking the measurements is left to `experiments.training`,
-writing them to `experiments.run_report` and the listeners, a job's counters to `experiments.loader_counters`.
+writing them to `experiments.report` and the listeners, a job's counters to `experiments.loader_counters`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superdl.experiments.loader_counters import LoaderCounters
-    from superdl.experiments.ranks import Ranks
     from superdl.experiments.stalls import StallSummary
+    from superdl.experiments.training.ranks import Ranks
 
 __all__ = ["EpochSummary", "Listener", "PassSummary", "PassTotals", "StepRecord", "StepTime"]
 

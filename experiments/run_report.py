@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.monitoring.table import utilization_table
+from superdl.experiments.monitoring.monitor import utilization_table
 from superdl.experiments.reporting.quantities import ABSENT, count, usd
 
 if TYPE_CHECKING:

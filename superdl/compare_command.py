@@ -85,7 +85,7 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
     from superdl.experiments.comparing.found_runs import compare_runs
     from superdl.experiments.comparing.running import publish
-    from superdl.experiments.new_directory import new_directory
+    from superdl.experiments.output import new_directory
     from superdl.super_wire.errors import ConfigError
 
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]

@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
+    from superdl.experiments.output import strict_json
     from superdl.experiments.simulator.beside import beside_each_other, print_beside, with_measured
     from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points

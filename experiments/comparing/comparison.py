@@ -21,8 +21,8 @@ from superdl.experiments.comparing.figures import (
     mean_by_name,
     spread_of,
 )
+from superdl.experiments.output import write_json
 from superdl.experiments.reporting.quantities import number
-from superdl.experiments.strict_json import write_json
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The processes of a round: a run each, started together, watched until the last has ended.
 
-``python -P -m superdl.experiments.comparing.processes PARENT DESCRIPTOR SPEC`` is one such process: ``superdl run
-SPEC``, tied to the one that started it. It writes the exit code as one byte to the descriptor as soon as the
-run has ended, and then waits for what the run started, so that its parent gets the CPU time of all. The
+``python -P -m superdl.experiments.comparing.processes PARENT DESCRIPTOR SPEC`` is one such process: ``superdl
+run SPEC``, tied to the one that started it. It writes the exit code as one byte to the descriptor as soon as
+the run has ended, and then waits for what the run started, so that its parent gets the CPU time of all. The
 parent makes the run's page: drawing it takes as much CPU as a small run.
 """
 

@@ -19,8 +19,8 @@ import yaml
 
 from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_measured_run
 from superdl.experiments.comparing.processes import EndedRun, RunRequest, run_together
-from superdl.experiments.executor import embedded_executor
-from superdl.experiments.monitoring.process_groups import ProcessGroups
+from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.run.opening import embedded_executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

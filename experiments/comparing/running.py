@@ -27,12 +27,10 @@ from superdl.experiments.comparing.figures import round_figures
 from superdl.experiments.comparing.rounds import RoundDone, run_round, write_pages
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.data import prepare_data
-from superdl.experiments.device import pick_device
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.hardware import describe_hardware
-from superdl.experiments.manifest import Manifest
-from superdl.experiments.new_directory import new_directory
+from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
+from superdl.experiments.output import new_directory
 from superdl.experiments.reporting.page import PAGE_NAME, write_page
+from superdl.experiments.training.device import pick_device
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:

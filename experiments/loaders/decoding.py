@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.experiments.loader_counters import LoaderCounters
-from superdl.experiments.loaders.places import CountedPlace
 from superdl.experiments.loaders.workers import end_workers
 from superdl.super_wire.errors import ConfigError
 

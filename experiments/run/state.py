@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from superdl.cost.bill import bill_of
-from superdl.experiments.environment import describe_environment
-from superdl.experiments.manifest import Manifest
+from superdl.experiments.manifest import Manifest, describe_environment
+from superdl.experiments.output import write_json
+from superdl.experiments.records import Listener
 from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.run.listeners import say
 from superdl.experiments.run_report import RunReport, print_report
-from superdl.experiments.strict_json import write_json
-from superdl.experiments.training.precision import compute_type
+from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
+from superdl.experiments.training.device import compute_type
 from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loader_counters import LoaderCounters
+    from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
     from superdl.experiments.records import EpochSummary
     from superdl.experiments.run.listeners import StepTimes

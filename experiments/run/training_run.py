@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from superdl.experiments.loaders import Loader
+    from superdl.experiments.records import Listener
     from superdl.experiments.run_report import RunReport
     from superdl.experiments.spec import Spec
     from superdl.experiments.stalls import StalledStep

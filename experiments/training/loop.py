@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.device import synchronise
 from superdl.experiments.loader_counters import CounterLaps, LoaderCounters, added
-from superdl.experiments.ranks import Place, Ranks
-from superdl.experiments.records import EpochSummary, PassSummary, PassTotals, StepRecord
-from superdl.experiments.spec_sections import TrainingSpec
+from superdl.experiments.records import EpochSummary, PassTotals
+from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
 from superdl.experiments.training.device import (
@@ -105,10 +103,10 @@ class Trainer:
         """The best validation accuracy of which there is a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         self._meters = {"train": CounterLaps(train)}
-        self._stalls = {"train": StallMeter(train, self._ranks.place.rank, self._ranks.place.replicas)}
+        self._stalls = {"train": StallMeter(train, self._ranks.process.rank, self._ranks.process.replicas)}
         if val is not None:
             self._meters["val"] = CounterLaps(val)
-            self._stalls["val"] = StallMeter(val, self._ranks.place.rank, self._ranks.place.replicas)
+            self._stalls["val"] = StallMeter(val, self._ranks.process.rank, self._ranks.process.replicas)
         self._tell_stalls = tell_stalls
         self._strategy = make_strategy(
             strategy_name(self._training.strategy, self._ranks.process),

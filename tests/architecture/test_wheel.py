@@ -51,14 +51,52 @@ def test_it_is_whole(wheel):
     assert expected == {name for name in wheel.namelist() if Path(name).suffix in SHIPPED_SUFFIXES}
     assert {"superdl/py.typed", "superdl/super_wire/coordinator.proto"} <= expected
     assert {"superdl/super_wire/coordinator_pb2.pyi", "superdl/experiments/specs/digits.yaml"} <= expected
+    assert "superdl/experiments/reporting/templates/run.html" in expected
 
 
-def test_it_holds_the_data_that_packages_need(wheel):
-    names = wheel.namelist()
-    assert "super_wire/coordinator.proto" in names
-    assert "super_wire/coordinator_pb2.pyi" in names
-    assert "experiments/specs/digits.yaml" in names
-    assert "experiments/reporting/templates/run.html" in names
+def test_an_archive_of_the_sources_makes_the_same_wheel(wheel, tmp_path):
+    run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    run(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(tmp_path),
+        cwd=folder,
+    )
+    (again,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(again) as made:
+        assert sorted(made.namelist()) == sorted(wheel.namelist())
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "package"])
+def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, tmp_path):
+    for name in FOLDERS:
+        if kind == "file":
+            (tmp_path / f"{name}.py").write_text("mine = True\n", encoding="utf-8")
+            continue
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part.py").write_text("mine = True\n", encoding="utf-8")
+        if kind == "package":
+            (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
+    theirs = ", ".join(f"{name}{'' if kind == 'file' else '.part'}" for name in sorted(FOLDERS))
+    ours = ", ".join(f"superdl.{name}" for name in sorted(FOLDERS))
+    program = f"import {theirs}, {ours}; import superdl.coordinator.__main__; print(sampler.__file__)"
+    # As a script of the user's is run: its folder comes first on the path.
+    (tmp_path / "script.py").write_text(program, encoding="utf-8")
+    assert run(sys.executable, str(tmp_path / "script.py"), cwd=tmp_path).strip() in {
+        "None",
+        str(tmp_path / "sampler.py"),
+        str(tmp_path / "sampler/__init__.py"),
+    }
+    assert "usage: superdl" in run(sys.executable, "-m", "superdl.main", "--help", cwd=tmp_path)
 
 
 def test_it_holds_no_leftovers(wheel):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from superdl.experiments.loader_counters import CounterLaps, LoaderCounters
-from superdl.experiments.records import PassTotals, StepRecord
-from superdl.experiments.strict_json import strict_json
+from superdl.experiments.records import PassTotals
 from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.experiments.step_records import step_record
 
@@ -26,9 +25,11 @@ class ScriptedSource:
 
 def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     totals = PassTotals()
-    totals.add(step(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
-    totals.add(step(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
-    job = LoaderCounters(invocations=7, decode_s=1.5)
+    totals.add(step_record(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
+    totals.add(step_record(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
+    job = LoaderCounters(
+        invocations=7, decode_s=1.5
+    )  # of this lap; the records' is of whenever they were made
     summary = totals.summary(4.0, job)
     assert (summary.samples, summary.batches) == (8, 2)
     assert (summary.wait_s, summary.first_batch_s) == (2.5, 2.0)
@@ -37,13 +38,6 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     assert (summary.loss, summary.accuracy, summary.top5_accuracy) == (2.0, 0.75, None)
     assert summary.images_per_s == 2.0
     assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
-
-
-def test_decode_seconds_are_the_jobs_not_the_records():
-    """A cached sample carries what its decoding once took; an epoch reports what was spent in it."""
-    totals = PassTotals()
-    totals.add(step(decode_s=100.0))
-    assert totals.summary(1.0, LoaderCounters(decode_s=0.0)).decode_s == 0.0
 
 
 def test_a_pass_without_steps_or_statistics_is_no_division_by_zero():
@@ -100,15 +94,3 @@ def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
         assert meter.lap() is None
     assert "nobody at 127.0.0.1:1" in caplog.text
     assert meter.lap() == LoaderCounters(invocations=4)
-
-
-def test_other_errors_are_not_hidden():
-    with pytest.raises(ZeroDivisionError):
-        CounterLaps(ScriptedSource(ZeroDivisionError())).lap()
-
-
-def test_numbers_that_are_not_finite_become_null():
-    text = strict_json(
-        {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
-    )
-    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'

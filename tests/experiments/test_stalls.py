@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from superdl.experiments.loader_counters import LoaderCounters
-from superdl.experiments.records import StepRecord
 from superdl.experiments.stalls import STALL_COLUMNS, CauseTotal, StallMeter, cause_of, is_stalled, stall_rows
 from superdl.super_wire.errors import CoordinatorError
 from tests.experiments.step_records import step_record

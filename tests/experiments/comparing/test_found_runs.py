@@ -8,10 +8,10 @@ import pytest
 
 from superdl.experiments.comparing.found_runs import compare_runs
 from superdl.experiments.monitoring.monitor import GroupUsage, PhaseUsage, Utilization
+from superdl.experiments.output import write_json
 from superdl.experiments.records import EpochSummary, PassSummary
 from superdl.experiments.run_report import RunReport
 from superdl.experiments.spec import parse_spec
-from superdl.experiments.strict_json import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,8 +23,6 @@ from tests.experiments.training.resuming import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from superdl.experiments.run_report import RunReport
 
 
