@@ -135,7 +135,7 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
     if cache["thrashing"]:
-        from superdl.coordinator.core.needing import maxmemory_for
+        from superdl.coordinator.core import maxmemory_for
 
         console.print(
             f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.needing import headroom_bytes
+from superdl.coordinator.core import headroom_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.events import BatchRead
+from superdl.coordinator.core import BatchRead
 from superdl.super_wire.keys import REPORT_PREFIX, report_stream
 from superdl.super_wire.report import ReadReport
 

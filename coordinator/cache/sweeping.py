@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core import footprint
 from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
-from superdl.coordinator.core.events import CacheEvicted, CacheGrew, CacheReset, CacheResized
+from superdl.coordinator.core import CacheEvicted, CacheGrew, CacheReset, CacheResized
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
@@ -237,7 +237,7 @@ class Upkeep:
         in a cache that had hardly any, or were dropped for others.
         """
         core = self._engine.core
-        asked = sum(member.requests for member in core.fleet.members)
+        asked = sum(member.requests for member in core.fleet.executors)
         producing = bool(core.requests_in_flight) or asked > self._asked
         dropping = core.dropped_samples > self._dropped
         self._asked, self._dropped = asked, core.dropped_samples

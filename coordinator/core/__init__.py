@@ -1,10 +1,116 @@
-"""The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock."""
+"""The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
+
+What each event changes, and which actions it may cause at once. After each event the core also takes what has
+become due (retries, tombstones that expire, leases that end) and dispatches: so any event may cause
+``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a cap on spending, and ``Warn``.
+
+====================== ============================================== ====================================
+event                  changes                                        may cause beside that
+====================== ============================================== ====================================
+``DatasetAdded``       a dataset is known
+``JobOpened``          a job, a rank's cursor, its lease              looking ahead begins
+``JobClosed``          the cursor and the job's share of hours end    room to search again
+``BatchesAsked``       the cursor: asked, yielded; the lease          the cursor seeks another place
+``BatchRead``          watermark, pace, account, lease                urgent retries, ``Audit``, ``Drop``
+``RequestDone``        residency, latency, account                    ``ReadBack``, retries, tombstones
+``RequestFailed``      limits, circuit breaker, account               retries, tombstones
+``RecordReadBack``     circuit breaker, residency                     ``Drop``, ``Warn``, a retry
+``Audited``            residency                                      urgent retries, ranks look back
+``CacheReset``         nothing is resident or failed                  all ranks look again
+``CacheEvicted``       what is resident is doubted                    all ranks look again, and ``Audit``
+``CacheGrew``          memory that is not ours                        ``Drop``
+``CacheResized``       the budget                                     ``Drop``, or waiting ranks go on
+``ExecutorResized``    the bound on an executor's requests
+``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
+``Tick``               nothing but the time
+====================== ============================================== ====================================
+
+The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
+``dispatching``, ``requesting`` and ``results``, of a sample in ``samples``, ``auditing`` and ``room``, of a
+dollar in ``ledger``.
+"""
 
 from __future__ import annotations
 
 from superdl.coordinator.core.core import Core
+from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
+from superdl.coordinator.core.events import (
+    OUTCOME_ORDER,
+    Action,
+    Audit,
+    Audited,
+    BatchesAsked,
+    BatchRead,
+    CacheEvicted,
+    CacheGrew,
+    CacheReset,
+    CacheResized,
+    DatasetAdded,
+    Drop,
+    Event,
+    ExecutorResized,
+    ExecutorsIneligible,
+    FailureKind,
+    JobClosed,
+    JobOpened,
+    Prefetch,
+    ReadBack,
+    RecordReadBack,
+    RequestDone,
+    RequestFailed,
+    Tick,
+    Warn,
+    WriteTombstones,
+)
+from superdl.coordinator.core.fleet import ExecutorState
+from superdl.coordinator.core.jobs import Job
+from superdl.coordinator.core.ledger import Costs, Ledger, Spending
 from superdl.coordinator.core.plan import Plan
-from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
+from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts, Prices
 
-__all__ = ["EVERY_EPOCH", "Core", "CoreSettings", "Plan", "SampleState", "SetKey"]
+__all__ = [
+    "EVERY_EPOCH",
+    "OUTCOME_ORDER",
+    "Action",
+    "Audit",
+    "Audited",
+    "BatchRead",
+    "BatchesAsked",
+    "CacheEvicted",
+    "CacheGrew",
+    "CacheReset",
+    "CacheResized",
+    "Core",
+    "CoreSettings",
+    "Costs",
+    "DatasetAdded",
+    "Drop",
+    "Event",
+    "ExecutorFacts",
+    "ExecutorResized",
+    "ExecutorState",
+    "ExecutorsIneligible",
+    "FailureKind",
+    "Job",
+    "JobClosed",
+    "JobOpened",
+    "Ledger",
+    "Plan",
+    "Prefetch",
+    "Prices",
+    "ReadBack",
+    "RecordReadBack",
+    "RequestDone",
+    "RequestFailed",
+    "SampleSet",
+    "SampleState",
+    "SetKey",
+    "Spending",
+    "Tick",
+    "Warn",
+    "WriteTombstones",
+    "footprint",
+    "headroom_bytes",
+    "maxmemory_for",
+]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.actions import Audit, Drop
-from superdl.coordinator.core.demands import BatchPlace
-from superdl.coordinator.core.eviction import next_use
-from superdl.coordinator.core.jobs import Ahead, LaneSpan
+from superdl.coordinator.core.events import Audit, Drop
+from superdl.coordinator.core.jobs import Ahead, CursorSpan
+from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.stalls import record_lost
 from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def audit(
     state: State,
     key: SetKey,
     indices: NDArray[np.int64],
-    asker: BatchPlace | LaneSpan,
+    asker: BatchPlace | CursorSpan,
     *,
     whole: bool = False,
 ) -> None:
@@ -46,10 +45,10 @@ def audited(state: State, event: Audited, now: float) -> None:
     if asked is None:
         return
     samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
-    present, buried = event.record_bytes > 0, event.record_bytes < 0
+    present, tombstoned = event.record_bytes > 0, event.record_bytes < 0
     samples.store(asked.indices[present], event.record_bytes[present])
-    samples.move(asked.indices[buried], SampleState.FAILED)
-    absent = asked.indices[~(present | buried)]
+    samples.move(asked.indices[tombstoned], SampleState.FAILED)
+    absent = asked.indices[~(present | tombstoned)]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
     if asked.whole and absent.size:  # what is spoilt must go, so that a tombstone may take its place
@@ -59,37 +58,37 @@ def audited(state: State, event: Audited, now: float) -> None:
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
         _see_to(state, asked, absent, now)
-        _tell_passers(state, asked, absent)
-    if asked.samples in state.passers and not any(
+        _tell_watchers(state, asked, absent)
+    if asked.samples in state.audit_watchers and not any(
         other.samples == asked.samples for other in state.audits.values()
     ):
-        del state.passers[asked.samples]
+        del state.audit_watchers[asked.samples]
 
 
 def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: float) -> None:
     asker = asked.asker
     if isinstance(asker, BatchPlace):
-        record_lost(state, asker)
-        state.demands.add_urgent(now, asked.samples, absent, asker)
+        state.stalls.record_lost(asker)
+        state.retry_queue.add_urgent(asked.samples, absent, asker)
         return
-    found = state.lane(asker.job, asker.rank)
-    if found is not None and found[1].low < asker.stop <= found[1].frontier:
+    found = state.cursor(asker.job, asker.rank)
+    if found is not None and found[1].watermark < asker.stop <= found[1].lookahead:
         found[1].put(Ahead(asker.start, asker.stop, asked.samples, absent))
         state.wake(*found)
 
 
-def _tell_passers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
-    """Let the other lanes that have passed over these samples look at them again."""
-    for name, rank in state.passers.get(asked.samples, {}):
-        found = state.lane(name, rank)
-        if found is None or (isinstance(asked.asker, LaneSpan) and asked.asker[:2] == (name, rank)):
+def _tell_watchers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
+    """Let the other ranks that have passed over these samples look at them again."""
+    for name, rank in state.audit_watchers.get(asked.samples, {}):
+        found = state.cursor(name, rank)
+        if found is None or (isinstance(asked.asker, CursorSpan) and asked.asker[:2] == (name, rank)):
             continue
-        job, lane = found
-        places = job.low + next_use(asked.samples, absent, job)
-        ahead = places[places >= lane.low]
+        job, cursor = found
+        places = job.watermark + next_use(asked.samples, absent, job)
+        ahead = places[places >= cursor.watermark]
         if ahead.size:
-            lane.look_back(int(ahead.min()))
-            state.wake(job, lane)
+            cursor.look_back(int(ahead.min()))
+            state.wake(job, cursor)
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
@@ -104,21 +103,21 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
     state.expiries.clear()
     state.foreign_bytes = 0
     state.emptied = True
-    state.crowding.forget()
+    state.room_search.reset()
     for job in state.jobs.values():
-        for lane in job.lanes.values():
-            lane.look_again()
-            state.wake(job, lane)
+        for cursor in job.cursors.values():
+            cursor.look_again()
+            state.wake(job, cursor)
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Ask again about what is believed resident, as each lane comes to it."""
+    """Ask again about what is believed resident, as each rank comes to it."""
     for samples in state.sets.values():
         samples.doubt()
     for job in state.jobs.values():
-        for lane in job.lanes.values():
-            lane.look_again()
-            state.wake(job, lane)
+        for cursor in job.cursors.values():
+            cursor.look_again()
+            state.wake(job, cursor)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
@@ -140,7 +139,7 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
     state.withheld_bytes //= 2
     if not grew:
         return
-    state.crowding.forget()
+    state.room_search.reset()
     for job in state.jobs.values():
-        for lane in job.lanes.values():
-            state.wake(job, lane)
+        for cursor in job.cursors.values():
+            state.wake(job, cursor)

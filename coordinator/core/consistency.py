@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.core.state import RequestInFlight, State
 
-__all__ = ["idlers", "problems"]
+__all__ = ["problems", "stuck_work"]
 
 
 def problems(state: State) -> Iterator[str]:
@@ -26,7 +26,7 @@ def problems(state: State) -> Iterator[str]:
     yield from _memory(state)
     yield from _waits(state)
     yield from _executors(state)
-    yield from _lanes(state)
+    yield from _cursors(state)
     yield from _stalls(state)
     yield from _money(state)
 
@@ -46,17 +46,17 @@ def _memory(state: State) -> Iterator[str]:
 
 
 def _waits(state: State) -> Iterator[str]:
-    awaited = {
+    expected = {
         SampleState.IN_FLIGHT: sum(
             int(np.count_nonzero(request.unsettled)) for request in _unpaired(state.requests)
         ),
         SampleState.CHECKING: sum(audit.indices.size for audit in state.audits.values()),
     }
-    for expected, held in awaited.items():
-        counted = sum(samples.count(expected) for samples in state.sets.values())
+    for waited, held in expected.items():
+        counted = sum(samples.count(waited) for samples in state.sets.values())
         if held != counted:
-            yield f"{counted} samples are {expected.name}, {held} are being waited for"
-    if state.samples_in_flight != awaited[SampleState.IN_FLIGHT]:
+            yield f"{counted} samples are {waited.name}, {held} are being waited for"
+    if state.samples_in_flight != expected[SampleState.IN_FLIGHT]:
         yield f"{state.samples_in_flight} samples are counted as in flight"
 
 
@@ -68,52 +68,53 @@ def _unpaired(requests: dict[int, RequestInFlight]) -> Iterator[RequestInFlight]
 
 
 def _executors(state: State) -> Iterator[str]:
-    for member in state.fleet.members:
-        theirs = [request for request in state.requests.values() if request.executor == member.number]
+    for executor in state.fleet.executors:
+        theirs = [request for request in state.requests.values() if request.executor == executor.number]
         samples = sum(request.indices.size for request in theirs)
-        if (len(theirs), samples) != (member.in_flight, member.samples_in_flight):
+        if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
-                f"{len(theirs)} requests and {samples} samples are in flight at {member.name}, "
-                f"{member.in_flight} and {member.samples_in_flight} are counted"
+                f"{len(theirs)} requests and {samples} samples are in flight at {executor.name}, "
+                f"{executor.in_flight} and {executor.samples_in_flight} are counted"
             )
 
 
-def idlers(state: State, now: float) -> Iterator[str]:
+def stuck_work(state: State, now: float) -> Iterator[str]:
     """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
     for job in state.jobs.values():
-        roster = state.roster_of(job.dataset)
-        for lane in job.lanes.values():
-            key = (job.name, lane.rank)
-            queued = key in roster.hungry or key in roster.patient or key in state.crowding.lanes
-            if lane.pending and not lane.lapsed and not queued:
+        eligible = state.eligible_for(job.dataset)
+        for cursor in job.cursors.values():
+            key = (job.name, cursor.rank)
+            queued = key in eligible.ready or key in eligible.deferred or key in state.room_search.waiting
+            if cursor.pending and not cursor.lapsed and not queued:
                 yield f"{key} has found something to look ahead to, and nobody will look at it again"
-    for roster in state.fleet.rosters:
-        free = [member for member in roster.members if roster.places_of(member, now) > 0]
-        blocked = state.demands.waiting or state.spending is not Spending.FREELY
-        if len(roster.hungry) and free and not blocked:
-            yield f"{len(roster.hungry)} lanes may look ahead, and {free[0].name} has a place"
-        if roster.patient and roster.hasty_s < min(wake_times_s(state, now), default=math.inf):
-            yield f"{len(roster.patient)} lanes wait for a cheaper executor, and nothing ends that in time"
-        if roster.patient and free and not blocked and not roster.is_worth_waiting(free[0]):
-            yield f"{len(roster.patient)} lanes wait for an executor that is not cheaper than {free[0].name}"
+    for eligible in state.fleet.groups:
+        free = [executor for executor in eligible.executors if eligible.places_of(executor, now) > 0]
+        blocked = state.retry_queue.waiting or state.ledger.spending is not Spending.FREELY
+        if len(eligible.ready) and free and not blocked:
+            yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
+        if eligible.deferred and eligible.defer_until_s < min(wake_times_s(state, now), default=math.inf):
+            yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
+        if eligible.deferred and free and not blocked and not eligible.has_cheaper(free[0]):
+            yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
 
 
-def _lanes(state: State) -> Iterator[str]:
-    lanes = [lane for job in state.jobs.values() for lane in job.lanes.values()]
-    if not len(lanes) == state.lanes == state.lanes_of.total():
-        yield f"{len(lanes)} lanes are open, {state.lanes} and {state.lanes_of.total()} are counted"
-    wanted_bytes = sum(lane.wanted_bytes for lane in lanes)
+def _cursors(state: State) -> Iterator[str]:
+    cursors = [cursor for job in state.jobs.values() for cursor in job.cursors.values()]
+    if len(cursors) != state.cursors_of.total():
+        yield f"{len(cursors)} ranks are open, {state.cursors_of.total()} are counted"
+    wanted_bytes = sum(cursor.wanted_bytes for cursor in cursors)
     if wanted_bytes != state.wanted_bytes:
-        yield f"lanes want {wanted_bytes} bytes, {state.wanted_bytes} are counted"
-    for lane in lanes:
-        if not lane.low <= lane.frontier:
-            yield f"rank {lane.rank}: frontier {lane.frontier} is behind {lane.low}"
+        yield f"ranks want {wanted_bytes} bytes, {state.wanted_bytes} are counted"
+    for cursor in cursors:
+        if not cursor.watermark <= cursor.lookahead:
+            yield f"rank {cursor.rank}: look-ahead {cursor.lookahead} is behind {cursor.watermark}"
     for job in state.jobs.values():
-        if job.lapsed != all(lane.lapsed for lane in job.lanes.values()):
+        if job.lapsed != all(cursor.lapsed for cursor in job.cursors.values()):
             yield f"{job.name} has lapsed, or not, against its ranks"
 
 
 def _money(state: State) -> Iterator[str]:
-    borne_usd = sum(map(state.ledger.job_usd, state.ledger.jobs()))
+    """All that was spent is borne by somebody, and what it was paid for is known."""
+    borne_usd = state.ledger.total_costs().usd
     if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
         yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"

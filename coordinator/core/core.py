@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, equipping, events, forgetting, reading, reading_back, results
-from superdl.coordinator.core.consistency import idlers, problems
-from superdl.coordinator.core.dispatching import dispatch, expire_tombstones
+from superdl.coordinator.core import auditing, events, ranks, requesting, results
+from superdl.coordinator.core.consistency import problems, stuck_work
+from superdl.coordinator.core.diagnosis import needed_bytes
+from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
 from superdl.coordinator.core.journal import history
-from superdl.coordinator.core.leases import lapse
-from superdl.coordinator.core.needing import needed_bytes
 from superdl.coordinator.core.state import State
-from superdl.coordinator.core.waking import wake_times_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.actions import Action
+    from superdl.coordinator.core.events import Action
     from superdl.coordinator.core.fleet import Fleet
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.ledger import Ledger, Spending
@@ -42,18 +40,18 @@ def _tick(state: State, event: events.Tick, now: float) -> None:
 
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.Audited: auditing.audited,
-    events.BatchRead: reading.batch_read,
-    events.BatchesAsked: reading.batches_asked,
+    events.BatchRead: ranks.batch_read,
+    events.BatchesAsked: ranks.batches_asked,
     events.CacheEvicted: auditing.cache_evicted,
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.DatasetAdded: reading.dataset_added,
-    events.ExecutorResized: equipping.executor_resized,
-    events.ExecutorsUnfit: equipping.executors_unfit,
-    events.JobClosed: reading.job_closed,
-    events.JobOpened: reading.job_opened,
-    events.RecordReadBack: reading_back.record_read_back,
+    events.DatasetAdded: ranks.dataset_added,
+    events.ExecutorResized: requesting.executor_resized,
+    events.ExecutorsIneligible: requesting.executors_ineligible,
+    events.JobClosed: ranks.job_closed,
+    events.JobOpened: ranks.job_opened,
+    events.RecordReadBack: results.record_read_back,
     events.RequestDone: results.request_done,
     events.RequestFailed: results.request_failed,
     events.Tick: _tick,
@@ -86,10 +84,10 @@ class Core:
             state.events += not isinstance(event, events.Tick)
             _HANDLERS[type(event)](state, event, now)
         expire_tombstones(state, now)
-        lapse(state, now)
+        ranks.lapse(state, now)
         if now >= self._forget_at_s:
-            forgetting.forget_silent_lanes(state, now)
-            forgetting.forget_empty_sets(state, now)
+            ranks.forget_silent_ranks(state, now)
+            ranks.forget_empty_sets(state, now)
             self._forget_at_s = now + _FORGET_EVERY_S
         dispatch(state, now)
         actions, state.actions = state.actions, []
@@ -210,7 +208,7 @@ class Core:
     @property
     def spending(self) -> Spending:
         """How freely money may be spent."""
-        return self._state.spending
+        return self._state.ledger.spending
 
     @property
     def ledger(self) -> Ledger:
@@ -224,19 +222,19 @@ class Core:
 
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""
-        return max(lane.frontier - lane.low for lane in job.lanes.values())
+        return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
-        found = self._state.lane(name, rank)
+        found = self._state.cursor(name, rank)
         if found is None:
             return []
-        job, lane = found
+        job, cursor = found
         indices = job.plan.batch(epoch, position, rank).indices
         requests = self._state.notes.of(job.samples_of(epoch), indices)
-        return history(lane.notes, requests, job.absolute(epoch, position))
+        return history(cursor.notes, requests, job.absolute(epoch, position))
 
     def problems(self) -> Iterator[str]:
         """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""
         yield from problems(self._state)
-        yield from idlers(self._state, self._now_s)
+        yield from stuck_work(self._state, self._now_s)

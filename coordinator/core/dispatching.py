@@ -1,7 +1,9 @@
-"""Turning what is wanted into requests: misses first, then retries, then the lane with the first deadline.
+"""Turning what is wanted into requests: misses first, then retries, then the rank with the first deadline.
 
 No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
-none is made without room for its samples in the cache, nor beyond what may be spent.
+none is made without room for its samples in the cache, nor beyond what may be spent. At the hard cap on
+spending, what readers wait for gets a tombstone that names the cap: they fail at once and say why. What is in
+the cache can be read all the while.
 """
 
 from __future__ import annotations
@@ -11,26 +13,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.eviction import next_use, next_use_s
+from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.requesting import race_stragglers, request
-from superdl.coordinator.core.room import fits, relieve, room_for, urgent_room_for
+from superdl.coordinator.core.room import fits, next_use, next_use_s, relieve, room_for, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.sizing import request_size
-from superdl.coordinator.core.thrift import refuse_demands, watch_spending
+from superdl.coordinator.core.timing import request_size
+from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.demands import Demand
-    from superdl.coordinator.core.fleet import Member
-    from superdl.coordinator.core.jobs import Ahead, Job, Lane
+    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.jobs import Ahead, Cursor, Job
+    from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.state import State
 
-__all__ = ["dispatch", "expire_tombstones"]
+__all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
 
-_HOPELESS = 8.0
+_ALWAYS_LATE = 8.0
 _MOMENT_S = 1e-3
 _FIRST_BATCHES = 8
 """Before it is known how long requests take and how fast a job reads, so many batches ahead of it at most are
@@ -56,184 +60,236 @@ def dispatch(state: State, now: float) -> None:
     state.stragglers.become_late(now, state.requests)
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
-        refuse_demands(state, now)
+        _refuse_retries(state, now)
         return
     if spending is Spending.FREELY:
         race_stragglers(state, now)
-    if not _meet_demands(state, now):
+    if not _request_retries(state, now):
         return
-    _wake_crowded(state, now)
-    _wake_patient(state, now)
+    _wake_waiting_for_room(state, now)
+    _wake_deferred(state, now)
     while watch_spending(state, now) is Spending.FREELY and (soonest := state.fleet.soonest(now)) is not None:
-        lane_key = soonest[0].hungry.pop()
-        if lane_key is None:  # never: it has a deadline
+        key = soonest[0].ready.pop()
+        if key is None:  # never: it has a deadline
             break
-        job, lane = state.jobs[lane_key[0]], state.jobs[lane_key[0]].lanes[lane_key[1]]
-        ahead = find_absent(state, job, lane, now)
+        job, cursor = state.jobs[key[0]], state.jobs[key[0]].cursors[key[1]]
+        ahead = find_absent(state, job, cursor, now)
         if ahead is not None:
-            _look_ahead(state, job, lane, ahead, now)
+            _look_ahead(state, job, cursor, ahead, now)
 
 
-def _wake_patient(state: State, now: float) -> None:
-    """Let the lanes that wait for a cheaper executor look again, once that may come to something else."""
-    for roster in state.fleet.rosters:
-        if roster.patient and (now >= roster.hasty_s or roster.stands_otherwise(now)):
-            lanes, roster.patient, roster.hasty_s = roster.patient, {}, math.inf
-            for name, rank in lanes:
-                found = state.lane(name, rank)
+def _wake_deferred(state: State, now: float) -> None:
+    """Let the ranks that wait for a cheaper executor look again, once that may come to something else."""
+    for eligible in state.fleet.groups:
+        if eligible.deferred and (now >= eligible.defer_until_s or eligible.has_changed(now)):
+            cursors, eligible.deferred, eligible.defer_until_s = eligible.deferred, {}, math.inf
+            for name, rank in cursors:
+                found = state.cursor(name, rank)
                 if found is not None:
                     state.wake(*found)
 
 
-def _look_ahead(state: State, job: Job, lane: Lane, ahead: Ahead, now: float) -> None:
-    """Request what a lane has found, as much of it as one request takes, unless another lane goes first, or
+def _look_ahead(state: State, job: Job, cursor: Cursor, ahead: Ahead, now: float) -> None:
+    """Request what a rank has found, as much of it as one request takes, unless another rank goes first, or
     it waits for a cheaper executor.
     """
     soonest = state.fleet.soonest(now)
-    lane.pending.appendleft(ahead)
-    if soonest is not None and lane.deadline_s() > soonest[1]:
-        state.wake(job, lane)
+    cursor.pending.appendleft(ahead)
+    if soonest is not None and cursor.deadline_s() > soonest[1]:
+        state.wake(job, cursor)
         return
-    member = _executor_for(state, job, lane, now)
-    if member is None:
+    executor = _executor_for(state, job, cursor, now)
+    if executor is None:
         return
-    count = min(ahead.indices.size, _request_samples(state, member, job, lane, now))
+    count = min(ahead.indices.size, _request_samples(state, executor, job, cursor, now))
     room = count
     if not fits(state, ahead.samples, count):
-        later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.low]))[0])
+        later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:
-        lane.pending[0] = ahead._replace(indices=ahead.indices[room:])
-        request(state, member, ahead.samples, ahead.indices[:room], job.name, now)
+        cursor.pending[0] = ahead._replace(indices=ahead.indices[room:])
+        request(state, executor, ahead.samples, ahead.indices[:room], job.name, now)
     if room == count:
-        state.wake(job, lane)
+        state.wake(job, cursor)
     else:
-        state.crowding.lanes[job.name, lane.rank] = None
+        state.room_search.waiting[job.name, cursor.rank] = None
 
 
-def _executor_for(state: State, job: Job, lane: Lane, now: float) -> Member | None:
-    """Who is to have what a lane has found; ``None`` if that waits, and then it is noted until when."""
-    roster, soon = state.roster_of(job.dataset), lane.next_ahead < lane.low + _FIRST_BATCHES
-    slack_s = _slack_s(lane, now) if lane.pace.known or soon else math.inf
-    samples = min(lane.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
-    member = roster.choose(now, slack_s=slack_s, soon=soon, samples=samples)
-    if member is None:
-        if not roster.patient:
-            roster.stands_otherwise(now)  # than from now on
-        roster.patient[job.name, lane.rank] = None
-        hasty_s = now + roster.hasty_in_s(now, slack_s=slack_s, samples=samples) + _MOMENT_S
-        roster.hasty_s = min(roster.hasty_s, hasty_s)
-    return member
+def _executor_for(state: State, job: Job, cursor: Cursor, now: float) -> ExecutorState | None:
+    """Who is to have what a rank has found; ``None`` if that waits, and then it is noted until when."""
+    eligible, soon = state.eligible_for(job.dataset), cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
+    slack_s = _slack_s(cursor, now) if cursor.pace.known or soon else math.inf
+    samples = min(cursor.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
+    executor = eligible.choose(now, slack_s=slack_s, soon=soon, samples=samples)
+    if executor is None:
+        if not eligible.deferred:
+            eligible.has_changed(now)  # than from now on
+        eligible.deferred[job.name, cursor.rank] = None
+        defer_until_s = now + eligible.deferral_ends_in_s(now, slack_s=slack_s, samples=samples) + _MOMENT_S
+        eligible.defer_until_s = min(eligible.defer_until_s, defer_until_s)
+    return executor
 
 
-def _slack_s(lane: Lane, now: float) -> float:
-    """How long there is until a lane wants what it has found; the next batch is late by definition, since a
+def _slack_s(cursor: Cursor, now: float) -> float:
+    """How long there is until a rank wants what it has found; the next batch is late by definition, since a
     reader may ask for it at once.
     """
-    return lane.deadline_s() - now if lane.next_ahead > lane.low else 0.0
+    return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
-def _wake_crowded(state: State, now: float) -> None:
-    """Let the lanes that wait for room look for it again, once that may help."""
-    if state.crowding.lanes and state.crowding.over(state.events, now):
-        lanes, state.crowding.lanes = state.crowding.lanes, {}
-        for name, rank in lanes:
-            found = state.lane(name, rank)
+def _wake_waiting_for_room(state: State, now: float) -> None:
+    """Let the ranks that wait for room look for it again, once that may help."""
+    if state.room_search.waiting and state.room_search.over(state.events, now):
+        cursors, state.room_search.waiting = state.room_search.waiting, {}
+        for name, rank in cursors:
+            found = state.cursor(name, rank)
             if found is not None:
                 state.wake(*found)
 
 
-def _request_samples(state: State, member: Member, job: Job, lane: Lane, now: float) -> int:
+def _request_samples(state: State, executor: ExecutorState, job: Job, cursor: Cursor, now: float) -> int:
     """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
-        member.latency,
-        wanted=min(lane.pending[0].indices.size, job.plan.batch_size),
-        idle=member.idle(now),
-        slack_s=math.inf if lane.caution > _HOPELESS else _slack_s(lane, now),
+        executor.latency,
+        wanted=min(cursor.pending[0].indices.size, job.plan.batch_size),
+        idle=executor.idle(now),
+        slack_s=math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now),
         most=state.settings.request_samples,
     )
 
 
 def _release_due(state: State, now: float) -> None:
     """What has waited for its next attempt is absent from now on, so that a miss of it counts."""
-    for demand in state.demands.become_due(now):
-        samples = state.set_of(demand.samples)
-        samples.move(samples.among(demand.indices, SampleState.WAITING), SampleState.ABSENT)
+    for retry in state.retry_queue.become_due(now):
+        samples = state.set_of(retry.samples)
+        samples.move(samples.among(retry.indices, SampleState.WAITING), SampleState.ABSENT)
 
 
-def _meet_demands(state: State, now: float) -> bool:
+def _request_retries(state: State, now: float) -> bool:
     """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
-    put_off: list[tuple[Demand, NDArray[np.int64]]] = []
+    put_off: list[tuple[Retry, NDArray[np.int64]]] = []
     lacks_room = False
     while (
         not lacks_room
         and watch_spending(state, now) is not Spending.STOPPED
         and state.fleet.places(now) > 0
-        and (demand := state.demands.take_due()) is not None
+        and (retry := state.retry_queue.take_due()) is not None
     ):
-        wanted = _wanted(state, demand)
+        wanted = _wanted(state, retry)
         if not wanted.size:
             continue
-        roster = state.roster_of(demand.samples.dataset)
-        member = roster.choose(now, failed_by=demand.failed_by)
-        if member is None:  # those that have places are of no use for it
-            put_off.append((demand, wanted))
+        eligible = state.eligible_for(retry.samples.dataset)
+        executor = eligible.choose(now, failed_by=retry.failed_by)
+        if executor is None:  # those that have places are of no use for it
+            put_off.append((retry, wanted))
             continue
-        places = roster.places(now)
-        share = 1 if demand.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
-        if demand.urgent:
-            wanted, share = _suspects_alone(state, demand, wanted, share)
-            room = urgent_room_for(state, demand.samples, share, now)
+        places = eligible.places(now)
+        share = 1 if retry.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
+        if retry.urgent:
+            wanted, share = _suspects_alone(state, retry, wanted, share)
+            room = urgent_room_for(state, retry.samples, share, now)
         else:
-            wanted, later_than_s = _soonest_first(state, demand, wanted, share)
-            room = room_for(state, demand.samples, share, later_than_s=later_than_s, now=now)
+            wanted, later_than_s = _soonest_first(state, retry, wanted, share)
+            room = room_for(state, retry.samples, share, later_than_s=later_than_s, now=now)
         if room:
-            request(state, member, demand.samples, wanted[:room], demand.job, now)
-        if room or demand.urgent:
-            state.demands.put_back(demand, wanted[room:])
+            request(state, executor, retry.samples, wanted[:room], retry.job, now)
+        if room or retry.urgent:
+            state.retry_queue.put_back(retry, wanted[room:])
         else:
-            _leave_to_lanes(state, demand, wanted)
-        lacks_room = not room and demand.urgent
-    for demand, wanted in reversed(put_off):
-        state.demands.put_back(demand, wanted)
+            _leave_to_lookahead(state, retry, wanted)
+        lacks_room = not room and retry.urgent
+    for retry, wanted in reversed(put_off):
+        state.retry_queue.put_back(retry, wanted)
     return not lacks_room
 
 
-def _wanted(state: State, demand: Demand) -> NDArray[np.int64]:
-    """What of a demand is still to be asked for; nothing, if nobody reads that dataset any more."""
-    samples = state.sets.get(demand.samples)
+def _wanted(state: State, retry: Retry) -> NDArray[np.int64]:
+    """What of a retry is still to be asked for; nothing, if nobody reads that dataset any more."""
+    samples = state.sets.get(retry.samples)
     if samples is None:
         return np.empty(0, dtype=np.int64)
-    wanted = samples.among(demand.indices, SampleState.ABSENT)
-    return wanted if state.wants(demand.samples.dataset) else wanted[:0]
+    wanted = samples.among(retry.indices, SampleState.ABSENT)
+    return wanted if state.wants(retry.samples.dataset) else wanted[:0]
 
 
 def _suspects_alone(
-    state: State, demand: Demand, wanted: NDArray[np.int64], share: int
+    state: State, retry: Retry, wanted: NDArray[np.int64], share: int
 ) -> tuple[NDArray[np.int64], int]:
     """First what has never failed; then, one by one, what has: it may have crashed its function."""
-    suspect = state.set_of(demand.samples).attempts[wanted] > 0
-    innocents = int(np.count_nonzero(~suspect))
-    return np.concatenate((wanted[~suspect], wanted[suspect])), min(share, innocents) if innocents else 1
+    suspect = state.set_of(retry.samples).attempts[wanted] > 0
+    untried = int(np.count_nonzero(~suspect))
+    return np.concatenate((wanted[~suspect], wanted[suspect])), min(share, untried) if untried else 1
 
 
-def _leave_to_lanes(state: State, demand: Demand, wanted: NDArray[np.int64]) -> None:
+def _leave_to_lookahead(state: State, retry: Retry, wanted: NDArray[np.int64]) -> None:
     """There is no room for a retry, since all that is there is needed sooner: look ahead to it again."""
-    job = state.jobs.get(demand.job)
+    job = state.jobs.get(retry.job)
     if job is not None:
-        position = job.low + int(next_use(demand.samples, wanted, job).min())
-        for lane in job.lanes.values():
-            lane.look_back(position)
-            state.crowding.lanes[job.name, lane.rank] = None
+        position = job.watermark + int(next_use(retry.samples, wanted, job).min())
+        for cursor in job.cursors.values():
+            cursor.look_back(position)
+            state.room_search.waiting[job.name, cursor.rank] = None
 
 
 def _soonest_first(
-    state: State, demand: Demand, wanted: NDArray[np.int64], share: int
+    state: State, retry: Retry, wanted: NDArray[np.int64], share: int
 ) -> tuple[NDArray[np.int64], float]:
     """What is wanted in the order of its next use, and the next use of the last that is asked for now."""
-    if fits(state, demand.samples, share):
+    if fits(state, retry.samples, share):
         return wanted, 0.0
-    job = state.jobs.get(demand.job)
-    uses_s = next_use_s(demand.samples, wanted, [job] if job is not None else state.jobs.values())
+    job = state.jobs.get(retry.job)
+    uses_s = next_use_s(retry.samples, wanted, [job] if job is not None else state.jobs.values())
     order = np.argsort(uses_s, kind="stable")
     return wanted[order], float(uses_s[order[share - 1]])
+
+
+def watch_spending(state: State, now: float) -> Spending:
+    """See how freely money may be spent now, and warn when that gets less."""
+    if state.ledger.capped:
+        warning = state.ledger.watch(state.in_flight, now)
+        if warning is not None:
+            state.actions.append(Warn(warning))
+    return state.ledger.spending
+
+
+def _refuse_retries(state: State, now: float) -> None:
+    """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
+    if state.samples_in_flight:
+        return
+    text = state.ledger.refusal()
+    while (retry := state.retry_queue.take_due()) is not None:
+        samples = state.sets.get(retry.samples)
+        if not retry.urgent or samples is None:
+            continue
+        refused = samples.among(retry.indices, SampleState.ABSENT)
+        if refused.size:
+            state.fail_for_a_while(retry.samples, refused, (text,) * refused.size, now, reason=SPENDING_CAP)
+
+
+def wake_times_s(state: State, now: float) -> Iterator[float]:
+    """All times at which something becomes due or possible by the passing of time alone; they lie ahead."""
+    for due_s in (
+        state.expiries[0][0] if state.expiries else None,
+        state.retry_queue.next_due_s,
+        state.leases.soonest_s(),
+        state.stragglers.next_late_s(),
+    ):
+        if due_s is not None:
+            yield due_s
+    for possible_s in _opportunities(state, now):
+        if possible_s is not None and possible_s > now:
+            yield possible_s
+
+
+def _opportunities(state: State, now: float) -> Iterator[float | None]:
+    waiting = state.retry_queue.waiting
+    if waiting or state.room_search.waiting:
+        yield state.room_search.over_at_s(state.events)
+        yield state.misses.next_expiry_s(now)
+    for eligible in state.fleet.groups:
+        if waiting or len(eligible.ready) or eligible.deferred:
+            yield from eligible.wake_times_s(now)
+        if eligible.deferred:
+            yield eligible.defer_until_s
+    if state.ledger.spending is not Spending.FREELY:
+        yield state.ledger.freely_at_s(now, state.in_flight)

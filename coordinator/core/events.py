@@ -1,7 +1,8 @@
-"""What can happen to the core: frozen events, array-valued where they speak of samples.
+"""What can happen to the core, and what it wants done: frozen, array-valued where they speak of samples.
 
-Each is handed to :meth:`superdl.coordinator.core.Core.handle` together with the time. ``indices`` are int64
-arrays of places in the catalog.
+An event is handed to :meth:`superdl.coordinator.core.Core.handle` with the time. The runtime carries out the
+actions that come back, and answers those that ask with events. ``indices`` are int64 arrays of places in the
+catalog.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from superdl.super_wire.request import Outcome
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SetKey
 
 __all__ = [
+    "CACHED",
+    "OUTCOME_ORDER",
+    "Action",
+    "Audit",
     "Audited",
     "BatchRead",
     "BatchesAsked",
@@ -27,17 +34,27 @@ __all__ = [
     "CacheReset",
     "CacheResized",
     "DatasetAdded",
+    "Drop",
     "Event",
     "ExecutorResized",
-    "ExecutorsUnfit",
+    "ExecutorsIneligible",
     "FailureKind",
     "JobClosed",
     "JobOpened",
+    "Prefetch",
+    "ReadBack",
     "RecordReadBack",
     "RequestDone",
     "RequestFailed",
     "Tick",
+    "Warn",
+    "WriteTombstones",
 ]
+
+OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
+"""Outcomes as small numbers: their places in this tuple."""
+
+CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +232,7 @@ class ExecutorResized:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorsUnfit:
+class ExecutorsIneligible:
     """These executors, by number, cannot produce the samples of a dataset: they see no files of this machine,
     or may not read the source. There is another that can.
     """
@@ -229,6 +246,74 @@ class Tick:
     """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
+
+    ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
+    request in flight for the same samples, which this one races; ``executor`` is the number of the one that
+    is to carry it out.
+    """
+
+    request_id: int
+    job: str
+    samples: SetKey
+    indices: NDArray[np.int64]
+    expires_in_s: float
+    hedge_of: int | None = None
+    executor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Ask the cache whether it holds these samples; answered by ``Audited``.
+
+    ``whole``: read each record to its end and check it, since a reader says that it is spoilt.
+    """
+
+    audit_id: int
+    samples: SetKey
+    indices: NDArray[np.int64]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Delete these samples' records; not answered."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTombstones:
+    """Write tombstones that expire, for ``reason``; not answered."""
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+    messages: tuple[str, ...]
+    expires_in_s: float
+    reason: str = "retries_spent"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Read a record that an executor has just written, and check it; answered by ``RecordReadBack``, or not
+    at all where it is not there.
+    """
+
+    samples: SetKey
+    index: int
+    executor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell people; not answered."""
+
+    message: str
+
+
 Event: TypeAlias = (
     Audited
     | BatchRead
@@ -239,7 +324,7 @@ Event: TypeAlias = (
     | CacheResized
     | DatasetAdded
     | ExecutorResized
-    | ExecutorsUnfit
+    | ExecutorsIneligible
     | JobClosed
     | JobOpened
     | RecordReadBack
@@ -247,3 +332,4 @@ Event: TypeAlias = (
     | RequestFailed
     | Tick
 )
+Action: TypeAlias = Audit | Drop | Prefetch | ReadBack | Warn | WriteTombstones

@@ -3,9 +3,8 @@
 The cheapest that has a place gets it. Where it has none, a request goes to the next one, unless it can wait:
 what is wanted later than the slow requests of both take is kept for the cheaper, so that the dearer gets what
 the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a while, and the
-next one takes their place; that is :mod:`superdl.coordinator.core.health`'s. Not every executor can produce
-every dataset: all this is asked of a *roster*, those that can. Where that is one alone, there is no choice,
-and nothing is set aside.
+next one takes their place. Not every executor can produce every dataset: all this is asked of the executors
+that are *eligible* for one. Where that is one alone, there is no choice, and nothing is set aside.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.concurrency import Concurrency
-from superdl.coordinator.core.deadlines import DeadlineQueue
-from superdl.coordinator.core.health import LONGEST_S, Health
-from superdl.coordinator.core.latency import LatencyModel
+from superdl.coordinator.core.queues import TimeQueue
+from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
+from superdl.coordinator.core.timing import LatencyModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from superdl.coordinator.core.deadlines import LaneKey
+    from superdl.coordinator.core.queues import CursorKey
 
-__all__ = ["Fleet", "Member", "Roster"]
+__all__ = ["EligibleExecutors", "ExecutorState", "Fleet"]
 
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
@@ -32,14 +30,14 @@ _UNKNOWN_LATE_S = 5.0
 
 
 @dataclass(slots=True)
-class Member:
+class ExecutorState:
     """One executor: how much it takes, how long it takes, and how it fares."""
 
     number: int
     name: str
     concurrency: Concurrency = field(default_factory=Concurrency)
     latency: LatencyModel = field(default_factory=LatencyModel)
-    health: Health = field(default_factory=Health)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
     samples_in_flight: int = 0
     """Of all its requests, those that race another included."""
@@ -66,41 +64,41 @@ class Member:
         return places
 
 
-class Roster:
-    """The executors that can produce a dataset, in order of preference, and the lanes that read such ones.
+class EligibleExecutors:
+    """The executors that can produce a dataset, in order of preference, and the ranks that read such ones.
 
     Attributes:
-        hungry: lanes that may have something to look ahead to.
-        patient: lanes that wait for a place at a cheaper executor.
-        hasty_s: when the first of those can wait no more.
+        ready: ranks that may have something to look ahead to.
+        deferred: ranks that wait for a place at a cheaper executor.
+        defer_until_s: when the first of those can wait no more.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = tuple(members)
-        self.hungry = DeadlineQueue()
-        self.patient: dict[LaneKey, None] = {}
-        self.hasty_s = math.inf
-        self._alone = len(self.members) == 1
+    def __init__(self, executors: Sequence[ExecutorState]) -> None:
+        self.executors = tuple(executors)
+        self.ready: TimeQueue[CursorKey] = TimeQueue()
+        self.deferred: dict[CursorKey, None] = {}
+        self.defer_until_s = math.inf
+        self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
         if self._alone:
-            return self.members[0].places(now)
-        return sum(max(0, self.places_of(member, now)) for member in self.members)
+            return self.executors[0].places(now)
+        return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
-    def places_of(self, member: Member, now: float) -> int:
+    def places_of(self, executor: ExecutorState, now: float) -> int:
         """How many more requests an executor may be given. One that was set aside is tried with a single
         one.
         """
-        places = member.places(now)
-        if self._alone or not member.health.doubtful:
+        places = executor.places(now)
+        if self._alone or not executor.breaker.tripped:
             return places
-        return 0 if now < self._aside_until_s(member) else min(places, 1 - member.in_flight)
+        return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
         """How many functions have nothing to do, of executors that may be asked."""
-        return sum(member.idle(now) for member in self.members if self.places_of(member, now) > 0)
+        return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
     def choose(
         self,
@@ -111,7 +109,7 @@ class Roster:
         samples: int = 1,
         other_than: int | None = None,
         failed_by: int | None = None,
-    ) -> Member | None:
+    ) -> ExecutorState | None:
         """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one.
 
         Args:
@@ -124,33 +122,33 @@ class Roster:
             failed_by: one that gets it only if no other is in good health.
         """
         if self._alone:
-            return self.members[0] if self.places(now) > 0 else None
-        free = [member for member in self.members if self.places_of(member, now) > 0]
-        if any(self._is_sound(member) for member in self.members if member.number != failed_by):
-            free = [member for member in free if member.number != failed_by]
+            return self.executors[0] if self.places(now) > 0 else None
+        free = [executor for executor in self.executors if self.places_of(executor, now) > 0]
+        if any(self._is_sound(executor) for executor in self.executors if executor.number != failed_by):
+            free = [executor for executor in free if executor.number != failed_by]
         if not free:
             return None
         if slack_s <= 0:  # a reader waits: nothing is to be tried with that
-            free = [member for member in free if self._is_sound(member)] or free
+            free = [executor for executor in free if self._is_sound(executor)] or free
         elif cheaper := self._cheaper(free[0]):
-            haste_s = self._haste_s(cheaper, free[0], samples)
-            if not soon if haste_s is None else slack_s > haste_s:
+            enough_s = self._deferrable_s(cheaper, free[0], samples)
+            if not soon if enough_s is None else slack_s > enough_s:
                 return None
-        return next((member for member in free if member.number != other_than), free[0])
+        return next((executor for executor in free if executor.number != other_than), free[0])
 
-    def hasty_in_s(self, now: float, *, slack_s: float, samples: int) -> float:
+    def deferral_ends_in_s(self, now: float, *, slack_s: float, samples: int) -> float:
         """In what time a request that :meth:`choose` lets wait does so no more; infinite if it waits for
         a place, whoever has one, or for answers.
         """
-        free = next((member for member in self.members if self.places_of(member, now) > 0), None)
-        haste_s = None if free is None else self._haste_s(self._cheaper(free), free, samples)
-        return math.inf if haste_s is None else slack_s - haste_s
+        free = next((executor for executor in self.executors if self.places_of(executor, now) > 0), None)
+        enough_s = None if free is None else self._deferrable_s(self._cheaper(free), free, samples)
+        return math.inf if enough_s is None else slack_s - enough_s
 
-    def stands_otherwise(self, now: float) -> bool:
+    def has_changed(self, now: float) -> bool:
         """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
         seen = tuple(
-            (self.places_of(member, now) > 0, self._is_sound(member), member.latency.known)
-            for member in self.members
+            (self.places_of(executor, now) > 0, self._is_sound(executor), executor.latency.known)
+            for executor in self.executors
         )
         changed = seen != self._seen
         self._seen = seen
@@ -160,59 +158,61 @@ class Roster:
         """How long slow requests take: waiting for one executor, and then another, where there are several;
         ``None`` before enough is known.
         """
-        times_s = [member.latency.quantile_s(samples, _SLOW) for member in self.members]
+        times_s = [executor.latency.quantile_s(samples, _SLOW) for executor in self.executors]
         known_s = [time_s for time_s in times_s if time_s is not None]
         return sum(known_s) if known_s else None
 
-    def late_s(self, member: Member, samples: int, quantile: float) -> float | None:
+    def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
         """When a request to an executor becomes a straggler; of one that has never answered, when it would be
         one at the slowest other, or after a while. ``None``: that cannot be said.
         """
-        late_s = member.latency.quantile_s(samples, quantile)
+        late_s = executor.latency.quantile_s(samples, quantile)
         if late_s is not None or self._alone:
             return late_s
-        others_s = [other.latency.quantile_s(samples, _SLOW) for other in self.members]
+        others_s = [other.latency.quantile_s(samples, _SLOW) for other in self.executors]
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
-    def can_turn_elsewhere(self, member: Member) -> bool:
+    def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
         """Whether another executor, in good health, could do the same."""
-        return any(self._is_sound(other) for other in self.members if other is not member)
+        return any(self._is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
         """When executors that take no more now may do so by the passing of time alone."""
-        for member in self.members:
-            if self.places_of(member, now) > 0:
+        for executor in self.executors:
+            if self.places_of(executor, now) > 0:
                 continue
-            aside_until_s = self._aside_until_s(member)
-            more_at_s = member.concurrency.more_at_s(now) if aside_until_s <= now else aside_until_s
+            open_until_s = self._open_until_s(executor)
+            more_at_s = executor.concurrency.more_at_s(now) if open_until_s <= now else open_until_s
             if more_at_s is not None:
                 yield more_at_s
 
-    def is_worth_waiting(self, free: Member) -> bool:
+    def has_cheaper(self, free: ExecutorState) -> bool:
         """Whether there is a cheaper executor than one that has a place, in good health."""
         return bool(self._cheaper(free))
 
-    def _cheaper(self, than: Member) -> list[Member]:
+    def _cheaper(self, than: ExecutorState) -> list[ExecutorState]:
         """Executors before that one that are worth waiting for."""
-        return [member for member in self.members[: self.members.index(than)] if self._is_sound(member)]
+        return [
+            executor for executor in self.executors[: self.executors.index(than)] if self._is_sound(executor)
+        ]
 
     @staticmethod
-    def _haste_s(cheaper: Sequence[Member], dearer: Member, samples: int) -> float | None:
+    def _deferrable_s(cheaper: Sequence[ExecutorState], dearer: ExecutorState, samples: int) -> float | None:
         """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
         there and, since it may come to nothing, here; ``None`` before enough is known.
         """
-        times_s = [member.latency.quantile_s(samples, _SLOW) for member in (*cheaper, dearer)]
+        times_s = [executor.latency.quantile_s(samples, _SLOW) for executor in (*cheaper, dearer)]
         known_s = [time_s for time_s in times_s if time_s is not None]
         return sum(known_s) if len(known_s) == len(times_s) else None
 
-    def _aside_until_s(self, member: Member) -> float:
+    def _open_until_s(self, executor: ExecutorState) -> float:
         """Until when an executor is left alone; not for long, where there is no better one."""
-        if self._alone or not member.health.doubtful:
+        if self._alone or not executor.breaker.tripped:
             return -math.inf
-        return member.health.aside_until_s(LONGEST_S if self.can_turn_elsewhere(member) else _NO_OTHER_S)
+        return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
 
-    def _is_sound(self, member: Member) -> bool:
-        return member.concurrency.capacity > 0 and (self._alone or not member.health.doubtful)
+    def _is_sound(self, executor: ExecutorState) -> bool:
+        return executor.concurrency.capacity > 0 and (self._alone or not executor.breaker.tripped)
 
 
 class Fleet:
@@ -223,45 +223,47 @@ class Fleet:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.members = tuple(Member(number, name) for number, name in enumerate(names))
-        self._rosters: dict[frozenset[int], Roster] = {frozenset(): Roster(self.members)}
+        self.executors = tuple(ExecutorState(number, name) for number, name in enumerate(names))
+        self._groups: dict[frozenset[int], EligibleExecutors] = {
+            frozenset(): EligibleExecutors(self.executors)
+        }
 
-    def roster(self, unfit: frozenset[int]) -> Roster:
+    def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
         """The executors but those of some numbers."""
-        found = self._rosters.get(unfit)
+        found = self._groups.get(ineligible)
         if found is None:
-            members = [member for member in self.members if member.number not in unfit]
-            found = self._rosters[unfit] = Roster(members)
+            executors = [executor for executor in self.executors if executor.number not in ineligible]
+            found = self._groups[ineligible] = EligibleExecutors(executors)
         return found
 
     @property
-    def rosters(self) -> Sequence[Roster]:
+    def groups(self) -> Sequence[EligibleExecutors]:
         """All that were asked for so far; that of all executors first."""
-        return tuple(self._rosters.values())
+        return tuple(self._groups.values())
 
     @property
     def capacity(self) -> int:
         """Requests that executors take at once at most."""
-        return sum(member.concurrency.capacity for member in self.members)
+        return sum(executor.concurrency.capacity for executor in self.executors)
 
     def limit(self, now: float) -> int:
         """Requests that they take at once now."""
-        return sum(member.concurrency.limit(now) for member in self.members)
+        return sum(executor.concurrency.limit(now) for executor in self.executors)
 
     def places(self, now: float) -> int:
         """How many more requests may be made, for what most can be made for."""
-        return max(roster.places(now) for roster in self._rosters.values())
+        return max(eligible.places(now) for eligible in self._groups.values())
 
     def idle(self, now: float) -> int:
         """How many functions have nothing to do, of those that may be asked."""
-        return max(roster.idle(now) for roster in self._rosters.values())
+        return max(eligible.idle(now) for eligible in self._groups.values())
 
-    def soonest(self, now: float) -> tuple[Roster, float] | None:
-        """The roster with a place whose hungry lane has the earliest deadline, and that deadline."""
+    def soonest(self, now: float) -> tuple[EligibleExecutors, float] | None:
+        """Whose ready rank has the earliest deadline, of those with a place, and that deadline."""
         found = None
-        for roster in self._rosters.values():
-            deadline_s = roster.hungry.soonest_s()
-            if deadline_s is None or (found and deadline_s >= found[1]) or roster.places(now) <= 0:
+        for eligible in self._groups.values():
+            deadline_s = eligible.ready.soonest_s()
+            if deadline_s is None or (found and deadline_s >= found[1]) or eligible.places(now) <= 0:
                 continue
-            found = roster, deadline_s
+            found = eligible, deadline_s
         return found

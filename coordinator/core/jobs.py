@@ -1,8 +1,8 @@
-"""Jobs and their lanes: where every rank stands in its plan, and how fast it goes.
+"""Jobs and their ranks: where every rank stands in its plan, and how fast it goes.
 
 Batches are counted by *absolute position*: epoch times batches per epoch plus position in the epoch, so that
-looking ahead crosses epochs without a seam. What is done about a lane is
-:mod:`superdl.coordinator.core.core`'s.
+looking ahead crosses epochs without a seam. What is done about a rank stands in
+:mod:`superdl.coordinator.core.ranks`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core.journal import NOTES_PER_LANE
+from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.stalls import JobStalls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.journal import LaneNote
-    from superdl.coordinator.core.pace import Pace
+    from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core.timing import Pace
 
-__all__ = ["Ahead", "Job", "JobCounters", "Lane", "LaneSpan"]
+__all__ = ["Ahead", "Cursor", "CursorSpan", "Job", "JobCounters"]
 
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
@@ -60,8 +59,8 @@ class JobCounters:
     read_bytes: int = 0
 
 
-class LaneSpan(NamedTuple):
-    """The batches of a lane from ``start`` to before ``stop``, in absolute positions."""
+class CursorSpan(NamedTuple):
+    """The batches of a rank from ``start`` to before ``stop``, in absolute positions."""
 
     job: str
     rank: int
@@ -70,7 +69,7 @@ class LaneSpan(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What was absent when a lane looked at the batches from ``start`` to before ``stop``."""
+    """What was absent when a rank looked at the batches from ``start`` to before ``stop``."""
 
     start: int
     stop: int
@@ -79,18 +78,18 @@ class Ahead(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lane:
-    """One rank of a job.
+class Cursor:
+    """Where one rank stands in its job's plan.
 
-    All before ``low`` has been read; all before ``frontier`` has been looked at, and what was absent of it
-    stands in ``pending`` (by position) or has been asked for; all before ``asked`` is known to the sampler.
-    ``caution`` says how much farther than needed it looks ahead: more after each stall, less and less
-    without one.
+    All before ``watermark`` has been read. All before ``lookahead`` has been looked at, and what was absent
+    of it stands in ``pending`` (by position) or was requested. All before ``asked`` is known to the sampler.
+    ``caution`` says how much farther than needed it looks ahead: more after each stall, less and less without
+    one.
     """
 
     rank: int
-    low: int
-    frontier: int
+    watermark: int
+    lookahead: int
     asked: int
     yielded: int
     last_seen_s: float
@@ -106,13 +105,13 @@ class Lane:
     lapsed: bool = False
     """It has shown no sign of life lately."""
     wanted_bytes: int = 0
-    notes: deque[LaneNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_LANE))
+    notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
     pending: deque[Ahead] = field(default_factory=deque)
 
     def seek(self, position: int, now: float) -> None:
-        """The sampler went elsewhere: all plans for this lane begin anew at ``position``."""
-        self.low = self.frontier = self.asked = self.yielded = self.counted = position
+        """The sampler went elsewhere: all plans for this rank begin anew at ``position``."""
+        self.watermark = self.lookahead = self.asked = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()
         self.last_read_s = now
@@ -121,13 +120,13 @@ class Lane:
 
     def look_again(self) -> None:
         """What was looked at may not be there any more: look at all of it again."""
-        self.frontier = self.low
+        self.lookahead = self.watermark
         self.pending.clear()
 
     def look_back(self, position: int) -> None:
         """Something was lost that is wanted at ``position``: look again from there on."""
-        if self.low <= position < self.frontier:
-            self.frontier = position
+        if self.watermark <= position < self.lookahead:
+            self.lookahead = position
             self.pending = deque(ahead for ahead in self.pending if ahead.start < position)
 
     def put(self, ahead: Ahead) -> None:
@@ -146,26 +145,26 @@ class Lane:
             if stalled
             else max(1.0, self.caution * _CAUTION_DOWN)
         )
-        if position < self.low:
+        if position < self.watermark:
             return
-        before = self.low
+        before = self.watermark
         self.read_ahead.add(position)
-        if max(self.read_ahead) - self.low > _GAP_BATCHES:  # a report was lost: do not wait for it
-            self.low = min(self.read_ahead)
-        while self.low in self.read_ahead:
-            self.read_ahead.discard(self.low)
-            self.low += 1
-        if self.low > before:
-            self.pace.read(self.low - before, now, stalled=stalled)
+        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost: do not wait for it
+            self.watermark = min(self.read_ahead)
+        while self.watermark in self.read_ahead:
+            self.read_ahead.discard(self.watermark)
+            self.watermark += 1
+        if self.watermark > before:
+            self.pace.read(self.watermark - before, now, stalled=stalled)
             self.last_read_s = now
-            self.frontier = max(self.frontier, self.low)
+            self.lookahead = max(self.lookahead, self.watermark)
 
     def skip_to(self, position: int) -> None:
         """All before ``position`` is done with, whether or not it was reported as read."""
-        if position > self.low:
-            self.low = position
+        if position > self.watermark:
+            self.watermark = position
             self.read_ahead = {read for read in self.read_ahead if read >= position}
-            self.frontier = max(self.frontier, position)
+            self.lookahead = max(self.lookahead, position)
 
     @property
     def interval_s(self) -> float:
@@ -175,11 +174,11 @@ class Lane:
     @property
     def next_ahead(self) -> int:
         """The first position that is not known to be seen to."""
-        return max(self.pending[0].start if self.pending else self.frontier, self.low)
+        return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
         """When the job will want the first batch that is not known to be seen to."""
-        return self.last_read_s + (self.next_ahead - self.low) * self.interval_s
+        return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
 
 
 @dataclass(slots=True)
@@ -190,7 +189,7 @@ class Job:
     dataset: bytes
     random: bool
     plan: Plan
-    lanes: dict[int, Lane] = field(default_factory=dict)
+    cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
     lapsed: bool = False
@@ -210,22 +209,22 @@ class Job:
 
     def lapsed_changed(self) -> None:
         """A rank has fallen silent, or come back."""
-        self.lapsed = all(lane.lapsed for lane in self.lanes.values())
+        self.lapsed = all(cursor.lapsed for cursor in self.cursors.values())
 
     @property
-    def _living(self) -> list[Lane]:
+    def _living(self) -> list[Cursor]:
         """The ranks that show signs of life; all, if none does."""
-        return [lane for lane in self.lanes.values() if lane.lapsed == self.lapsed]
+        return [cursor for cursor in self.cursors.values() if cursor.lapsed == self.lapsed]
 
     @property
-    def low(self) -> int:
+    def watermark(self) -> int:
         """Absolute position of the slowest rank."""
-        return min(lane.low for lane in self._living)
+        return min(cursor.watermark for cursor in self._living)
 
     @property
     def interval_s(self) -> float:
         """Time between two batches of the fastest rank."""
-        return min(lane.interval_s for lane in self._living)
+        return min(cursor.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out.
@@ -235,7 +234,9 @@ class Job:
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S
-        places = batches + self.low
-        for low, end in {(lane.low, max(lane.yielded, lane.low + 1)) for lane in self._living}:
+        places = batches + self.watermark
+        for low, end in {
+            (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living
+        }:
             seconds[(places >= low) & (places < end)] = 0.0
         return seconds

@@ -1,14 +1,16 @@
-"""What happened lately, for people who ask about one batch: short notes, kept while there is room.
+"""What is kept for people: what happened to a batch, why readers had to wait, whether the cache thrashes.
 
-Notes are of lanes (a page was given out, batches were looked at, a reader missed or read one) and of requests
-(their samples say which batches they were for). Nothing is decided by them.
+Nothing is decided by it. Notes are kept while there is room: of ranks (a page was given out, batches were
+looked at, a reader missed or read one) and of requests (their samples say which batches they were for). What
+the figures mean is worked out in :mod:`superdl.coordinator.core.diagnosis`.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,16 +20,39 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.events import RequestDone
+    from superdl.coordinator.core.queues import BatchPlace
     from superdl.coordinator.core.samples import SetKey
 
-__all__ = ["Kind", "LaneNote", "RequestNote", "RequestNotes", "history"]
+__all__ = [
+    "NOTES_PER_RANK",
+    "RECENT_STALLS",
+    "BatchNote",
+    "Cause",
+    "JobStalls",
+    "NoteKind",
+    "RequestNote",
+    "RequestNotes",
+    "Stall",
+    "Stalls",
+    "Thrash",
+    "Work",
+    "history",
+]
 
-NOTES_PER_LANE = 256
+NOTES_PER_RANK = 256
 _REQUESTS = 4096
+RECENT_STALLS = 1024
+"""So many stalls of a job are remembered one by one; all are in its totals."""
+_WAITS_MAX = 8192
+_HALF_LIFE_S = 60.0
+_SHARE_HIGH = 0.02
+_SHARE_LOW = 0.01
+_SAMPLES_LEAST = 500.0
 
 
-class Kind(enum.Enum):
-    """What can happen to the batches of a lane, in words; ``{}`` is the note's number."""
+class NoteKind(enum.Enum):
+    """What can happen to the batches of a rank, in words; ``{}`` is the note's number."""
 
     PLANNED = "the sampler was told of it"
     LOOKED = "looked ahead to it, with its neighbours: {} samples were absent"
@@ -35,11 +60,11 @@ class Kind(enum.Enum):
     READ = "read, {} samples at the first attempt"
 
 
-class LaneNote(NamedTuple):
+class BatchNote(NamedTuple):
     """Something happened to the batches from ``start`` to before ``stop``, in absolute positions."""
 
     at_s: float
-    kind: Kind
+    kind: NoteKind
     start: int
     stop: int
     number: int = 0
@@ -90,13 +115,11 @@ class RequestNotes:
 
 
 def history(
-    lane_notes: Iterable[LaneNote], requests: Iterable[tuple[RequestNote, int]], place: int
+    notes: Iterable[BatchNote], requests: Iterable[tuple[RequestNote, int]], place: int
 ) -> list[tuple[float, str]]:
     """What happened to the batch at an absolute position: times and words, oldest first."""
     told = [
-        (note.at_s, note.kind.value.format(note.number))
-        for note in lane_notes
-        if note.start <= place < note.stop
+        (note.at_s, note.kind.value.format(note.number)) for note in notes if note.start <= place < note.stop
     ]
     for note, named in requests:
         why = f", racing request {note.hedge_of}" if note.hedge_of is not None else ""
@@ -106,3 +129,170 @@ def history(
         if note.ended_s is not None:
             told.append((note.ended_s, f"request {note.number} ended: {note.ending}"))
     return sorted(told, key=lambda entry: entry[0])
+
+
+class Cause(enum.Enum):
+    """Why a batch was late; the value goes to users."""
+
+    COLD_START = "cold_start"
+    """Functions were starting, or the job itself: nothing can be ahead of its first batches."""
+    THROTTLE = "throttle"
+    """Executors took fewer requests at once than they have functions."""
+    SOURCE = "source"
+    """Functions were at work, and waited for objects more than they decoded."""
+    DECODE = "decode"
+    """Functions were at work, decoding most of the time."""
+    RETRY = "retry"
+    """Its samples had failed and waited for another attempt."""
+    CACHE_MEMORY = "cache_memory"
+    """The cache had no room for its samples, or had lost them."""
+    SPENDING = "spending"
+    """Near a cap on spending only what a reader waits for is produced."""
+    LATE_PLANNING = "late_planning"
+    """Functions had nothing to do, and yet its samples had not been asked for."""
+    UNKNOWN = "unknown"
+    """The report of its first miss was lost."""
+
+
+class Stall(NamedTuple):
+    """A batch that a reader waited for, by rank, epoch and position; ``wait_us`` between its attempts."""
+
+    rank: int
+    epoch: int
+    position: int
+    cause: Cause
+    wait_us: int
+
+
+@dataclass(slots=True)
+class Work:
+    """What functions have answered for a dataset so far."""
+
+    answers: int = 0
+    cold_starts: int = 0
+    throttled: int = 0
+    fetch_us: int = 0
+    decode_us: int = 0
+    duration_us: int = 0
+
+    def add(self, answer: RequestDone) -> None:
+        """A function has answered."""
+        self.answers += 1
+        self.cold_starts += answer.cold_start
+        self.fetch_us += answer.fetch_us
+        self.decode_us += answer.decode_us
+        self.duration_us += answer.duration_us
+
+    def since(self, earlier: Work) -> Work:
+        """What came after ``earlier``."""
+        return Work(
+            self.answers - earlier.answers,
+            self.cold_starts - earlier.cold_starts,
+            self.throttled - earlier.throttled,
+            self.fetch_us - earlier.fetch_us,
+            self.decode_us - earlier.decode_us,
+            self.duration_us - earlier.duration_us,
+        )
+
+    @property
+    def waits_for_the_source(self) -> bool:
+        """Whether the source is what keeps functions from more. They fetch several objects at once, so that
+        the sum of those times alone says little: decoding must leave them half of their time too.
+        """
+        return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
+
+
+@dataclass(slots=True)
+class JobStalls:
+    """A job's stalls: how many and how long by cause, and the newest one by one."""
+
+    batches: dict[Cause, int] = field(default_factory=dict)
+    wait_us: dict[Cause, int] = field(default_factory=dict)
+    recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=RECENT_STALLS))
+
+    def add(self, stall: Stall) -> None:
+        """Count a stall."""
+        self.batches[stall.cause] = self.batches.get(stall.cause, 0) + 1
+        self.wait_us[stall.cause] = self.wait_us.get(stall.cause, 0) + stall.wait_us
+        self.recent.append(stall)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstMiss:
+    """What was known when a reader missed samples of a batch for the first time.
+
+    ``cause`` is set where that alone decides.
+    """
+
+    cause: Cause | None
+    work: Work
+
+
+@dataclass(slots=True)
+class Stalls:
+    """Batches that readers wait for now, the oldest first, and the work of functions by dataset."""
+
+    waits: dict[BatchPlace, _FirstMiss] = field(default_factory=dict)
+    works: dict[bytes, Work] = field(default_factory=dict)
+
+    def work_for(self, dataset: bytes) -> Work:
+        """What functions have answered for a dataset."""
+        return self.works.setdefault(dataset, Work())
+
+    def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
+        """A reader misses samples of a batch for the first time."""
+        if len(self.waits) >= _WAITS_MAX:  # of readers that never told the end
+            del self.waits[next(iter(self.waits))]
+        self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
+
+    def record_lost(self, place: BatchPlace) -> None:
+        """The cache does not hold what was believed to be there for a reader."""
+        first = self.waits.get(place)
+        if first is not None and first.cause is None:
+            self.waits[place] = replace(first, cause=Cause.CACHE_MEMORY)
+
+
+@dataclass(slots=True)
+class _Fading:
+    """What jobs came to need of a dataset lately, and how much of it had been dropped before."""
+
+    needed: float = 0.0
+    again: float = 0.0
+    at_s: float = -math.inf
+    thrashing: bool = False
+
+    def note(self, needed: int, again: int, now: float) -> bool:
+        """Whether that begins to be thrash."""
+        fading = 0.5 ** ((now - self.at_s) / _HALF_LIFE_S)
+        self.needed, self.again = self.needed * fading + needed, self.again * fading + again
+        self.at_s = now
+        enough = self.needed >= _SAMPLES_LEAST
+        begins = not self.thrashing and again > 0 and enough and self.again > _SHARE_HIGH * self.needed
+        self.thrashing = begins or (self.thrashing and enough and self.again > _SHARE_LOW * self.needed)
+        return begins
+
+
+@dataclass(slots=True)
+class Thrash:
+    """How much of what jobs come to need had been dropped before; what is long ago counts less and less."""
+
+    reproduced_samples: int = 0
+    """Since the start, those of random recipes included."""
+    _datasets: dict[bytes, _Fading] = field(default_factory=dict)
+
+    def needed(self, dataset: bytes, samples: int, now: float) -> None:
+        """A job has come to samples of a dataset, whether or not they are there."""
+        self._datasets.setdefault(dataset, _Fading()).note(samples, 0, now)
+
+    def produced_again(self, dataset: bytes, samples: int, now: float) -> bool:
+        """Samples are asked for that were dropped before; whether that begins to be thrash."""
+        return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
+
+    def forget(self) -> None:
+        """Other jobs are there than were: whether those thrash is to be seen."""
+        self._datasets.clear()
+
+    @property
+    def thrashing(self) -> bool:
+        """Whether any dataset's samples are dropped and produced again."""
+        return any(dataset.thrashing for dataset in self._datasets.values())

@@ -4,6 +4,8 @@ What functions cost is kept by dataset, since any job may use what was produced 
 costs are split over its jobs in proportion to the samples that each has read; before anything is read, in
 proportion to what was produced for each. What costs by the hour is split evenly over the jobs that are
 there. So shares move while jobs read, and their sum is always what was spent.
+
+What is paid for is kept apart from the start (:class:`Costs`), so that nobody has to work it out again.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from superdl.coordinator.core.prices import Prices
+    from superdl.coordinator.core.settings import Prices
 
-__all__ = ["NOBODY", "UNPRICED_REQUESTS", "Ledger", "Spending"]
+__all__ = ["NOBODY", "UNPRICED_REQUESTS", "Costs", "Ledger", "Spending"]
 
 NOBODY = ""
 """Bears what was spent while no job was there, or for jobs beyond number."""
@@ -33,6 +35,7 @@ _SOFT_SHARE = 0.9
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
+_WARN_EVERY_S = 300.0
 UNPRICED_REQUESTS = 4
 """So many requests at most are in flight at an executor before the first bill, where money is capped."""
 
@@ -48,10 +51,48 @@ class Spending(enum.StrEnum):
 
 
 @dataclass(slots=True)
+class Costs:
+    """US dollars by what is paid for; a field ``x`` is the counter ``super_x_total`` of :meth:`counters`.
+
+    ``functions_usd``: invocations and their memory times duration; ``source_requests_usd``: GETs;
+    ``transfer_usd``: bytes out of the source, into the cache and out of it; ``cache_usd`` and
+    ``coordinator_usd``: by the hour, used or not; ``trainers_usd``: training machines, which no coordinator
+    knows of and a bill adds; ``earlier_usd``: what coordinators before this one have spent, in one sum.
+    """
+
+    functions_usd: float = 0.0
+    source_requests_usd: float = 0.0
+    transfer_usd: float = 0.0
+    cache_usd: float = 0.0
+    coordinator_usd: float = 0.0
+    trainers_usd: float = 0.0
+    earlier_usd: float = 0.0
+
+    def add(self, other: Costs, share: float = 1.0) -> None:
+        """Add a share of other costs; a negative one takes them away."""
+        self.functions_usd += share * other.functions_usd
+        self.source_requests_usd += share * other.source_requests_usd
+        self.transfer_usd += share * other.transfer_usd
+        self.cache_usd += share * other.cache_usd
+        self.coordinator_usd += share * other.coordinator_usd
+        self.trainers_usd += share * other.trainers_usd
+        self.earlier_usd += share * other.earlier_usd
+
+    def counters(self) -> dict[str, float]:
+        """The costs under the names of metrics."""
+        return {f"super_{name}_total": getattr(self, name) for name in self.__slots__}
+
+    @property
+    def usd(self) -> float:
+        """All of them together."""
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(slots=True)
 class _Pool:
     """The costs of one dataset, and who has what part in them."""
 
-    usd: float = 0.0
+    costs: Costs = field(default_factory=Costs)
     used: dict[str, int] = field(default_factory=dict)
     produced: dict[str, int] = field(default_factory=dict)
     used_total: int = 0
@@ -82,12 +123,17 @@ class Ledger:
         self._prices = tuple(prices)
         self._billed = any(each.billed for each in prices)
         self._hour_usd = sum(each.hour for each in prices)
+        self._coordinator_share = sum(each.coordinator_hour for each in prices) / (self._hour_usd or 1.0)
         self._record_gb_usd = max(each.record_gb for each in prices)
-        self._max_usd = max_usd
+        self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
+        self.capped = min(max_usd, max_usd_per_hour) < math.inf
+        self.spending = Spending.FREELY
+        """How freely money may be spent, when that was looked at last."""
+        self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
-        self._own: dict[str, float] = {NOBODY: spent_usd} if spent_usd else {}
+        self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
         """What each job bears alone: its hours, once it has ended, and its reading."""
         self._present: dict[str, float] = {}
         self._hours_usd = 0.0
@@ -115,7 +161,12 @@ class Ledger:
         if self._present:
             self._hours_usd += usd / len(self._present)
         else:
-            self._own[NOBODY] = self._own.get(NOBODY, 0.0) + usd
+            self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
+
+    def _hours(self, usd: float) -> Costs:
+        """What is paid by the hour, taken apart."""
+        coordinator_usd = usd * self._coordinator_share
+        return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
     def joined(self, job: str) -> None:
         """A job is there."""
@@ -126,7 +177,7 @@ class Ledger:
         since = self._present.pop(job, None)
         if since is not None:
             name = job if len(self._own) < _JOBS_MAX else NOBODY
-            self._own[name] = self._own.get(name, 0.0) + self._hours_usd - since
+            self._own.setdefault(name, Costs()).add(self._hours(self._hours_usd - since))
 
     def invoked(
         self,
@@ -141,15 +192,15 @@ class Ledger:
     ) -> float:
         """A function was invoked; returns what that cost."""
         prices = self._prices[executor]
-        usd = (
-            prices.invocation
-            + prices.gb_s * gb_s
-            + prices.source_request * source_requests
-            + prices.source_gb * source_bytes / _GB
-            + prices.record_gb * record_bytes / _GB
-        )
+        functions_usd = prices.invocation + prices.gb_s * gb_s
+        gets_usd = prices.source_request * source_requests
+        fetched_usd, pushed_usd = prices.source_gb * source_bytes / _GB, prices.record_gb * record_bytes / _GB
+        usd = functions_usd + gets_usd + fetched_usd + pushed_usd
         if usd:
-            self._pools.setdefault(dataset, _Pool()).usd += usd
+            costs = self._pools.setdefault(dataset, _Pool()).costs
+            costs.functions_usd += functions_usd
+            costs.source_requests_usd += gets_usd
+            costs.transfer_usd += fetched_usd + pushed_usd
             self._count(usd, now)
         known_usd = self._request_usd[executor]
         self._request_usd[executor] += (usd - known_usd) * (_SMOOTHING if self._bills[executor] else 1.0)
@@ -178,15 +229,25 @@ class Ledger:
         pool.used_total += samples
         usd = self._record_gb_usd * size_bytes / _GB
         if usd:
-            self._own[name] = self._own.get(name, 0.0) + usd
+            self._own.setdefault(name, Costs()).transfer_usd += usd
             self._count(usd, now)
 
-    def job_usd(self, job: str) -> float:
+    def job_costs(self, job: str) -> Costs:
         """What a job, open or ended, has to bear until now."""
-        usd = self._own.get(job, 0.0)
+        costs = replace(self._own.get(job, Costs()))
         if job in self._present:
-            usd += self._hours_usd - self._present[job]
-        return usd + sum(pool.usd * pool.share(job) for pool in self._pools.values())
+            costs.add(self._hours(self._hours_usd - self._present[job]))
+        for pool in self._pools.values():
+            if share := pool.share(job):
+                costs.add(pool.costs, share)
+        return costs
+
+    def total_costs(self) -> Costs:
+        """What was spent until now, by whomever."""
+        total = Costs()
+        for job in self.jobs():
+            total.add(self.job_costs(job))
+        return total
 
     def jobs(self) -> set[str]:
         """All that bear anything."""
@@ -200,10 +261,35 @@ class Ledger:
         self._expire(now)
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
-    def spending(self, in_flight: Sequence[tuple[int, int]]) -> Spending:
-        """How freely money may be spent, while so many requests and samples are in flight, by executor, which
-        count as paid for.
+    def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
+        """See how freely money may be spent, while so many requests and samples are in flight, by executor,
+        which count as paid for; what people need to know when that gets less.
         """
+        if not self.capped:
+            return None
+        self.spending = self._freedom(in_flight)
+        if self.spending is Spending.FREELY or now < self._warn_again_s:
+            return None
+        if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
+            return None  # it may turn out cheaper
+        self._warn_again_s = now + _WARN_EVERY_S
+        spent = f"{self.total_usd:.4f} USD of max_usd {self._max_usd:g} are spent"
+        if self.spending is Spending.STOPPED:
+            return f"{spent}, and a request more might pass the cap: nothing more is produced"
+        return (
+            f"{spent}, and a cap (the other is max_usd_per_hour {self._max_usd_per_hour:g}) is near: only "
+            "what readers wait for is produced"
+        )
+
+    def refusal(self) -> str:
+        """Why a reader gets nothing more at the hard cap, and how to go on."""
+        return (
+            f"{self.total_usd:.4f} USD are spent on this cache, by coordinators before a restart too, and "
+            f"max_usd is {self._max_usd:g}, which a request more might pass: to go on, start the coordinator "
+            "with a higher one (--max-usd, SUPER_MAX_USD)"
+        )
+
+    def _freedom(self, in_flight: Sequence[tuple[int, int]]) -> Spending:
         committed_usd = self.committed_usd(in_flight)
         expected_usd = self.total_usd + committed_usd
         next_usd = max(map(self._each_usd, range(len(self._prices))))

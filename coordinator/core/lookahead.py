@@ -1,4 +1,4 @@
-"""How far a lane looks ahead, and what it finds there that must be asked for."""
+"""How far a rank looks ahead, and what it finds there that must be asked for."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core.auditing import audit
-from superdl.coordinator.core.jobs import Ahead, LaneSpan
-from superdl.coordinator.core.journal import Kind, LaneNote
+from superdl.coordinator.core.jobs import Ahead, CursorSpan
+from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.jobs import Job, Lane
+    from superdl.coordinator.core.jobs import Cursor, Job
     from superdl.coordinator.core.state import State
 
 __all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
@@ -27,85 +27,85 @@ LEAST_BATCHES = 2
 """Beyond what the sampler has given out, so much is looked ahead at the least."""
 
 
-def window_end(state: State, job: Job, lane: Lane) -> int:
+def window_end(state: State, job: Job, cursor: Cursor) -> int:
     """Where looking ahead ends: as many batches ahead as the job will read while a slow request is answered
-    (Little's law), bounded by settings and by this lane's share of the budget.
+    (Little's law), bounded by settings and by this rank's share of the budget.
 
     It is beyond what the sampler has given out, for which readers wait, however long the reports of reading
     stay away.
     """
-    epoch, _ = job.epoch_and_position(lane.frontier)
+    epoch, _ = job.epoch_and_position(cursor.lookahead)
     batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
-    wanted = batches_wanted(state, job, lane, caution=lane.caution)
-    state.want(lane, int(wanted * batch_bytes))
+    wanted = batches_wanted(state, job, cursor, caution=cursor.caution)
+    state.want(cursor, int(wanted * batch_bytes))
     scarcity = WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
-    return max(lane.low + share_of(wanted, scarcity), lane.yielded + LEAST_BATCHES)
+    return max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
 
 
 def share_of(batches: int, scarcity: float) -> int:
-    """How many of the batches that a lane would look ahead there is room for."""
+    """How many of the batches that a rank would look ahead there is room for."""
     return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
-def _stride(lane: Lane, end: int) -> int:
+def _stride(cursor: Cursor, end: int) -> int:
     """Looking at several batches at once is much cheaper: a few are left until there are more."""
-    return max(1, min(_SPAN_BATCHES, (end - lane.low) // _STRIDE_SHARE))
+    return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
-def batches_wanted(state: State, job: Job, lane: Lane, *, caution: float) -> int:
+def batches_wanted(state: State, job: Job, cursor: Cursor, *, caution: float) -> int:
     """Batches that the job will read in the time of a slow request, with some to spare, but no more than are
     allowed; that many without measurements.
     """
     samples = min(state.settings.request_samples, job.plan.batch_size)
-    slow_s = state.roster_of(job.dataset).slow_s(samples)
+    slow_s = state.eligible_for(job.dataset).slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
-    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / lane.interval_s)
+    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / cursor.interval_s)
     return min(state.settings.lookahead_batches, needed)
 
 
-def find_absent(state: State, job: Job, lane: Lane, now: float) -> Ahead | None:
-    """The next absent samples in the lane's window, removed from the lane; ``None`` if all is seen to.
+def find_absent(state: State, job: Job, cursor: Cursor, now: float) -> Ahead | None:
+    """The next absent samples in the rank's window, removed from the rank; ``None`` if all is seen to.
 
-    The frontier moves over what is resident or on its way. What nobody has asked the cache about is
-    audited first, and returns to the lane if it is absent.
+    The look-ahead moves over what is resident or on its way. What nobody has asked the cache about is
+    audited first, and returns to the rank if it is absent.
     """
     while True:
-        epoch = job.epoch_and_position(lane.frontier)[0]
-        is_read = epoch == job.epoch_and_position(lane.low)[0]
+        epoch = job.epoch_and_position(cursor.lookahead)[0]
+        is_read = epoch == job.epoch_and_position(cursor.watermark)[0]
         if not state.admits(job.samples_of(epoch), waited_for=is_read):
-            state.crowding.lanes[job.name, lane.rank] = None
+            state.room_search.waiting[job.name, cursor.rank] = None
             return None
-        while lane.pending:
-            ahead = lane.pending.popleft()
-            if ahead.stop > lane.low:  # else it was read without us
+        while cursor.pending:
+            ahead = cursor.pending.popleft()
+            if ahead.stop > cursor.watermark:  # else it was read without us
                 absent = state.set_of(ahead.samples).among(ahead.indices, SampleState.ABSENT)
                 if absent.size:
                     return ahead._replace(indices=absent)
-        end = window_end(state, job, lane)
-        room = end - lane.frontier
-        given_out = lane.frontier < lane.yielded + LEAST_BATCHES  # readers may wait for it
-        if room <= 0 or (room < _stride(lane, end) and not given_out):
+        end = window_end(state, job, cursor)
+        room = end - cursor.lookahead
+        given_out = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may wait for it
+        if room <= 0 or (room < _stride(cursor, end) and not given_out):
             return None
-        epoch, position = job.epoch_and_position(lane.frontier)
+        epoch, position = job.epoch_and_position(cursor.lookahead)
         # The first batches one by one, since the deadlines of a span are that of its first batch.
-        batches = 1 if lane.frontier - lane.low < LEAST_BATCHES else _SPAN_BATCHES
-        stop = min(position + min(batches, end - lane.frontier), job.plan.batches_per_epoch)
-        span = job.plan.span(epoch, position, stop, lane.rank)
+        batches = 1 if cursor.lookahead - cursor.watermark < LEAST_BATCHES else _SPAN_BATCHES
+        stop = min(position + min(batches, end - cursor.lookahead), job.plan.batches_per_epoch)
+        span = job.plan.span(epoch, position, stop, cursor.rank)
         key = job.samples_of(epoch)
         samples = state.set_of(key)
         indices = state.unique(span.indices) if span.padding.any() else span.indices
         states = samples.state[indices]
-        if lane.frontier >= lane.counted:
+        if cursor.lookahead >= cursor.counted:
             job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())
-            lane.counted = lane.frontier + stop - position
+            cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        start, lane.frontier = lane.frontier, lane.frontier + stop - position
+        start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = indices[states == SampleState.ABSENT]
-        lane.pending.append(Ahead(start, lane.frontier, key, absent))
-        lane.notes.append(LaneNote(now, Kind.LOOKED, start, lane.frontier, absent.size))
-        asker = LaneSpan(job.name, lane.rank, start, lane.frontier)
-        if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this lane too
-            state.passers.setdefault(key, {})[job.name, lane.rank] = None
+        cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
+        cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
+        asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
+        if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this rank too
+            state.audit_watchers.setdefault(key, {})[job.name, cursor.rank] = None
         audit(state, key, samples.to_check(indices), asker)

@@ -1,6 +1,12 @@
-"""Makes requests, and the rivals of those that take too long; every request in flight comes from here.
+"""The story of a request, up to its answer: it is made, may be raced by a second one, lands and is paid.
 
-Which samples, how many of them and when is decided in :mod:`superdl.coordinator.core.dispatching`.
+Every request in flight comes from here. Which samples it carries, how many and when is decided in
+:mod:`superdl.coordinator.core.dispatching`; what becomes of them in :mod:`superdl.coordinator.core.results`.
+
+A straggler takes longer than nearly all do; a second request for the same samples races it. The first answer
+wins; what the other one brings changes nothing but the account (Dean and Barroso, "The Tail at Scale", 2013).
+Hedges are made where a function is idle or a reader waits, and never more of them than a share of all
+requests.
 """
 
 from __future__ import annotations
@@ -10,28 +16,61 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.actions import Prefetch, Warn
-from superdl.coordinator.core.hedging import stragglers_to_race
+from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
+from superdl.coordinator.core.events import CACHED, Prefetch, Warn
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.journal import RequestNote
-from superdl.coordinator.core.needing import needed_bytes, thrash_text
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import RequestInFlight
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, RequestDone
+    from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["race_stragglers", "request"]
+__all__ = ["executor_resized", "executors_ineligible", "race_stragglers", "request", "stragglers_to_race"]
 
 _LATE_LEAST_S = 0.05
+_LOOK_EVERY_S = 0.05
+
+
+def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
+    """An executor takes another number of requests at once."""
+    backlog = event.capacity if event.backlog is None else event.backlog
+    state.fleet.executors[event.executor].concurrency.resize(
+        event.capacity,
+        backlog=backlog,
+        burst=event.burst,
+        per_s=event.per_s,
+        queues=event.queues,
+        now=now,
+    )
+
+
+def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -> None:
+    """Some executors are not to be asked for a dataset, and all others are."""
+    if event.executors == state.ineligible.get(event.dataset, frozenset()):
+        return
+    reading = [job for job in state.jobs.values() if job.dataset == event.dataset]
+    for job in reading:
+        for rank in job.cursors:
+            state.rest(job, rank)
+    if event.executors:
+        state.ineligible[event.dataset] = event.executors
+    else:
+        state.ineligible.pop(event.dataset, None)
+    for job in reading:
+        for cursor in job.cursors.values():
+            state.wake(job, cursor)
 
 
 def request(
-    state: State, member: Member, key: SetKey, indices: NDArray[np.int64], job: str, now: float
+    state: State, executor: ExecutorState, key: SetKey, indices: NDArray[np.int64], job: str, now: float
 ) -> None:
     """Have absent samples produced by an executor, on account of a job."""
     indices = indices.copy()  # a view would keep alive all that it was cut from
@@ -50,7 +89,7 @@ def request(
     state.samples_in_flight += indices.size
     counters = state.jobs[job].counters if job in state.jobs else JobCounters()
     unsettled = np.ones(indices.size, dtype=np.bool_)
-    made = RequestInFlight(key, indices, job, counters, reserved, now, unsettled, member.number)
+    made = RequestInFlight(key, indices, job, counters, reserved, now, unsettled, executor.number)
     _send(state, made, now)
 
 
@@ -64,8 +103,8 @@ def race_stragglers(state: State, now: float) -> None:
 def _race(state: State, number: int, now: float) -> bool:
     """Make the rival of a straggler, if there is a place for it."""
     late = state.requests[number]
-    member = state.roster_of(late.samples.dataset).choose(now, other_than=late.executor)
-    if member is None:
+    executor = state.eligible_for(late.samples.dataset).choose(now, other_than=late.executor)
+    if executor is None:
         return False
     state.stragglers.raced(number)
     late.counters.hedges += 1
@@ -77,7 +116,7 @@ def _race(state: State, number: int, now: float) -> bool:
         0,
         now,
         late.unsettled,
-        member.number,
+        executor.number,
         rival=number,
     )
     late.rival = _send(state, rival, now)
@@ -89,13 +128,13 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
     made.counters.invocations += 1
     made.counters.requests_in_flight += 1
     state.requests[number] = made
-    member = state.fleet.members[made.executor]
-    member.in_flight += 1
-    member.samples_in_flight += made.indices.size
-    member.requests += 1
-    member.concurrency.used(member.in_flight, now)
-    roster = state.roster_of(made.samples.dataset)
-    late_s = roster.late_s(member, made.indices.size, state.settings.hedge_quantile)
+    executor = state.fleet.executors[made.executor]
+    executor.in_flight += 1
+    executor.samples_in_flight += made.indices.size
+    executor.requests += 1
+    executor.concurrency.used(executor.in_flight, now)
+    eligible = state.eligible_for(made.samples.dataset)
+    late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
     if made.rival is None:
         state.stragglers.watch(number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.notes.made(RequestNote(number, made.samples, made.indices, made.job, now, made.rival))
@@ -111,3 +150,100 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
         )
     )
     return number
+
+
+def stragglers_to_race(state: State, now: float) -> list[int]:
+    """The stragglers that deserve a rival now."""
+    watched = state.stragglers
+    places = state.fleet.places(now) if len(watched) else 0
+    if places <= 0 or not state.settings.hedge_share:
+        return []
+    wanted = [number for number in watched.late if state.wants(state.requests[number].samples.dataset)]
+    unproven = [number for number in wanted if _is_unproven(state, state.requests[number])][:places]
+    allowed = min(watched.affordable(state.settings.hedge_share), places - len(unproven))
+    if allowed <= 0:
+        return unproven
+    wanted = [number for number in wanted if number not in unproven]
+    idle = min(allowed, state.fleet.idle(now))
+    chosen = wanted[:idle]
+    if len(chosen) < allowed and len(state.misses) and now >= watched.look_again_s:
+        watched.look_again_s = now + _LOOK_EVERY_S
+        misses = state.misses.by_set(now)
+        chosen += [number for number in wanted[idle:] if _is_missed(state, state.requests[number], misses)]
+    return unproven + chosen[:allowed]
+
+
+def _is_unproven(state: State, request: RequestInFlight) -> bool:
+    """Whether the executor of a straggler has never answered, though there is another: no share of all
+    requests bounds its rivals, but that it is soon set aside.
+    """
+    return (
+        not state.fleet.executors[request.executor].latency.answers
+        and len(state.eligible_for(request.samples.dataset).executors) > 1
+    )
+
+
+def _is_missed(state: State, request: RequestInFlight, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
+    if request.samples not in misses:
+        return False
+    in_flight = state.set_of(request.samples).among(misses[request.samples], SampleState.IN_FLIGHT)
+    return bool(np.isin(in_flight, request.indices).any())
+
+
+def charge(
+    state: State, request: RequestInFlight, gb_s: float, now: float, *, answer: RequestDone | None
+) -> float:
+    """Account for an invocation, whatever came of it; what it cost in US dollars."""
+    counters = request.counters
+    counters.gb_s += gb_s
+    record_bytes = 0
+    if answer is not None:
+        state.stalls.work_for(request.samples.dataset).add(answer)
+        record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
+        counters.fetch_us += answer.fetch_us
+        counters.decode_us += answer.decode_us
+        counters.push_us += answer.push_us
+        counters.source_bytes += answer.source_bytes
+        counters.source_requests += answer.source_requests
+        counters.record_bytes += record_bytes
+    usd = state.ledger.invoked(
+        request.samples.dataset,
+        executor=request.executor,
+        gb_s=gb_s,
+        source_requests=answer.source_requests if answer else 0,
+        source_bytes=answer.source_bytes if answer else 0,
+        record_bytes=record_bytes,
+        now=now,
+    )
+    executor = state.fleet.executors[request.executor]
+    executor.usd += usd
+    executor.most_in_flight = math.inf
+    return usd
+
+
+def settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -> None:
+    """It is known what becomes of these samples, also for the request that races this one, which takes over
+    the memory that this one has kept free.
+    """
+    state.samples_in_flight -= int(np.count_nonzero(settled))
+    request.unsettled &= ~settled
+    rival = state.requests.get(request.rival) if request.rival is not None else None
+    if rival is not None and request.reserved_bytes:
+        rival.reserved_bytes, request.reserved_bytes = request.reserved_bytes, 0
+    if not request.unsettled.any():
+        for holder in (request, rival):
+            if holder is not None:
+                state.reserved_bytes -= holder.reserved_bytes
+                holder.reserved_bytes = 0
+
+
+def landed(state: State, request_id: int) -> RequestInFlight | None:
+    """A request was answered, or came to nothing; ``None`` for one that is not in flight."""
+    request = state.requests.pop(request_id, None)
+    if request is not None:
+        request.counters.requests_in_flight -= 1
+        executor = state.fleet.executors[request.executor]
+        executor.in_flight -= 1
+        executor.samples_in_flight -= request.indices.size
+        state.stragglers.landed(request_id)
+    return request

@@ -1,4 +1,10 @@
-"""What functions answer: samples cached, failed for good, or to be tried again, within bounds."""
+"""What becomes of the samples of a request: cached, failed for good, or tried again, within bounds.
+
+Now and then a record that was just produced is read back. A reader checks what it reads, but a path that
+spoils bytes on their way in would then be found by every reader of every record. One record of each executor,
+every few seconds, finds it at the price of one GET. A record that does not read back is produced again; where
+there is another executor, the one that wrote it is set aside until a record of it reads back well.
+"""
 
 from __future__ import annotations
 
@@ -7,112 +13,115 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.actions import Drop, Warn, WriteTombstones
-from superdl.coordinator.core.events import FailureKind
-from superdl.coordinator.core.reading_back import choose_to_read_back
+from superdl.coordinator.core.events import (
+    CACHED,
+    OUTCOME_ORDER,
+    Drop,
+    FailureKind,
+    ReadBack,
+    Warn,
+)
+from superdl.coordinator.core.requesting import charge, landed, settle
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import RequestDone, RequestFailed
-    from superdl.coordinator.core.fleet import Member
+    from superdl.coordinator.core.events import RecordReadBack, RequestDone, RequestFailed
+    from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.state import RequestInFlight, State
 
-__all__ = ["OUTCOME_ORDER", "request_done", "request_failed"]
+__all__ = ["choose_to_read_back", "record_read_back", "request_done", "request_failed"]
 
-OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
-"""Outcomes as small numbers: their places in this tuple."""
-
-_SETBACKS_TOLD = 8
+_OUTAGES_PER_WARNING = 8
 _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
-_EXCUSED = 5
+_UNANSWERED_MAX = 5
 """So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
-
-_EXCUSED_ELSEWHERE = 2
+_BLAMED_ON_EXECUTOR_MAX = 2
 """So often at most a failure is blamed on an executor that was set aside, where there is another."""
-
-_CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
-_INNOCENT = np.array(
+_UNCOUNTED = np.array(
     [outcome in {Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED} for outcome in OUTCOME_ORDER]
 )
 _WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
-_TELLING = ~_INNOCENT
-_SUSPICIOUS = np.array(
+_COUNTED = ~_UNCOUNTED
+_EXECUTOR_FAULTS = np.array(
     [
         outcome in {Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR}
         for outcome in OUTCOME_ORDER
     ]
 )
-_INNOCENT_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+_UNCOUNTED_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
+_EVERY_S = 5.0
+_DOUBTED_EVERY_S = 0.5
+_BYTES_MAX = 16 * 2**20
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
     """A function answered; an answer to a request that is not in flight (a second one) changes nothing."""
-    request = _landed(state, event.request_id)
+    request = landed(state, event.request_id)
     if request is None:
         return
-    member = state.fleet.members[request.executor]
-    if _TELLING[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
-        member.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
-        member.concurrency.succeeded()
+    executor = state.fleet.executors[request.executor]
+    if _COUNTED[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
+        executor.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+        executor.concurrency.succeeded()
     if not event.cold_start:
-        member.concurrency.begun(now - request.made_s - event.duration_us / 1e6, member.in_flight, now)
-    _judge(member, event, request.made_s, now)
+        executor.concurrency.begun(now - request.made_s - event.duration_us / 1e6, executor.in_flight, now)
+    _judge(executor, event, request.made_s, now)
     _judge_loser(state, request, now)
-    usd = _charge(state, request, event.gb_s, now, answer=event)
-    member.samples += int(np.count_nonzero(event.outcomes == _CACHED))
-    if request.rival is None and (event.outcomes == _CACHED).all():
+    usd = charge(state, request, event.gb_s, now, answer=event)
+    executor.samples += int(np.count_nonzero(event.outcomes == CACHED))
+    if request.rival is None and (event.outcomes == CACHED).all():
         _all_cached(state, request, event, usd, now)
         return
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
-    cached, buried = open_ & (event.outcomes == _CACHED), open_ & (event.outcomes == _TOMBSTONE)
+    cached, tombstoned = open_ & (event.outcomes == CACHED), open_ & (event.outcomes == _TOMBSTONE)
     samples.store(indices[cached], event.record_bytes[cached])
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
-    samples.move(indices[buried], SampleState.FAILED)
-    for offset in np.flatnonzero(buried):
+    samples.move(indices[tombstoned], SampleState.FAILED)
+    for offset in np.flatnonzero(tombstoned):
         state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
     counters = request.counters
     produced = int(np.count_nonzero(cached))
     counters.samples_produced += produced
-    counters.samples_failed += int(np.count_nonzero(buried))
+    counters.samples_failed += int(np.count_nonzero(tombstoned))
     state.ledger.produced(request.samples.dataset, request.job, produced, usd, request.executor)
     if produced:
-        state.setbacks = 0
+        state.outages = 0
     expired_early = _expired_early(state, request, event, now)
-    innocent = open_ & _INNOCENT[event.outcomes] & (not expired_early)
-    guilty = open_ & ~(cached | buried | innocent)
+    uncounted = open_ & _UNCOUNTED[event.outcomes] & (not expired_early)
+    counted = open_ & ~(cached | tombstoned | uncounted)
     state.notes.ended(
         event.request_id, now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not"
     )
-    _drop_late(state, request, indices[~open_ & (event.outcomes == _CACHED)])
-    _settle(state, request, cached | buried)
+    _drop_late(state, request, indices[~open_ & (event.outcomes == CACHED)])
+    settle(state, request, cached | tombstoned)
     if request.rival in state.requests:
         return  # it may still bring the rest
-    _settle(state, request, innocent | guilty)
-    _make_room_for_refused(state, request, int(np.count_nonzero(innocent & (event.outcomes == _CACHE_FULL))))
+    settle(state, request, uncounted | counted)
+    _make_room_for_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
     why = {
         int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
-        for offset in np.flatnonzero(innocent)
+        for offset in np.flatnonzero(uncounted)
     }
-    _try_again(state, request, np.flatnonzero(innocent), why, now, counts=False, alone=False)
+    _try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
     messages = event.messages
     if expired_early:  # else it would be asked for, and paid for, without end
         words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
         messages = {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
-    slow = guilty & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
     _try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
-    _try_again(state, request, np.flatnonzero(guilty & ~slow), messages, now, counts=True, alone=False)
+    _try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _make_room_for_refused(state: State, request: RequestInFlight, refused: int) -> None:
@@ -127,13 +136,13 @@ def _make_room_for_refused(state: State, request: RequestInFlight, refused: int)
         state.withheld_bytes = min(withheld_bytes, state.budget_bytes)
 
 
-def _judge(member: Member, event: RequestDone, made_s: float, now: float) -> None:
+def _judge(executor: ExecutorState, event: RequestDone, made_s: float, now: float) -> None:
     """What an answer says of the executor: nothing, where it may be the samples' or the clock's fault."""
     if _WORKED[event.outcomes].any():
-        member.health.worked()
-    elif event.outcomes.size and _SUSPICIOUS[event.outcomes].all():
+        executor.breaker.worked()
+    elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
         why = next(iter(event.messages.values()), "no sample could be produced")
-        member.health.failed(why, made_s, now)
+        executor.breaker.failed(why, made_s, now)
 
 
 def _judge_loser(state: State, winner: RequestInFlight, now: float) -> None:
@@ -141,7 +150,7 @@ def _judge_loser(state: State, winner: RequestInFlight, now: float) -> None:
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
         reason = f"no answer within {now - loser.made_s:.1f} s, when another executor had answered"
-        state.fleet.members[loser.executor].health.failed(reason, loser.made_s, now)
+        state.fleet.executors[loser.executor].breaker.failed(reason, loser.made_s, now)
 
 
 def _expired_early(state: State, request: RequestInFlight, event: RequestDone, now: float) -> bool:
@@ -157,7 +166,7 @@ def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd:
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     request.counters.samples_produced += count
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
-    state.setbacks = 0
+    state.outages = 0
     state.samples_in_flight -= count
     state.reserved_bytes -= request.reserved_bytes
     state.notes.ended(event.request_id, now, f"{count} cached")
@@ -165,54 +174,54 @@ def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd:
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
     """A request came to nothing. If a sample may be to blame, each goes alone, so that one harms no other."""
-    request = _landed(state, event.request_id)
+    request = landed(state, event.request_id)
     if request is None:
         return
-    if event.refused or (event.kind in _INNOCENT_FAILURES and not event.gb_s):  # it was never run
+    if event.refused or (event.kind in _UNCOUNTED_FAILURES and not event.gb_s):  # it was never run
         request.counters.invocations -= 1
     else:
-        _charge(state, request, event.gb_s, now, answer=None)
+        charge(state, request, event.gb_s, now, answer=None)
     message = f"{event.kind.value}: {event.message}"
-    member = state.fleet.members[request.executor]
+    executor = state.fleet.executors[request.executor]
     if event.kind is FailureKind.THROTTLED:
-        member.concurrency.throttled(member.in_flight, now)
+        executor.concurrency.throttled(executor.in_flight, now)
         state.stalls.work_for(request.samples.dataset).throttled += 1
     elif event.kind is FailureKind.LOST:
-        member.concurrency.lost(member.in_flight, now)
-    if event.kind in _INNOCENT_FAILURES:
-        member.health.refused(message, request.made_s, now)
+        executor.concurrency.lost(executor.in_flight, now)
+    if event.kind in _UNCOUNTED_FAILURES:
+        executor.breaker.refused(message, request.made_s, now)
     else:
-        member.health.failed(message, request.made_s, now)
+        executor.breaker.failed(message, request.made_s, now)
     state.notes.ended(event.request_id, now, message)
     if request.rival in state.requests:
-        _settle(state, request, np.zeros_like(request.unsettled))
+        settle(state, request, np.zeros_like(request.unsettled))
         return  # the rival may still bring all
     left = np.flatnonzero(request.unsettled)
     messages = dict.fromkeys(left.tolist(), message)
-    _settle(state, request, request.unsettled.copy())
+    settle(state, request, request.unsettled.copy())
     if event.kind is FailureKind.LOST:
-        excused = _excused(state, request, left)
-        _try_again(state, request, left[excused], messages, now, counts=False, alone=False)
-        _try_again(state, request, left[~excused], messages, now, counts=True, alone=True)
+        unsuspected = _unsuspected(state, request, left)
+        _try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
+        _try_again(state, request, left[~unsuspected], messages, now, counts=True, alone=True)
         return
-    counts, alone = event.kind not in _INNOCENT_FAILURES, event.kind in _ISOLATING_FAILURES
+    counts, alone = event.kind not in _UNCOUNTED_FAILURES, event.kind in _ISOLATING_FAILURES
     _try_again(state, request, left, messages, now, counts=counts, alone=alone)
 
 
-def _excused(state: State, request: RequestInFlight, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _unsuspected(state: State, request: RequestInFlight, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Which samples of a request to which no answer came are not suspected yet.
 
     An executor that drops requests says no more than a function that dies of a sample. So the first silence
     is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
     """
-    silences = state.set_of(request.samples).silences
-    member = state.fleet.members[request.executor]
-    bound = _EXCUSED if member.concurrency.was_crowded(request.made_s) else 1
-    excused = np.empty(offsets.size, dtype=np.bool_)
+    unanswered = state.set_of(request.samples).unanswered
+    executor = state.fleet.executors[request.executor]
+    bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
+    unsuspected = np.empty(offsets.size, dtype=np.bool_)
     for place, index in enumerate(request.indices[offsets].tolist()):
-        silences[index] = silences.get(index, 0) + 1
-        excused[place] = silences[index] <= bound
-    return excused
+        unanswered[index] = unanswered.get(index, 0) + 1
+        unsuspected[place] = unanswered[index] <= bound
+    return unsuspected
 
 
 def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64]) -> None:
@@ -220,64 +229,6 @@ def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64
     late = state.set_of(request.samples).among(written, SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(request.samples, late))
-
-
-def _charge(
-    state: State, request: RequestInFlight, gb_s: float, now: float, *, answer: RequestDone | None
-) -> float:
-    """Account for an invocation, whatever came of it; what it cost in US dollars."""
-    counters = request.counters
-    counters.gb_s += gb_s
-    record_bytes = 0
-    if answer is not None:
-        state.stalls.work_for(request.samples.dataset).add(answer)
-        record_bytes = int(answer.record_bytes[answer.outcomes == _CACHED].sum())
-        counters.fetch_us += answer.fetch_us
-        counters.decode_us += answer.decode_us
-        counters.push_us += answer.push_us
-        counters.source_bytes += answer.source_bytes
-        counters.source_requests += answer.source_requests
-        counters.record_bytes += record_bytes
-    usd = state.ledger.invoked(
-        request.samples.dataset,
-        executor=request.executor,
-        gb_s=gb_s,
-        source_requests=answer.source_requests if answer else 0,
-        source_bytes=answer.source_bytes if answer else 0,
-        record_bytes=record_bytes,
-        now=now,
-    )
-    member = state.fleet.members[request.executor]
-    member.usd += usd
-    member.most_in_flight = math.inf
-    return usd
-
-
-def _settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -> None:
-    """It is known what becomes of these samples, also for the request that races this one, which takes over
-    the memory that this one has kept free.
-    """
-    state.samples_in_flight -= int(np.count_nonzero(settled))
-    request.unsettled &= ~settled
-    rival = state.requests.get(request.rival) if request.rival is not None else None
-    if rival is not None and request.reserved_bytes:
-        rival.reserved_bytes, request.reserved_bytes = request.reserved_bytes, 0
-    if not request.unsettled.any():
-        for holder in (request, rival):
-            if holder is not None:
-                state.reserved_bytes -= holder.reserved_bytes
-                holder.reserved_bytes = 0
-
-
-def _landed(state: State, request_id: int) -> RequestInFlight | None:
-    request = state.requests.pop(request_id, None)
-    if request is not None:
-        request.counters.requests_in_flight -= 1
-        member = state.fleet.members[request.executor]
-        member.in_flight -= 1
-        member.samples_in_flight -= request.indices.size
-        state.stragglers.landed(request_id)
-    return request
 
 
 def _try_again(
@@ -300,14 +251,9 @@ def _try_again(
     spent = samples.attempts[indices] >= state.settings.attempts
     if spent.any():
         texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
-        ttl_s = state.settings.tombstone_ttl_s
-        samples.move(indices[spent], SampleState.FAILED)
         samples.attempts[indices[spent]] = 0
-        samples.forgive(indices[spent])
-        for index, text in zip(indices[spent].tolist(), texts, strict=True):
-            state.remember_failure(request.samples, index, text)
-        state.actions.append(WriteTombstones(request.samples, indices[spent], texts, ttl_s))
-        state.expiries.append((now + ttl_s, request.samples, indices[spent]))
+        samples.clear_failures(indices[spent])
+        state.fail_for_a_while(request.samples, indices[spent], texts, now)
         request.counters.samples_failed += int(spent.sum())
     again = indices[~spent]
     if not again.size:
@@ -315,11 +261,11 @@ def _try_again(
     samples.move(again, SampleState.WAITING)
     request.counters.retries += again.size
     tried = samples.attempts[again]
-    setback_s = 0.0 if counts else _setback_s(state, messages.get(int(offsets[0]), ""), now)
+    outage_s = 0.0 if counts else _outage_wait_s(state, messages.get(int(offsets[0]), ""), now)
     for attempts in np.unique(tried).tolist():
-        due_s = now + max(state.settings.backoff_after_s(attempts), setback_s)
+        due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
         left = again[tried == attempts]
-        state.demands.add(
+        state.retry_queue.add(
             due_s,
             request.samples,
             left,
@@ -336,30 +282,74 @@ def _turn_elsewhere(
 
     The executor is more likely to blame than the samples; but each is excused by it a few times only.
     """
-    member = state.fleet.members[request.executor]
-    if not (member.health.doubtful and state.roster_of(request.samples.dataset).can_turn_elsewhere(member)):
+    executor = state.fleet.executors[request.executor]
+    if not (
+        executor.breaker.tripped and state.eligible_for(request.samples.dataset).can_turn_elsewhere(executor)
+    ):
         return offsets
     samples, indices = state.set_of(request.samples), request.indices[offsets]
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
         for place, index in enumerate(indices.tolist()):
-            samples.excuses[index] = samples.excuses.get(index, 0) + 1
-            turns[place] = samples.excuses[index] <= _EXCUSED_ELSEWHERE
+            samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
+            turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
     turning = indices[turns]
     samples.move(turning, SampleState.WAITING)
     request.counters.retries += turning.size
-    state.demands.add(now, request.samples, turning, request.job, failed_by=request.executor)
+    state.retry_queue.add(now, request.samples, turning, request.job, failed_by=request.executor)
     return offsets[~turns]
 
 
-def _setback_s(state: State, reason: str, now: float) -> float:
+def _outage_wait_s(state: State, reason: str, now: float) -> float:
     """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
-    if now >= state.setback_until_s:
-        state.setbacks += 1
-        if state.setbacks % _SETBACKS_TOLD == 0:
-            text = (
-                f"{state.setbacks} times in a row nothing could be produced, by no sample's fault: {reason}"
-            )
+    if now >= state.outage_until_s:
+        state.outages += 1
+        if state.outages % _OUTAGES_PER_WARNING == 0:
+            text = f"{state.outages} times in a row nothing could be produced, by no sample's fault: {reason}"
             state.actions.append(Warn(text))
-        state.setback_until_s = now + state.settings.backoff_after_s(state.setbacks)
-    return state.settings.backoff_after_s(state.setbacks)
+        state.outage_until_s = now + state.settings.backoff_after_s(state.outages)
+    return state.settings.backoff_after_s(state.outages)
+
+
+def choose_to_read_back(
+    state: State,
+    request: RequestInFlight,
+    indices: NDArray[np.int64],
+    record_bytes: NDArray[np.int64],
+    now: float,
+) -> None:
+    """Have one of the records that an answer brought read back, if it is time to."""
+    executor = state.fleet.executors[request.executor]
+    every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
+    if not indices.size or now < executor.read_back_s + every_s:
+        return
+    executor.read_back_s = now
+    place = state.events % indices.size  # any would do
+    if record_bytes[place] <= _BYTES_MAX:
+        state.actions.append(ReadBack(request.samples, int(indices[place]), request.executor))
+
+
+def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
+    """A record was read back: whole, or not as it was written."""
+    executor = state.fleet.executors[event.executor]
+    if not event.fault:
+        executor.breaker.reads_back()
+        return
+    others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
+    if not executor.breaker.corrupts:  # told once, until it is well again
+        text = (
+            f"a record that the executor {executor.name} has just written to the cache does not read back: "
+            f"{event.fault}; the sample is produced again{others}: something on the way between functions, "
+            "cache and coordinator changes bytes"
+        )
+        state.actions.append(Warn(text))
+    executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
+    samples = state.sets.get(event.samples)
+    if samples is None:
+        return
+    spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
+    if spoilt.size:
+        samples.move(spoilt, SampleState.ABSENT)
+        state.actions.append(Drop(event.samples, spoilt))
+        job = next((job.name for job in state.jobs.values() if job.dataset == event.samples.dataset), "")
+        state.retry_queue.add(now, event.samples, spoilt, job, failed_by=event.executor)

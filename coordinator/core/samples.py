@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EVERY_EPOCH", "Account", "SampleSet", "SampleState", "SetKey", "footprint"]
+__all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "footprint"]
 
 EVERY_EPOCH = -1
 """``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
@@ -87,7 +87,7 @@ def _footprint_of_one(record_bytes: int) -> int:
 
 
 @dataclass(slots=True)
-class Account:
+class CacheMemory:
     """Cache memory that the records of several sample sets take together."""
 
     resident_bytes: int = 0
@@ -96,31 +96,37 @@ class Account:
 class SampleSet:
     """The samples of one set, as parallel arrays of shape (size,).
 
-    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8;
-    ``dropped`` bool, was in the cache and had to make room. What is resident
-    has a footprint, and keeps it while the cache is asked whether it still is; nothing else has one.
-    ``silences`` counts, of the few of which no answer came back, how often none did; ``excuses``, of those
-    that failed at an executor which was blamed for it, how often.
+    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8; ``dropped``
+    bool, was in the cache and had to make room. What is resident has a footprint, and keeps it while the
+    cache is asked whether it still is; nothing else has one. ``unanswered`` counts, of the few of which no
+    answer came back, how often none did; ``blamed_on_executor``, of those that failed at an executor which
+    was blamed for it, how often.
     """
 
     __slots__ = (
-        "_account",
         "_doubted",
+        "_memory",
         "_stored_count",
         "attempts",
+        "blamed_on_executor",
         "dropped",
-        "excuses",
         "key",
         "resident_bytes",
         "resident_count",
         "sample_bytes",
-        "silences",
         "state",
         "stored_bytes",
+        "unanswered",
     )
 
     def __init__(
-        self, key: SetKey, size: int, *, record_bytes: int, known_absent: bool, account: Account | None = None
+        self,
+        key: SetKey,
+        size: int,
+        *,
+        record_bytes: int,
+        known_absent: bool,
+        memory: CacheMemory | None = None,
     ) -> None:
         start = SampleState.ABSENT if known_absent else SampleState.UNKNOWN
         self.key = key
@@ -129,14 +135,14 @@ class SampleSet:
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self._doubted: NDArray[np.bool_] | None = None
-        self.silences: dict[int, int] = {}
-        self.excuses: dict[int, int] = {}
+        self.unanswered: dict[int, int] = {}
+        self.blamed_on_executor: dict[int, int] = {}
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
         """Expected footprint of a sample that has not been produced: a running mean once some have."""
         self._stored_count = 0
-        self._account = account or Account()
+        self._memory = memory or CacheMemory()
 
     def among(self, indices: NDArray[np.int64], state: SampleState) -> NDArray[np.int64]:
         """Those of ``indices`` that are in ``state``, in their order."""
@@ -195,7 +201,7 @@ class SampleSet:
             total = int(taken.sum())
             self.stored_bytes[indices] = taken
         self.attempts[indices] = 0
-        self.forgive(indices)
+        self.clear_failures(indices)
         if self._doubted is not None:
             self._doubted[indices] = False
         self._take(total)
@@ -203,9 +209,9 @@ class SampleSet:
         share = indices.size / self._stored_count
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
-    def forgive(self, indices: NDArray[np.int64]) -> None:
+    def clear_failures(self, indices: NDArray[np.int64]) -> None:
         """It is known what became of these: what was before is not held against them any more."""
-        for counts in (self.silences, self.excuses):
+        for counts in (self.unanswered, self.blamed_on_executor):
             if counts:
                 for index in indices.tolist():
                     counts.pop(index, None)
@@ -243,4 +249,4 @@ class SampleSet:
 
     def _take(self, size_bytes: int) -> None:
         self.resident_bytes += size_bytes
-        self._account.resident_bytes += size_bytes
+        self._memory.resident_bytes += size_bytes

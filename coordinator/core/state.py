@@ -1,42 +1,41 @@
-"""All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, demands, the account.
+"""All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, retries, the account.
 
 Only data and the few questions that several parts of the core ask of it. What events do to it stands in
-``reading``, ``results``, ``auditing`` and ``dispatching``.
+``ranks``, ``lookahead``, ``requesting``, ``results``, ``auditing`` and ``dispatching``.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.actions import Drop
-from superdl.coordinator.core.awaited import AwaitedSamples
-from superdl.coordinator.core.crowding import Crowding
-from superdl.coordinator.core.demands import BatchPlace, DemandQueue
+from superdl.coordinator.core.events import Drop, WriteTombstones
 from superdl.coordinator.core.fleet import Fleet
-from superdl.coordinator.core.hedging import Stragglers
-from superdl.coordinator.core.journal import RequestNotes
-from superdl.coordinator.core.leases import LeaseQueue
-from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Spending
-from superdl.coordinator.core.samples import EVERY_EPOCH, Account, SampleSet, SampleState, SetKey
-from superdl.coordinator.core.stalls import Stalls
-from superdl.coordinator.core.thrash import Thrash
+from superdl.coordinator.core.journal import RequestNotes, Stalls, Thrash
+from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
+from superdl.coordinator.core.queues import (
+    BatchPlace,
+    ReportedMisses,
+    RetryQueue,
+    RoomSearch,
+    Stragglers,
+    TimeQueue,
+)
+from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.actions import Action
-    from superdl.coordinator.core.deadlines import LaneKey
-    from superdl.coordinator.core.events import DatasetAdded
-    from superdl.coordinator.core.fleet import Roster
-    from superdl.coordinator.core.jobs import Job, JobCounters, Lane, LaneSpan
+    from superdl.coordinator.core.events import Action, DatasetAdded
+    from superdl.coordinator.core.fleet import EligibleExecutors
+    from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
+    from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["EPOCH_SETS_MAX", "FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
@@ -71,11 +70,11 @@ class RequestInFlight:
 
 @dataclass(frozen=True, slots=True)
 class AuditInFlight:
-    """Samples that the cache is asked about, for the reader of a batch or for a lane that looks ahead."""
+    """Samples that the cache is asked about, for the reader of a batch or for a rank that looks ahead."""
 
     samples: SetKey
     indices: NDArray[np.int64]
-    asker: BatchPlace | LaneSpan
+    asker: BatchPlace | CursorSpan
     whole: bool = False
 
 
@@ -91,29 +90,29 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     requests: dict[int, RequestInFlight] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
-    passers: dict[SetKey, dict[LaneKey, None]] = field(default_factory=dict)
-    """Lanes that have passed over samples of which the cache was being asked on behalf of others."""
-    demands: DemandQueue = field(default_factory=DemandQueue)
-    awaited: AwaitedSamples = field(default_factory=AwaitedSamples)
+    audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
+    """Ranks that have passed over samples of which the cache was being asked on behalf of others."""
+    retry_queue: RetryQueue = field(default_factory=RetryQueue)
+    misses: ReportedMisses = field(default_factory=ReportedMisses)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
     """Why samples are in state FAILED."""
     expiries: deque[tuple[float, SetKey, NDArray[np.int64]]] = field(default_factory=deque)
     """When tombstones that expire do so; in order, since all live equally long."""
-    crowding: Crowding = field(default_factory=Crowding)
-    leases: LeaseQueue = field(default_factory=LeaseQueue)
+    room_search: RoomSearch = field(default_factory=RoomSearch)
+    leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
+    """Ranks by the time at which their lease may end."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
     notes: RequestNotes = field(default_factory=RequestNotes)
-    lanes_of: Counter[bytes] = field(default_factory=Counter)
-    """Number of open lanes by dataset."""
-    lanes: int = 0
+    cursors_of: Counter[bytes] = field(default_factory=Counter)
+    """Number of open ranks by dataset."""
     wanted_bytes: int = 0
-    """What all lanes would like to look ahead to, in memory of the cache."""
+    """What all ranks would like to look ahead to, in memory of the cache."""
     samples_in_flight: int = 0
-    setbacks: int = 0
+    outages: int = 0
     """Failures in a row that were no sample's fault, at most one for each wait that follows one."""
-    setback_until_s: float = 0.0
+    outage_until_s: float = 0.0
     events: int = 0
     """Events handled so far, ticks apart."""
     budget_bytes: int = 0
@@ -124,43 +123,39 @@ class State:
     """Memory that is left alone, since the cache refused writes for want of it."""
     emptied: bool = False
     """Whether the cache was seen to be emptied: what has not been asked for yet is known to be absent."""
-    account: Account = field(default_factory=Account)
+    memory: CacheMemory = field(default_factory=CacheMemory)
     evictions: int = 0
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     fleet: Fleet = field(init=False)
-    unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    ineligible: dict[bytes, frozenset[int]] = field(default_factory=dict)
     """Executors, by number, that cannot produce the samples of a dataset."""
     ledger: Ledger = field(init=False)
-    spending: Spending = Spending.FREELY
-    """As of the last event."""
-    warn_again_s: float = 0.0
-    """Until then nobody is told again that spending is near a cap."""
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.fleet = Fleet([facts.name for facts in settings.executors])
-        if min(settings.max_usd, settings.max_usd_per_hour) < math.inf:
-            for member, facts in zip(self.fleet.members, settings.executors, strict=True):
-                if facts.prices.billed:  # until it is known what they cost
-                    member.most_in_flight = UNPRICED_REQUESTS
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
             max_usd_per_hour=settings.max_usd_per_hour,
             spent_usd=settings.spent_usd,
         )
+        if self.ledger.capped:
+            for executor, facts in zip(self.fleet.executors, settings.executors, strict=True):
+                if facts.prices.billed:  # until it is known what they cost
+                    executor.most_in_flight = UNPRICED_REQUESTS
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
         """Requests and samples in flight, by executor."""
-        return [(member.in_flight, member.samples_in_flight) for member in self.fleet.members]
+        return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
 
     @property
     def resident_bytes(self) -> int:
         """Memory that records take."""
-        return self.account.resident_bytes
+        return self.memory.resident_bytes
 
     @property
     def free_bytes(self) -> int:
@@ -178,7 +173,7 @@ class State:
                 dataset.size,
                 record_bytes=dataset.record_bytes,
                 known_absent=dataset.known_absent or self.emptied,
-                account=self.account,
+                memory=self.memory,
             )
         return samples
 
@@ -194,7 +189,7 @@ class State:
     def admits(self, key: SetKey, *, waited_for: bool = False) -> bool:
         """Whether a sample set is there, or may be made: a call for a far-off epoch must not cost memory.
 
-        Where there are as many as may be, an epoch that no lane is at makes room; its records go too, since
+        Where there are as many as may be, an epoch that no rank is at makes room; its records go too, since
         nothing would account for them. Where a reader waits for this one, an epoch that is only looked ahead
         at makes room too, the farthest first. One of which something is on its way stays until that has come.
         """
@@ -220,58 +215,60 @@ class State:
         return False
 
     def _is_read(self, key: SetKey) -> bool:
-        """Whether a lane has read all before that epoch, and nothing after it."""
+        """Whether a rank has read all before that epoch, and nothing after it."""
         return any(
-            job.epoch_and_position(lane.low)[0] == key.epoch
+            job.epoch_and_position(cursor.watermark)[0] == key.epoch
             for job in self.jobs.values()
             if job.dataset == key.dataset
-            for lane in job.lanes.values()
+            for cursor in job.cursors.values()
         )
 
     def is_at(self, key: SetKey) -> bool:
-        """Whether a lane reads or looks at samples of that set."""
+        """Whether a rank reads or looks at samples of that set."""
         return any(
-            job.epoch_and_position(lane.low)[0] <= key.epoch <= job.epoch_and_position(lane.frontier)[0]
+            job.epoch_and_position(cursor.watermark)[0]
+            <= key.epoch
+            <= job.epoch_and_position(cursor.lookahead)[0]
             or key.epoch == EVERY_EPOCH
             for job in self.jobs.values()
             if job.dataset == key.dataset
-            for lane in job.lanes.values()
+            for cursor in job.cursors.values()
         )
 
-    def roster_of(self, dataset: bytes) -> Roster:
+    def eligible_for(self, dataset: bytes) -> EligibleExecutors:
         """The executors that can produce a dataset."""
-        return self.fleet.roster(self.unfit.get(dataset, _NONE))
+        return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
-    def lane(self, job: str, rank: int) -> tuple[Job, Lane] | None:
-        """The job and its lane; ``None`` for one that is unknown (closed, or of before a restart)."""
+    def cursor(self, job: str, rank: int) -> tuple[Job, Cursor] | None:
+        """The job and its rank; ``None`` for one that is unknown (closed, or of before a restart)."""
         found = self.jobs.get(job)
-        lane = found.lanes.get(rank) if found else None
-        return (found, lane) if found and lane else None
+        cursor = found.cursors.get(rank) if found else None
+        return (found, cursor) if found and cursor else None
 
     def wants(self, dataset: bytes) -> bool:
         """Whether any open job reads that dataset."""
-        return self.lanes_of[dataset] > 0
+        return self.cursors_of[dataset] > 0
 
-    def want(self, lane: Lane, wanted_bytes: int) -> None:
-        """A lane would like to look ahead so far."""
-        self.wanted_bytes += wanted_bytes - lane.wanted_bytes
-        lane.wanted_bytes = wanted_bytes
+    def want(self, cursor: Cursor, wanted_bytes: int) -> None:
+        """A rank would like to look ahead so far."""
+        self.wanted_bytes += wanted_bytes - cursor.wanted_bytes
+        cursor.wanted_bytes = wanted_bytes
 
-    def wake(self, job: Job, lane: Lane) -> None:
-        """A lane may have something to look ahead to, unless it has shown no sign of life lately."""
-        if lane.lapsed:
+    def wake(self, job: Job, cursor: Cursor) -> None:
+        """A rank may have something to look ahead to, unless it has shown no sign of life lately."""
+        if cursor.lapsed:
             return
-        self.crowding.lanes.pop((job.name, lane.rank), None)
-        roster = self.roster_of(job.dataset)
-        roster.patient.pop((job.name, lane.rank), None)
-        roster.hungry.add((job.name, lane.rank), lane.deadline_s())
+        self.room_search.waiting.pop((job.name, cursor.rank), None)
+        eligible = self.eligible_for(job.dataset)
+        eligible.deferred.pop((job.name, cursor.rank), None)
+        eligible.ready.add((job.name, cursor.rank), cursor.deadline_s())
 
     def rest(self, job: Job, rank: int) -> None:
-        """A lane has nothing to look ahead to, or is to have nothing."""
-        roster = self.roster_of(job.dataset)
-        roster.hungry.discard((job.name, rank))
-        roster.patient.pop((job.name, rank), None)
-        self.crowding.lanes.pop((job.name, rank), None)
+        """A rank has nothing to look ahead to, or is to have nothing."""
+        eligible = self.eligible_for(job.dataset)
+        eligible.ready.discard((job.name, rank))
+        eligible.deferred.pop((job.name, rank), None)
+        self.room_search.waiting.pop((job.name, rank), None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
         """Keep why a sample failed; of very many failures, the newest."""
@@ -279,6 +276,23 @@ class State:
         self.failures[key, index] = reason
         if len(self.failures) > FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
+
+    def fail_for_a_while(
+        self,
+        key: SetKey,
+        indices: NDArray[np.int64],
+        reasons: tuple[str, ...],
+        now: float,
+        *,
+        reason: str = "retries_spent",
+    ) -> None:
+        """Have tombstones written that expire: the samples may be tried again after that."""
+        ttl_s = self.settings.tombstone_ttl_s
+        self.set_of(key).move(indices, SampleState.FAILED)
+        for index, text in zip(indices.tolist(), reasons, strict=True):
+            self.remember_failure(key, index, text)
+        self.actions.append(WriteTombstones(key, indices, reasons, ttl_s, reason=reason))
+        self.expiries.append((now + ttl_s, key, indices))
 
     def unique(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Without duplicates (padding repeats samples), in the order of first appearance."""

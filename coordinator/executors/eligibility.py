@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.core.events import ExecutorsUnfit
+from superdl.coordinator.core import ExecutorsIneligible
 from superdl.coordinator.executors.preflight import Trials, made_before, remedy_for_files
 from superdl.super_wire.errors import SuperError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.core import Event
     from superdl.coordinator.executors.manager import Post
     from superdl.coordinator.server.datasets import Dataset
 
@@ -108,10 +108,10 @@ class Fitness:
         unable = set(range(len(self._trials))) - able
         return frozenset(unable if there <= out else unable | out)
 
-    def verdict(self, dataset: Dataset) -> ExecutorsUnfit:
+    def verdict(self, dataset: Dataset) -> ExecutorsIneligible:
         """What the core is to be told of a dataset that is opened; :meth:`tell` tells what changes."""
         unfit = self._told[dataset.content] = self.unfit(dataset)
-        return ExecutorsUnfit(dataset.content, unfit)
+        return ExecutorsIneligible(dataset.content, unfit)
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """What is to be told of a listed dataset, for people."""
@@ -184,7 +184,7 @@ class Fitness:
                     self._try_late(dataset, number)
             told[content] = self.unfit(dataset)
             if told[content] != self._told.get(content):
-                post_event(ExecutorsUnfit(content, told[content]))
+                post_event(ExecutorsIneligible(content, told[content]))
         self._told = told
 
     def _try_late(self, dataset: Dataset, number: int) -> None:

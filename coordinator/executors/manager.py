@@ -14,14 +14,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.core.events import ExecutorResized
+from superdl.coordinator.core import ExecutorResized
 from superdl.coordinator.executors.base import ExecutorError, Scaling
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.core import Event
     from superdl.coordinator.executors import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 

@@ -1,7 +1,7 @@
 """Reads price tables: ``prices.toml`` beside this file, and a file of the user's that replaces what it names.
 
 A table has a section ``about`` that names region, date and source; one for each executor, with the fields of
-:class:`superdl.coordinator.core.prices.Prices`; and those of
+:class:`superdl.coordinator.core.Prices`; and those of
 :mod:`superdl.coordinator.executors.priced_things`. What follows from prices is others':
 :mod:`superdl.coordinator.core.ledger` for what is spent, :mod:`superdl.cost` for plans.
 """
@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core import Prices
 from superdl.coordinator.executors.priced_things import (
     Address,
     CacheNode,

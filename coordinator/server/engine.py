@@ -16,19 +16,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.core.actions import Action, Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
-from superdl.coordinator.core.core import Core
-from superdl.coordinator.core.events import (
+from superdl.coordinator.core import (
+    EVERY_EPOCH,
+    OUTCOME_ORDER,
+    Action,
+    Audit,
     Audited,
+    Core,
+    Drop,
     Event,
     FailureKind,
+    Prefetch,
+    ReadBack,
     RecordReadBack,
     RequestDone,
     RequestFailed,
     Tick,
+    Warn,
+    WriteTombstones,
 )
-from superdl.coordinator.core.results import OUTCOME_ORDER
-from superdl.coordinator.core.samples import EVERY_EPOCH
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionCrashedError,
@@ -54,8 +60,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.core.samples import SetKey
-    from superdl.coordinator.core.settings import CoreSettings
+    from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors import Executor
     from superdl.coordinator.server.datasets import Dataset
     from superdl.super_wire.request import PrefetchResult

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES, batch_ids
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
@@ -19,8 +19,7 @@ from superdl.super_wire.protocol import MAX_REPLY_BYTES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.core import Core
-    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core import Core, Job
     from superdl.coordinator.server.datasets import Dataset
 
 __all__ = ["Occurrence", "PlannedBatches", "page_of"]

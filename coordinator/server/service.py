@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from superdl.coordinator.core.events import BatchesAsked, DatasetAdded, JobClosed, JobOpened
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import BatchesAsked, DatasetAdded, JobClosed, JobOpened, Plan
 from superdl.coordinator.server.fields import check_fields
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.coordinator.server.statistics import (
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
-    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core import Job
     from superdl.coordinator.executors.eligibility import Fitness
     from superdl.coordinator.server.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.server.engine import Engine
@@ -192,8 +191,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if open_already is None and len(self._engine.core.jobs) >= _MAX_JOBS:
             msg = f"this coordinator has its {_MAX_JOBS} jobs open: close some"
             raise CoordinatorError(msg)
-        is_known = open_already is not None and request.rank in open_already.lanes
-        if not is_known and sum(len(job.lanes) for job in self._engine.core.jobs) >= _MAX_RANKS:
+        is_known = open_already is not None and request.rank in open_already.cursors
+        if not is_known and sum(len(job.cursors) for job in self._engine.core.jobs) >= _MAX_RANKS:
             msg = f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             raise CoordinatorError(msg)
         self._engine.know(dataset)
@@ -226,7 +225,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context[Any, Any]) -> pb.Page:
         """A page of the plan, with status."""
         job = self._job(request.job)
-        if request.rank not in job.lanes:
+        if request.rank not in job.cursors:
             msg = f"rank {request.rank} has not opened the job {request.job!r}"
             raise UnknownJobError(msg)
         _check_position(job.plan, request.position)

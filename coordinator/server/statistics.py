@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.version import installed_version
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.core import Core
-    from superdl.coordinator.core.fleet import Member
-    from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
     from superdl.coordinator.server.datasets import Dataset
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
@@ -38,7 +35,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
     """The account of a job; with its newest stalls one by one, if asked for."""
     counters = asdict(job.counters)
     seconds = {f"{name}_s": counters.pop(f"{name}_us") / 1e6 for name in _TIMES}
-    epoch, position = job.epoch_and_position(max(lane.low for lane in job.lanes.values()))
+    epoch, position = job.epoch_and_position(max(lane.watermark for lane in job.cursors.values()))
     told = pb.JobStats(
         job=job.name,
         source=source,
@@ -47,7 +44,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
         lookahead_batches=core.lookahead_batches(job),
         interval_s=job.interval_s,
         lapsed=job.lapsed,
-        usd=core.ledger.job_usd(job.name),
+        usd=core.ledger.job_costs(job.name).usd,
         **counters,
         **seconds,
     )
@@ -115,24 +112,28 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             usd=member.usd,
             trouble=absence or _trouble(core, member),
         )
-        for member, absence in zip(core.fleet.members, absences, strict=True)
+        for member, absence in zip(core.fleet.executors, absences, strict=True)
     ]
 
 
-def _trouble(core: Core, member: Member) -> str:
+def _trouble(core: Core, member: ExecutorState) -> str:
     """Why an executor does less than it could, while that is so; one alone is never set aside."""
-    several = len(core.fleet.members) > 1
+    several = len(core.fleet.executors) > 1
     told = []
     if times := member.concurrency.throttled_lately(core.now_s):
         told.append(f"throttled {times:,} times in the last minute")
-    if member.health.reason and (several or times or member.health.spoils):
-        told.append(member.health.reason)
+    if member.breaker.reason and (several or times or member.breaker.corrupts):
+        told.append(member.breaker.reason)
     return ": ".join(told)
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
     """What executors cost, the cheapest first."""
-    return [pb.ExecutorPrices(name=facts.name, **asdict(facts.prices)) for facts in core.settings.executors]
+    units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
+    return [
+        pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
+        for facts in core.settings.executors
+    ]
 
 
 def batch_status(

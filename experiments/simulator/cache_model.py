@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core import footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,11 @@ from superdl.coordinator.core.events import (
     FailureKind,
     RequestDone,
     RequestFailed,
+    SampleState,
+    SetKey,
+    Spending,
+    footprint,
 )
-from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.results import OUTCOME_ORDER
-from superdl.coordinator.core.samples import footprint
 from superdl.experiments.simulator.money_check import MoneyCheck
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
@@ -124,7 +125,7 @@ class Checks:
     def _knows(self, event: BatchRead) -> bool:
         """Whether the report is of a rank that has opened its job since the coordinator was restarted."""
         job = self._world.core.job(event.job)
-        return job is not None and event.rank in job.lanes
+        return job is not None and event.rank in job.cursors
 
     def _answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
         self._money.answered(request, event)

@@ -7,17 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.coordinator.core.actions import Prefetch
-    from superdl.coordinator.core.events import BatchRead
-    from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.prices import Prices
+    from superdl.coordinator.core import BatchRead, Job, Prefetch, Prices
     from superdl.experiments.simulator.world import World
 
 __all__ = ["MoneyCheck"]
@@ -111,7 +107,7 @@ class MoneyCheck:
         billed_usd = self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
-        borne_usd = sum(map(ledger.job_usd, sorted(ledger.jobs())))
+        borne_usd = ledger.total_costs().usd
         if not math.isclose(borne_usd, billed_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, jobs bear {borne_usd}"
         if self._beyond:

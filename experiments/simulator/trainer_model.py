@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobClosed, JobOpened
+from superdl.coordinator.core import (
+    EVERY_EPOCH,
+    BatchesAsked,
+    BatchRead,
+    DatasetAdded,
+    JobClosed,
+    JobOpened,
+    SetKey,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,22 +15,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import EVERY_EPOCH, Core, SetKey
-from superdl.coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
-from superdl.coordinator.core.events import (
+from superdl.coordinator.core import (
+    EVERY_EPOCH,
+    Audit,
     Audited,
     CacheEvicted,
     CacheGrew,
     CacheReset,
     CacheResized,
+    Core,
+    Drop,
     ExecutorResized,
-    ExecutorsUnfit,
+    ExecutorsIneligible,
+    Prefetch,
+    ReadBack,
     RecordReadBack,
     RequestDone,
     RequestFailed,
+    SetKey,
     Tick,
+    Warn,
+    WriteTombstones,
+    footprint,
 )
-from superdl.coordinator.core.samples import footprint
 from superdl.experiments.simulator.cache_model import CacheModel
 from superdl.experiments.simulator.checks import Checks
 from superdl.experiments.simulator.executor_model import ExecutorModel

@@ -19,7 +19,7 @@ from superdl.experiments.loader_counters import LoaderCounters, added
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from superdl.coordinator.core.prices import Prices
+    from superdl.coordinator.core import Prices
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.records import EpochSummary
     from superdl.experiments.spec import CostSpec

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.cache.info import CacheInfo, combined
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core import footprint
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable

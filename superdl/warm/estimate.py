@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core import footprint
 from superdl.cost.scenario import PRESETS, Scenario
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.warm.allowance import Means, batch_size_for
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.prices import Prices
+    from superdl.coordinator.core import Prices
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Estimate", "Standing", "estimate_of", "memory_of", "record_bytes_of"]

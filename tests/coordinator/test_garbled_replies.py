@@ -13,7 +13,7 @@ from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.record import Tombstone

@@ -8,7 +8,7 @@ import math
 import grpc
 import pytest
 
-from superdl.coordinator.core.events import JobClosed
+from superdl.coordinator.core import JobClosed
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     ConfigError,

@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import Plan
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_dataset.reading import connection

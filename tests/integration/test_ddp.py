@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import Plan
 from tests.integration.delivery import collect
 from tests.integration.resuming import run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written

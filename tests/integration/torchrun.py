@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core import Plan
 
 RANK = Path(__file__).with_name("ddp_rank.py")
 ROOT = RANK.parents[2]

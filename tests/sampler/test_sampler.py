@@ -15,7 +15,7 @@ import pytest
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import Plan
 from superdl.sampler import SamplerStats, SuperSampler
 from superdl.sampler.rpc.client import Patience
 from superdl.super_wire import coordinator_pb2 as pb

@@ -9,17 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from superdl.coordinator.core import CoreSettings, Plan
-from superdl.coordinator.core.prices import Prices
-from superdl.coordinator.core.samples import footprint
-from superdl.coordinator.core.settings import ExecutorFacts
-from superdl.experiments.simulator.world_model import (
-    DatasetModel,
-    Faults,
-    FunctionsModel,
-    JobScript,
-    WorldModel,
-)
+from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices, footprint
+from superdl.experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
 
 __all__ = ["draw_world"]
 

@@ -8,19 +8,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import Core, CoreSettings, Plan, dispatching, results, room
-from superdl.coordinator.core.actions import Prefetch
-from superdl.coordinator.core.deadlines import DeadlineQueue
-from superdl.coordinator.core.demands import DemandQueue
-from superdl.coordinator.core.events import BatchRead, Tick
-from superdl.coordinator.core.fleet import Roster
-from superdl.coordinator.core.health import Health
-from superdl.coordinator.core.hedging import Stragglers
-from superdl.coordinator.core.ledger import Ledger, Spending
+from superdl.coordinator.core import (
+    BatchRead,
+    Core,
+    CoreSettings,
+    ExecutorFacts,
+    Ledger,
+    Plan,
+    Prefetch,
+    SampleSet,
+    SampleState,
+    Spending,
+    Tick,
+    dispatching,
+    results,
+    room,
+)
+from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
-from superdl.coordinator.core.samples import SampleSet, SampleState
-from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core.queues import RetryQueue, Stragglers
 from superdl.coordinator.core.state import State
+from superdl.coordinator.core.throttling import CircuitBreaker
 from superdl.experiments.simulator.checks import InvariantError
 from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world import World
@@ -28,7 +36,6 @@ from superdl.experiments.simulator.world_model import DatasetModel, FunctionsMod
 from tests.simulation.drawn_worlds import draw_world
 
 SEEDS = range(30)
-add = DeadlineQueue.add
 
 
 def caught(pattern: str, make_core=None, seeds=SEEDS) -> bool:
@@ -48,7 +55,7 @@ def test_a_core_that_ignores_the_budget_is_caught(monkeypatch):
 
 
 def test_a_core_that_forgets_what_it_reserved_is_caught(monkeypatch):
-    landed = results._landed
+    landed = results.landed
 
     def twice(state, request_id):
         found = landed(state, request_id)
@@ -56,7 +63,7 @@ def test_a_core_that_forgets_what_it_reserved_is_caught(monkeypatch):
             state.reserved_bytes -= found.reserved_bytes
         return found
 
-    monkeypatch.setattr(results, "_landed", twice)
+    monkeypatch.setattr(results, "landed", twice)
     assert caught("bytes are reserved")
 
 
@@ -76,7 +83,7 @@ def test_a_plan_that_repeats_a_batch_is_caught(monkeypatch):
 
 
 def test_a_core_that_forgets_retries_is_caught(monkeypatch):
-    monkeypatch.setattr(DemandQueue, "add", lambda self, *what, **how: None)
+    monkeypatch.setattr(RetryQueue, "add", lambda self, *what, **how: None)
     assert caught("has waited|for ever|run does not end")
 
 
@@ -113,12 +120,14 @@ def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
 
 
 def test_a_core_that_never_forgives_an_executor_is_caught(monkeypatch):
-    monkeypatch.setattr(Health, "aside_until_s", lambda self, longest_s=0.0: 1e9 if self.doubtful else -1.0)
+    monkeypatch.setattr(
+        CircuitBreaker, "open_until_s", lambda self, open_max_s=0.0: 1e9 if self.tripped else -1.0
+    )
     assert caught("has waited|for ever|run does not end|nothing happens", seeds=range(300))
 
 
 def test_a_core_that_asks_the_unfit_is_caught(monkeypatch):
-    monkeypatch.setattr(State, "roster_of", lambda self, dataset: self.fleet.roster(frozenset()))
+    monkeypatch.setattr(State, "eligible_for", lambda self, dataset: self.fleet.eligible(frozenset()))
     assert caught("what it cannot produce")
 
 
@@ -135,31 +144,31 @@ def cheap_and_dear() -> WorldModel:
 @pytest.mark.parametrize("forgets", ["what", "who"])
 def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypatch, forgets):
     world = World(cheap_and_dear()).run()
-    assert all(member.samples > 100 for member in world.core.fleet.members)
+    assert all(member.samples > 100 for member in world.core.fleet.executors)
     if forgets == "who":
-        monkeypatch.setattr(dispatching, "_wake_patient", lambda state, now: None)
+        monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
     else:
-        monkeypatch.setattr(Roster, "stands_otherwise", lambda self, now: False)
-        monkeypatch.setattr(Roster, "hasty_in_s", lambda *what, **how: np.inf)
-    with pytest.raises(InvariantError, match="lanes wait|has waited|for ever|starves"):
+        monkeypatch.setattr(EligibleExecutors, "has_changed", lambda self, now: False)
+        monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
+    with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         World(cheap_and_dear()).run()
 
 
-def test_a_core_that_loses_lanes_is_caught(monkeypatch):
+def test_a_core_that_loses_ranks_is_caught(monkeypatch):
     wake = State.wake
 
-    def sleepy(self, job, lane):
-        wake(self, job, lane)
-        if lane.pending:
-            self.rest(job, lane.rank)
+    def sleepy(self, job, cursor):
+        wake(self, job, cursor)
+        if cursor.pending:
+            self.rest(job, cursor.rank)
 
     monkeypatch.setattr(State, "wake", sleepy)
     assert caught("nobody will look at it again")
 
 
 def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
-    monkeypatch.setattr(results, "_EXCUSED_ELSEWHERE", 100)
-    monkeypatch.setattr(Roster, "can_turn_elsewhere", lambda self, member: True)
+    monkeypatch.setattr(results, "_BLAMED_ON_EXECUTOR_MAX", 100)
+    monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)
     assert caught("more often than allowed")
 
 
@@ -252,8 +261,9 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
         return handle(self, Tick() if missed else event, now)
 
     monkeypatch.setattr(Core, "handle", unfair)
+    wake = State.wake
     monkeypatch.setattr(
-        DeadlineQueue, "add", lambda self, lane, at_s: lane[0] == "slow" or add(self, lane, at_s)
+        State, "wake", lambda self, job, cursor: job.name == "slow" or wake(self, job, cursor)
     )
     with pytest.raises(InvariantError, match="slow/0 starves"):
         World(model).run()

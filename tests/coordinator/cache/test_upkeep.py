@@ -19,8 +19,7 @@ from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden
-from superdl.coordinator.core.events import BatchRead, CacheEvicted, CacheReset
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.executors import ExecutorError
 from superdl.coordinator.server.engine import Engine
 from superdl.super_wire.cluster import key_slot

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
-from superdl.coordinator.core.actions import Audit, Drop, Prefetch, ReadBack, Warn, WriteTombstones
 from superdl.coordinator.core.events import (
+    OUTCOME_ORDER,
+    Audit,
     Audited,
     BatchesAsked,
     BatchRead,
     DatasetAdded,
+    Drop,
     ExecutorResized,
     JobOpened,
+    Prefetch,
+    ReadBack,
     RequestDone,
     RequestFailed,
     Tick,
+    Warn,
+    WriteTombstones,
 )
-from superdl.coordinator.core.results import OUTCOME_ORDER
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:

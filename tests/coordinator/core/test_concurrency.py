@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.concurrency import Concurrency
+from superdl.coordinator.core.throttling import Concurrency
 
 
 def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf) -> Concurrency:

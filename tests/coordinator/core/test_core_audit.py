@@ -156,8 +156,8 @@ def two_lanes_at_one_audit() -> tuple[Driver, list]:
     driver = Driver(size=64, known_absent=False, lookahead_batches=4, capacity=64)
     driver.open("first", shuffle=False)
     driver.open("second", shuffle=False)
-    lane = driver.core.job("second").lanes[0]
-    assert lane.frontier == 4
+    cursor = driver.core.job("second").cursors[0]
+    assert cursor.lookahead == 4
     return driver, list(driver.audits)
 
 
@@ -167,7 +167,7 @@ def test_what_is_found_absent_is_told_to_all_who_passed_over_it():
     for audit in audits:
         driver.tell(audit, [0] * audit.indices.size)
     assert sorted(driver.requested()) == list(range(32))
-    assert driver.state.passers == {}
+    assert driver.state.audit_watchers == {}
 
 
 def test_what_is_found_there_changes_nothing_for_those_who_passed():
@@ -175,4 +175,4 @@ def test_what_is_found_there_changes_nothing_for_those_who_passed():
     for audit in audits:
         driver.tell(audit, [RECORD_BYTES] * audit.indices.size)
     assert driver.requests == []
-    assert driver.core.job("second").lanes[0].frontier == 4
+    assert driver.core.job("second").cursors[0].lookahead == 4

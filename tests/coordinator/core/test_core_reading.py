@@ -13,8 +13,8 @@ from tests.coordinator.core.driver import DATASET, Driver
 S = SampleState
 
 
-def lane(driver: Driver, rank: int = 0):
-    return driver.core.job("job").lanes[rank]
+def cursor(driver: Driver, rank: int = 0):
+    return driver.core.job("job").cursors[rank]
 
 
 def test_a_miss_of_what_is_absent_is_requested_at_once():
@@ -85,8 +85,8 @@ def test_repeated_misses_do_not_fill_memory():
     driver.ask(0, 8)
     for _ in range(500):
         driver.read(5, missed=(0, 1, 2, 3))
-    assert len(driver.state.demands) == 1
-    assert len(driver.state.awaited) == 1
+    assert len(driver.state.retry_queue) == 1
+    assert len(driver.state.misses) == 1
 
 
 def test_misses_come_before_looking_ahead():
@@ -139,7 +139,7 @@ def test_reading_moves_the_lane_and_counts():
     driver.ask(0, 8)
     for position in (0, 2, 1):
         driver.read(position, after_s=0.5)
-    assert lane(driver).low == 3
+    assert cursor(driver).watermark == 3
     counters = driver.core.job("job").counters
     assert (counters.batches_read, counters.cache_hits, counters.cache_misses) == (3, 24, 0)
 
@@ -150,7 +150,7 @@ def test_a_lost_report_holds_nobody_up_for_ever():
     driver.ask(0, 200)
     for position in range(1, 100):
         driver.read(position, after_s=0.01)
-    assert lane(driver).low == 100
+    assert cursor(driver).watermark == 100
 
 
 def test_reports_that_never_come_hold_nobody_up_for_ever():
@@ -158,7 +158,7 @@ def test_reports_that_never_come_hold_nobody_up_for_ever():
     driver.open()
     driver.ask(0, 600)
     driver.ask(600, 700, yielded=600)
-    assert lane(driver).low == 600 - 256
+    assert cursor(driver).watermark == 600 - 256
 
 
 def test_a_job_that_begins_in_the_middle_of_an_epoch_is_looked_ahead_for_there():
@@ -177,9 +177,9 @@ def test_going_back_to_an_earlier_epoch_starts_there():
     driver.ask(0, 8, epoch=4)
     driver.read(0, epoch=4)
     driver.ask(0, 8, epoch=1)
-    assert lane(driver).low == 8
+    assert cursor(driver).watermark == 8
     driver.read(0, epoch=4)
-    assert lane(driver).low == 8
+    assert cursor(driver).watermark == 8
 
 
 def test_a_call_that_a_report_has_overtaken_does_not_move_the_lane():
@@ -189,7 +189,7 @@ def test_a_call_that_a_report_has_overtaken_does_not_move_the_lane():
     for position in range(4):
         driver.read(position)
     driver.ask(3, 4, yielded=3)
-    assert lane(driver).low == 4
+    assert cursor(driver).watermark == 4
 
 
 def test_asking_again_is_no_news():
@@ -198,7 +198,7 @@ def test_asking_again_is_no_news():
     driver.ask(0, 4)
     driver.read(0)
     driver.ask(0, 4, yielded=2)
-    assert (lane(driver).low, lane(driver).asked) == (1, 4)
+    assert (cursor(driver).watermark, cursor(driver).asked) == (1, 4)
 
 
 def test_a_new_epoch_ends_the_one_that_was_abandoned():
@@ -207,9 +207,9 @@ def test_a_new_epoch_ends_the_one_that_was_abandoned():
     driver.ask(0, 8, yielded=2)
     driver.read(0)
     driver.ask(0, 8, epoch=1)
-    assert lane(driver).low == 1
+    assert cursor(driver).watermark == 1
     driver.ask(4, 8, epoch=1, yielded=3)
-    assert lane(driver).low == 8
+    assert cursor(driver).watermark == 8
 
 
 def test_two_iterators_of_one_sampler_both_get_their_batches():
@@ -236,7 +236,7 @@ def test_a_silent_rank_is_forgotten_after_a_long_time_and_its_job_with_the_last(
     driver.wait(90.0)
     driver.ask(0, 1, rank=1)
     driver.wait(60.0)
-    assert list(driver.core.job("job").lanes) == [1]
+    assert list(driver.core.job("job").cursors) == [1]
     driver.wait(100.0)
     assert driver.core.jobs == []
 
@@ -307,8 +307,8 @@ def test_a_sampler_that_begins_anew_a_little_earlier_is_followed(reopens):
     if reopens:
         driver.open()
     driver.ask(0, 8)
-    lane = driver.core.job("job").lanes[0]
-    assert lane.low == 0
+    cursor = driver.core.job("job").cursors[0]
+    assert cursor.watermark == 0
     driver.answer_all()
     wanted = plan.span(0, 0, 2, 0).indices
     assert set(wanted.tolist()) <= set(driver.in_state(S.RESIDENT)) | set(driver.in_state(S.IN_FLIGHT))
@@ -321,4 +321,4 @@ def test_a_call_that_a_report_overtook_is_no_new_beginning():
     for position in range(8):
         driver.read(position)
     driver.ask(0, 20, yielded=6)
-    assert driver.core.job("job").lanes[0].low == 8
+    assert driver.core.job("job").cursors[0].watermark == 8

@@ -105,7 +105,7 @@ def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
     assert waits_s[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert max(waits_s) == pytest.approx(5.0)
     driver.answer(driver.requests[0])
-    assert driver.state.setbacks == 0
+    assert driver.state.outages == 0
 
 
 def test_a_success_between_ends_the_count():
@@ -267,12 +267,12 @@ def test_answers_while_the_cache_is_away_teach_nothing_of_latency():
     driver.open()
     for _ in range(30):
         driver.answer(driver.requests[0], after_s=0.5)
-    slow_s = driver.state.fleet.members[0].latency.quantile_s(8, 0.99)
+    slow_s = driver.state.fleet.executors[0].latency.quantile_s(8, 0.99)
     for _ in range(60):
         driver.wait(1.0)
         for request in list(driver.requests):
             driver.answer(request, Outcome.CACHE_ERROR, after_s=0.001)
-    assert driver.state.fleet.members[0].latency.quantile_s(8, 0.99) == slow_s
+    assert driver.state.fleet.executors[0].latency.quantile_s(8, 0.99) == slow_s
 
 
 def test_what_was_refused_is_no_invocation():

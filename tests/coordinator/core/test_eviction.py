@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SetKey
-from superdl.coordinator.core.eviction import CANDIDATES_LEAST, choose_victims, next_use_s
-from superdl.coordinator.core.jobs import Job, Lane
-from superdl.coordinator.core.pace import Pace
+from superdl.coordinator.core.jobs import Cursor, Job
+from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
 from superdl.coordinator.core.samples import SampleSet, SampleState, footprint
+from superdl.coordinator.core.timing import Pace
 
 NAME = b"data"
 RECORD = int(footprint(np.array([1000]))[0])
@@ -29,22 +29,22 @@ plans = st.builds(
 def job_at(plan: Plan, *lows: int, name: str = "job", random: bool = False, interval_s: float = 1.0) -> Job:
     job = Job(name, NAME, random, plan)
     for rank, low in enumerate(lows):
-        job.lanes[rank] = Lane(rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
-        job.lanes[rank].pace.interval_s = interval_s
+        job.cursors[rank] = Cursor(rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
+        job.cursors[rank].pace.interval_s = interval_s
     return job
 
 
 def brute_force_s(key: SetKey, index: int, job: Job) -> float:
     """Walk over this epoch and the next, batch by batch of all ranks."""
-    epoch, _ = job.epoch_and_position(job.low)
-    for absolute in range(job.low, (epoch + 2) * job.plan.batches_per_epoch):
+    epoch, _ = job.epoch_and_position(job.watermark)
+    for absolute in range(job.watermark, (epoch + 2) * job.plan.batches_per_epoch):
         at_epoch, position = job.epoch_and_position(absolute)
         if key.epoch not in (EVERY_EPOCH, at_epoch):
             continue
         batches = [job.plan.batch(at_epoch, position, rank).indices for rank in range(job.plan.replicas)]
         if index in np.concatenate(batches):
-            distance = absolute - job.low
-            now = any(lane.low <= absolute <= lane.low for lane in job.lanes.values())
+            distance = absolute - job.watermark
+            now = any(cursor.watermark <= absolute <= cursor.watermark for cursor in job.cursors.values())
             return 0.0 if now else distance * job.interval_s
     return np.inf
 
@@ -91,7 +91,7 @@ def test_a_job_of_another_dataset_has_no_say():
 
 def test_what_was_given_out_is_needed_now():
     job = job_at(Plan(40, 4, shuffle=False), 2)
-    job.lanes[0].yielded = 5
+    job.cursors[0].yielded = 5
     uses_s = next_use_s(SetKey(NAME, EVERY_EPOCH), np.arange(40), [job])
     assert uses_s[8:24].tolist() == [0.0] * 12 + [3.0] * 4
 

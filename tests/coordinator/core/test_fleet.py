@@ -6,177 +6,177 @@ import math
 
 import pytest
 
-from superdl.coordinator.core.fleet import Fleet, Roster
+from superdl.coordinator.core.fleet import EligibleExecutors, Fleet
 
 
 def fleet_of(*capacities: int) -> Fleet:
     fleet = Fleet([f"executor-{number}" for number in range(len(capacities))])
-    for member, capacity in zip(fleet.members, capacities, strict=True):
-        member.concurrency.resize(capacity, backlog=0, burst=None, per_s=math.inf, now=0.0)
+    for executor, capacity in zip(fleet.executors, capacities, strict=True):
+        executor.concurrency.resize(capacity, backlog=0, burst=None, per_s=math.inf, now=0.0)
     return fleet
 
 
-def roster_of(*capacities: int) -> Roster:
-    return fleet_of(*capacities).roster(frozenset())
+def eligible_for(*capacities: int) -> EligibleExecutors:
+    return fleet_of(*capacities).eligible(frozenset())
 
 
-def learn(roster: Roster, *seconds: float) -> None:
+def learn(eligible: EligibleExecutors, *seconds: float) -> None:
     """Requests take so long at each, whatever they carry."""
-    for member, one_s in zip(roster.members, seconds, strict=False):
+    for executor, one_s in zip(eligible.executors, seconds, strict=False):
         for _ in range(20):
-            member.latency.observe(8, one_s, one_s)
+            executor.latency.observe(8, one_s, one_s)
 
 
-def name_of(member) -> str | None:
-    return None if member is None else member.name
+def name_of(executor) -> str | None:
+    return None if executor is None else executor.name
 
 
 def test_the_cheapest_with_a_place_is_taken():
-    roster = roster_of(2, 8)
+    eligible = eligible_for(2, 8)
     chosen = []
     for _ in range(11):
-        member = roster.choose(0.0)
-        chosen.append(name_of(member))
-        if member:
-            member.in_flight += 1
+        executor = eligible.choose(0.0)
+        chosen.append(name_of(executor))
+        if executor:
+            executor.in_flight += 1
     assert chosen == ["executor-0"] * 2 + ["executor-1"] * 8 + [None]
-    assert roster.places(0.0) == 0
+    assert eligible.places(0.0) == 0
 
 
 def test_what_can_wait_is_kept_for_the_cheaper():
-    roster = roster_of(1, 8)
-    learn(roster, 2.0, 0.5)
-    roster.members[0].in_flight = 1
-    assert name_of(roster.choose(0.0, slack_s=2.4, samples=8)) == "executor-1"
-    assert roster.choose(0.0, slack_s=2.6, samples=8) is None
-    in_s = roster.hasty_in_s(0.0, slack_s=2.6, samples=8)
+    eligible = eligible_for(1, 8)
+    learn(eligible, 2.0, 0.5)
+    eligible.executors[0].in_flight = 1
+    assert name_of(eligible.choose(0.0, slack_s=2.4, samples=8)) == "executor-1"
+    assert eligible.choose(0.0, slack_s=2.6, samples=8) is None
+    in_s = eligible.deferral_ends_in_s(0.0, slack_s=2.6, samples=8)
     assert in_s == pytest.approx(0.1)
-    assert name_of(roster.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
+    assert name_of(eligible.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
 
 
 def test_before_it_is_known_how_long_requests_take_what_is_wanted_first_does_not_wait():
-    roster = roster_of(1, 8)
-    roster.members[0].in_flight = 1
-    assert name_of(roster.choose(0.0, slack_s=1e6)) == "executor-1"
-    assert roster.choose(0.0, slack_s=1e6, soon=False) is None
-    assert roster.hasty_in_s(0.0, slack_s=1e6, samples=8) == math.inf
+    eligible = eligible_for(1, 8)
+    eligible.executors[0].in_flight = 1
+    assert name_of(eligible.choose(0.0, slack_s=1e6)) == "executor-1"
+    assert eligible.choose(0.0, slack_s=1e6, soon=False) is None
+    assert eligible.deferral_ends_in_s(0.0, slack_s=1e6, samples=8) == math.inf
 
 
 def test_what_a_reader_waits_for_never_waits():
-    roster = roster_of(1, 8)
-    roster.members[0].in_flight = 1
-    assert name_of(roster.choose(0.0, slack_s=0.0, soon=False)) == "executor-1"
+    eligible = eligible_for(1, 8)
+    eligible.executors[0].in_flight = 1
+    assert name_of(eligible.choose(0.0, slack_s=0.0, soon=False)) == "executor-1"
 
 
 def test_nobody_waits_for_an_executor_that_takes_nothing():
-    roster = roster_of(0, 8)
-    learn(roster, 2.0, 0.5)
-    assert name_of(roster.choose(0.0, slack_s=1e6, samples=8)) == "executor-1"
+    eligible = eligible_for(0, 8)
+    learn(eligible, 2.0, 0.5)
+    assert name_of(eligible.choose(0.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
 def test_nobody_waits_for_one_that_was_set_aside():
-    roster = roster_of(4, 8)
-    learn(roster, 2.0, 0.5)
-    roster.members[0].health.refused("gone", 9.0, 10.0)
-    assert name_of(roster.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
+    eligible = eligible_for(4, 8)
+    learn(eligible, 2.0, 0.5)
+    eligible.executors[0].breaker.refused("gone", 9.0, 10.0)
+    assert name_of(eligible.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
 def test_one_that_was_set_aside_is_tried_by_a_single_request():
-    roster = roster_of(4, 8)
-    first = roster.members[0]
-    first.health.refused("gone", 9.0, 10.0)
-    again_s = first.health.aside_until_s()
-    assert name_of(roster.choose(again_s - 0.01, slack_s=1.0)) == "executor-1"
-    assert name_of(roster.choose(again_s, slack_s=0.0)) == "executor-1", "not with what a reader waits for"
-    assert name_of(roster.choose(again_s, slack_s=1.0)) == "executor-0"
+    eligible = eligible_for(4, 8)
+    first = eligible.executors[0]
+    first.breaker.refused("gone", 9.0, 10.0)
+    again_s = first.breaker.open_until_s()
+    assert name_of(eligible.choose(again_s - 0.01, slack_s=1.0)) == "executor-1"
+    assert name_of(eligible.choose(again_s, slack_s=0.0)) == "executor-1", "not with what a reader waits for"
+    assert name_of(eligible.choose(again_s, slack_s=1.0)) == "executor-0"
     first.in_flight = 1
-    assert name_of(roster.choose(again_s, slack_s=1.0)) == "executor-1"
-    first.health.worked()
-    assert roster.places_of(first, again_s) == 3
+    assert name_of(eligible.choose(again_s, slack_s=1.0)) == "executor-1"
+    first.breaker.worked()
+    assert eligible.places_of(first, again_s) == 3
 
 
 def test_where_all_are_doubtful_no_pause_is_long():
-    roster = roster_of(4, 8)
-    for member in roster.members:
+    eligible = eligible_for(4, 8)
+    for executor in eligible.executors:
         for number in range(8):
-            member.health.refused("gone", 100.0 * number, 100.0 * number)
-    assert roster.places(701.0) == 0
-    assert sorted(roster.wake_times_s(701.0)) == [705.0, 705.0]
-    assert name_of(roster.choose(705.0)) == "executor-0"
+            executor.breaker.refused("gone", 100.0 * number, 100.0 * number)
+    assert eligible.places(701.0) == 0
+    assert sorted(eligible.wake_times_s(701.0)) == [705.0, 705.0]
+    assert name_of(eligible.choose(705.0)) == "executor-0"
 
 
 def test_one_alone_is_never_set_aside():
-    roster = roster_of(4)
+    eligible = eligible_for(4)
     for now in range(20):
-        roster.members[0].health.refused("throttled", float(now), float(now))
-    assert roster.places(20.0) == 4
-    assert name_of(roster.choose(20.0)) == "executor-0"
-    assert not roster.can_turn_elsewhere(roster.members[0])
+        eligible.executors[0].breaker.refused("throttled", float(now), float(now))
+    assert eligible.places(20.0) == 4
+    assert name_of(eligible.choose(20.0)) == "executor-0"
+    assert not eligible.can_turn_elsewhere(eligible.executors[0])
 
 
 def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     fleet = fleet_of(4, 8)
-    fleet.members[0].health.refused("throttled", 1.0, 1.0)
-    only, both = fleet.roster(frozenset({1})), fleet.roster(frozenset())
+    fleet.executors[0].breaker.refused("throttled", 1.0, 1.0)
+    only, both = fleet.eligible(frozenset({1})), fleet.eligible(frozenset())
     assert only.places(1.0) == 4
     assert name_of(only.choose(1.0)) == "executor-0"
-    assert not only.can_turn_elsewhere(fleet.members[0])
-    assert both.places_of(fleet.members[0], 1.0) == 0
+    assert not only.can_turn_elsewhere(fleet.executors[0])
+    assert both.places_of(fleet.executors[0], 1.0) == 0
 
 
 def test_the_unfit_count_for_nothing():
     fleet = fleet_of(4, 8)
-    roster = fleet.roster(frozenset({0}))
-    assert (roster.places(0.0), roster.idle(0.0)) == (8, 8)
-    assert name_of(roster.choose(0.0)) == "executor-1"
-    assert fleet.roster(frozenset({0, 1})).choose(0.0) is None
+    eligible = fleet.eligible(frozenset({0}))
+    assert (eligible.places(0.0), eligible.idle(0.0)) == (8, 8)
+    assert name_of(eligible.choose(0.0)) == "executor-1"
+    assert fleet.eligible(frozenset({0, 1})).choose(0.0) is None
 
 
 def test_a_rival_runs_elsewhere_if_it_can():
-    roster = roster_of(4, 1)
-    assert name_of(roster.choose(0.0, other_than=0)) == "executor-1"
-    roster.members[1].in_flight = 1
-    assert name_of(roster.choose(0.0, other_than=0)) == "executor-0"
+    eligible = eligible_for(4, 1)
+    assert name_of(eligible.choose(0.0, other_than=0)) == "executor-1"
+    eligible.executors[1].in_flight = 1
+    assert name_of(eligible.choose(0.0, other_than=0)) == "executor-0"
 
 
 def test_what_failed_at_one_waits_for_another_in_good_health():
-    roster = roster_of(4, 1)
-    assert name_of(roster.choose(0.0, failed_by=0)) == "executor-1"
-    roster.members[1].in_flight = 1
-    assert roster.choose(0.0, failed_by=0) is None
-    roster.members[1].health.refused("gone", 0.0, 0.0)
-    assert name_of(roster.choose(0.0, failed_by=0)) == "executor-0"
+    eligible = eligible_for(4, 1)
+    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-1"
+    eligible.executors[1].in_flight = 1
+    assert eligible.choose(0.0, failed_by=0) is None
+    eligible.executors[1].breaker.refused("gone", 0.0, 0.0)
+    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-0"
 
 
 def test_one_that_never_answers_is_late_when_the_slowest_other_would_be():
-    roster = roster_of(4, 4)
-    assert roster.late_s(roster.members[0], 8, 0.95) == 5.0, "nobody has answered yet"
+    eligible = eligible_for(4, 4)
+    assert eligible.late_s(eligible.executors[0], 8, 0.95) == 5.0, "nobody has answered yet"
     for _ in range(20):
-        roster.members[1].latency.observe(8, 0.5, 0.5)
-    assert roster.late_s(roster.members[0], 8, 0.95) == pytest.approx(0.5)
-    assert roster_of(4).late_s(roster.members[0], 8, 0.95) is None
+        eligible.executors[1].latency.observe(8, 0.5, 0.5)
+    assert eligible.late_s(eligible.executors[0], 8, 0.95) == pytest.approx(0.5)
+    assert eligible_for(4).late_s(eligible.executors[0], 8, 0.95) is None
 
 
 def test_looking_ahead_reckons_with_one_after_the_other():
-    roster = roster_of(1, 8)
-    assert roster.slow_s(8) is None
-    learn(roster, 2.0, 0.5)
-    assert roster.slow_s(8) == pytest.approx(2.5)
+    eligible = eligible_for(1, 8)
+    assert eligible.slow_s(8) is None
+    learn(eligible, 2.0, 0.5)
+    assert eligible.slow_s(8) == pytest.approx(2.5)
 
 
 def test_until_it_is_known_what_they_cost_few_requests_are_made():
-    roster = roster_of(100)
-    roster.members[0].most_in_flight = 4
-    roster.members[0].in_flight = 3
-    assert roster.places(0.0) == 1
+    eligible = eligible_for(100)
+    eligible.executors[0].most_in_flight = 4
+    eligible.executors[0].in_flight = 3
+    assert eligible.places(0.0) == 1
 
 
 def test_of_several_rosters_the_one_with_the_earliest_deadline_goes_first():
     fleet = fleet_of(1, 1)
-    late, soon = fleet.roster(frozenset()), fleet.roster(frozenset({1}))
+    late, soon = fleet.eligible(frozenset()), fleet.eligible(frozenset({1}))
     assert fleet.soonest(0.0) is None
-    late.hungry.add(("a", 0), 5.0)
-    soon.hungry.add(("b", 0), 3.0)
+    late.ready.add(("a", 0), 5.0)
+    soon.ready.add(("b", 0), 3.0)
     assert fleet.soonest(0.0) == (soon, 3.0)
-    fleet.members[0].in_flight = 1
+    fleet.executors[0].in_flight = 1
     assert fleet.soonest(0.0) == (late, 5.0), "the other has no place"

@@ -1,4 +1,4 @@
-"""What is told of one batch: its own events, in order, in words, whichever lane or request they came from."""
+"""What is told of one batch: its own events, in order, in words, whichever rank or request they came from."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def test_memory_is_bounded():
         driver.ask(position, position + 1, yielded=position)
         driver.answer_all()
         driver.read(position)
-    assert len(driver.core.job("job").lanes[0].notes) == 256
+    assert len(driver.core.job("job").cursors[0].notes) == 256
     assert words(driver, 599)
     assert not any("read" in what for what in words(driver, 0))

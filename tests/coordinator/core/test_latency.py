@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from superdl.coordinator.core.latency import LatencyModel
+from superdl.coordinator.core.timing import LatencyModel
 
 
 def taught(

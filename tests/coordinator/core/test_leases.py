@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from superdl.coordinator.core.events import JobClosed
-from superdl.coordinator.core.eviction import next_use_s
+from superdl.coordinator.core.room import next_use_s
 from tests.coordinator.core.driver import Driver
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_asked_for_a_job_that_has_lapsed():
     driver.answer_all()
     assert driver.core.job("gone").counters.invocations == before
     assert driver.core.job("here").counters.invocations > 0
-    assert driver.core.job("gone").lanes[0].wanted_bytes == 0, "and it takes no share of the budget"
+    assert driver.core.job("gone").cursors[0].wanted_bytes == 0, "and it takes no share of the budget"
 
 
 def test_it_goes_on_where_it_was_when_it_comes_back():
@@ -55,13 +55,13 @@ def test_it_goes_on_where_it_was_when_it_comes_back():
         driver.read(position, job="gone")
     driver.wait(600.0)
     assert driver.core.job("gone").lapsed
-    lane = driver.core.job("gone").lanes[0]
-    assert lane.low == 4
+    cursor = driver.core.job("gone").cursors[0]
+    assert cursor.watermark == 4
     driver.ask(4, 8, job="gone", yielded=4)
     driver.answer_all()
     assert not driver.core.job("gone").lapsed
-    assert lane.low == 4
-    assert lane.frontier > 8
+    assert cursor.watermark == 4
+    assert cursor.lookahead > 8
 
 
 def test_it_is_forgotten_after_half_an_hour():
@@ -96,8 +96,8 @@ def test_one_silent_rank_does_not_hold_its_job_back():
         driver.wait(1.5)
     job = driver.core.job("job")
     assert not job.lapsed
-    assert [lane.lapsed for lane in job.lanes.values()] == [False, True]
-    assert job.low == 15
+    assert [cursor.lapsed for cursor in job.cursors.values()] == [False, True]
+    assert job.watermark == 15
 
 
 def test_closing_a_job_that_has_lapsed_leaves_nothing():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.settings import Prices
 from superdl.super_wire.errors import ConfigError
 
 PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
@@ -26,10 +26,32 @@ def invoke(book: Ledger, dataset=b"a", *, now=0.0, gb_s=0.0, executor=0) -> floa
     return book.invoked(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
 
 
-def test_every_unit_has_its_price():
-    book = ledger()
+def freedom(book: Ledger, in_flight: list[tuple[int, int]]) -> Spending:
+    book.watch(in_flight, 0.0)
+    return book.spending
+
+
+def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
+    book = Ledger(
+        [Prices(1.0, 2.0, 0.5, 4.0, 8.0, hour=3600.0, coordinator_hour=900.0)],
+        max_usd=math.inf,
+        max_usd_per_hour=math.inf,
+        spent_usd=7.0,
+    )
+    book.settle(0.0)
     usd = book.invoked(b"a", gb_s=3.0, source_requests=4, source_bytes=2**29, record_bytes=2**28, now=0.0)
-    assert usd == 1 + 6 + 2 + 2 + 2 == book.total_usd
+    assert usd == 1 + 6 + 2 + 2 + 2
+    book.settle(4.0)
+    assert book.total_costs().counters() == {
+        "super_functions_usd_total": 7.0,
+        "super_source_requests_usd_total": 2.0,
+        "super_transfer_usd_total": 4.0,
+        "super_cache_usd_total": 3.0,
+        "super_coordinator_usd_total": 1.0,
+        "super_trainers_usd_total": 0.0,
+        "super_earlier_usd_total": 7.0,
+    }
+    assert book.total_usd == 24.0
 
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
@@ -42,25 +64,25 @@ def test_before_anything_is_read_the_cost_is_whose_it_was_produced_for():
     book = ledger()
     book.produced(b"a", "one", 30, invoke(book))
     book.produced(b"a", "two", 10, invoke(book))
-    assert book.job_usd("one") == 1.5
-    assert book.job_usd("two") == 0.5
+    assert book.job_costs("one").usd == 1.5
+    assert book.job_costs("two").usd == 0.5
 
 
 def test_shared_work_is_split_over_those_who_used_it():
     book = ledger()
     book.produced(b"a", "one", 100, invoke(book))
     book.used(b"a", "one", 100, 0, 0.0)
-    assert book.job_usd("one") == 1.0
+    assert book.job_costs("one").usd == 1.0
     book.used(b"a", "two", 100, 0, 1.0)
-    assert book.job_usd("one") == book.job_usd("two") == 0.5
+    assert book.job_costs("one").usd == book.job_costs("two").usd == 0.5
     book.produced(b"b", "two", 10, invoke(book, b"b"))
-    assert (book.job_usd("one"), book.job_usd("two")) == (0.5, 1.5)
+    assert (book.job_costs("one").usd, book.job_costs("two").usd) == (0.5, 1.5)
 
 
 def test_reading_out_of_the_cache_is_the_reader_s_own():
     book = ledger()
     book.used(b"a", "one", 10, 2**30, 0.0)
-    assert book.job_usd("one") == 8.0
+    assert book.job_costs("one").usd == 8.0
 
 
 def test_hours_are_split_over_those_who_are_there():
@@ -72,9 +94,9 @@ def test_hours_are_split_over_those_who_are_there():
     book.settle(7.0)
     book.left("one")
     book.settle(8.0)
-    assert book.job_usd(NOBODY) == 1.0
-    assert book.job_usd("one") == 2.0 + 2.0
-    assert book.job_usd("two") == 2.0 + 1.0
+    assert book.job_costs(NOBODY).usd == 1.0
+    assert book.job_costs("one").usd == 2.0 + 2.0
+    assert book.job_costs("two").usd == 2.0 + 1.0
     assert book.total_usd == 8.0
 
 
@@ -90,23 +112,23 @@ def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     book = ledger(max_usd=10.0)
     for _ in range(8):
         book.produced(b"a", "one", 10, invoke(book))
-    assert book.spending([(0, 0)]) is Spending.FREELY
-    assert book.spending([(1, 10)]) is Spending.SLOWED, "what is in flight counts as spent"
-    assert book.spending([(2, 20)]) is Spending.STOPPED
+    assert freedom(book, [(0, 0)]) is Spending.FREELY
+    assert freedom(book, [(1, 10)]) is Spending.SLOWED, "what is in flight counts as spent"
+    assert freedom(book, [(2, 20)]) is Spending.STOPPED
     invoke(book)
     invoke(book)
-    assert book.spending([(0, 0)]) is Spending.STOPPED
+    assert freedom(book, [(0, 0)]) is Spending.STOPPED
 
 
 def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
     book = ledger(max_usd_per_hour=3600.0)
     for _ in range(310):
         invoke(book)
-    assert book.spending([(0, 0)]) is Spending.SLOWED
+    assert freedom(book, [(0, 0)]) is Spending.SLOWED
     freely_s = book.freely_at_s(0.0, [(0, 0)])
     assert freely_s == pytest.approx(10.0, abs=0.1)
     book.settle(freely_s)
-    assert book.spending([(0, 0)]) is Spending.FREELY
+    assert freedom(book, [(0, 0)]) is Spending.FREELY
     assert book.freely_at_s(freely_s, [(0, 0)]) is None
 
 
@@ -137,14 +159,14 @@ def test_all_that_is_spent_is_borne(steps):
             book.produced(dataset, job, number, 0.01 * number)
         else:
             book.used(dataset, job, number, number * 2**20, now)
-        assert sum(map(book.job_usd, book.jobs())) == pytest.approx(book.total_usd)
+        assert book.total_costs().usd == pytest.approx(book.total_usd)
 
 
-def test_what_is_in_flight_is_reckoned_by_what_requests_have_cost():
+def test_what_is_in_flight_costs_what_requests_have_cost():
     book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
     invoke(book, gb_s=10.0)
-    assert book.spending([(50, 100)]) is Spending.FREELY
-    assert book.spending([(99, 100)]) is Spending.STOPPED, "ten dollars each, whatever came of it"
+    assert freedom(book, [(50, 100)]) is Spending.FREELY
+    assert freedom(book, [(99, 100)]) is Spending.STOPPED, "ten dollars each, whatever came of it"
 
 
 def test_free_requests_say_nothing_of_what_another_executors_cost():
@@ -152,5 +174,5 @@ def test_free_requests_say_nothing_of_what_another_executors_cost():
     invoke(book, gb_s=10.0, executor=1)
     for _ in range(1000):
         invoke(book, gb_s=10.0)
-    assert book.spending([(500, 5000), (50, 100)]) is Spending.FREELY
-    assert book.spending([(0, 0), (99, 100)]) is Spending.STOPPED
+    assert freedom(book, [(500, 5000), (50, 100)]) is Spending.FREELY
+    assert freedom(book, [(0, 0), (99, 100)]) is Spending.STOPPED

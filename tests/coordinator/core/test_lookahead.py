@@ -1,4 +1,4 @@
-"""How far a lane looks ahead, in which order, and that nobody is asked for twice."""
+"""How far a rank looks ahead, in which order, and that nobody is asked for twice."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_window_is_bounded_by_the_lane_s_share_of_the_budget():
     assert len(driver.requested()) == 6 * 8
     driver.open("other", seed=7)
     driver.answer_all()
-    # Half the budget for two lanes: three batches each; what the first had asked for before stays.
+    # Half the budget for two ranks: three batches each; what the first had asked for before stays.
     assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
 
 
@@ -188,7 +188,7 @@ def test_the_window_follows_latency_and_pace():
 def test_stalls_make_it_cautious_and_calm_lets_it_forget():
     driver = steady(step_s=0.5, latency_s=0.1)
     before = ahead(driver)
-    lane = driver.core.job("job").lanes[0]
+    cursor = driver.core.job("job").cursors[0]
     for position in range(120, 124):
         driver.ask(position, position + 1, yielded=position)
         driver.read(position, missed=(0,))
@@ -197,13 +197,13 @@ def test_stalls_make_it_cautious_and_calm_lets_it_forget():
             after_s=0.5,
         )
         driver.answer_all()
-    assert lane.caution > 4
+    assert cursor.caution > 4
     assert ahead(driver) > before
     for position in range(124, 500):
         driver.ask(position, position + 1, yielded=position)
         driver.read(position, after_s=0.5)
         driver.answer_all()
-    assert lane.caution < 1.2
+    assert cursor.caution < 1.2
 
 
 def test_the_next_epoch_is_ready_before_this_one_ends():
@@ -244,4 +244,4 @@ def test_all_that_was_given_out_is_looked_at_whatever_the_stride(yielded):
     driver.ask(0, 64, yielded=30)
     driver.ask(0, 64, yielded=yielded)
     driver.answer_all()
-    assert driver.core.job("job").lanes[0].frontier >= yielded
+    assert driver.core.job("job").cursors[0].lookahead >= yielded

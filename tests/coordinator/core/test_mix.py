@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.events import ExecutorResized, ExecutorsUnfit, FailureKind, RequestFailed
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind, RequestFailed
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
@@ -42,10 +41,10 @@ def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
         driver.read(position, after_s=1.0)
         while driver.requests:
             driver.answer(driver.requests[0], after_s=0.01)
-    billed = driver.state.fleet.members[1].requests
+    billed = driver.state.fleet.executors[1].requests
     for position in range(10):
         driver.ask(position, position + 4, epoch=0)
-    assert driver.state.fleet.members[0].requests > 3 * billed
+    assert driver.state.fleet.executors[0].requests > 3 * billed
     assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
 
 
@@ -62,7 +61,7 @@ def test_what_the_cheapest_cannot_do_in_time_goes_to_the_next():
             due_s.setdefault(request.request_id, driver.now_s + took_s)
         for request in [one for one in driver.requests if due_s[one.request_id] <= driver.now_s]:
             driver.answer(request, after_s=0.0)
-    cheap, dear = driver.state.fleet.members
+    cheap, dear = driver.state.fleet.executors
     assert cheap.requests >= 4, "it is never idle"
     assert dear.requests > 10 * cheap.requests
 
@@ -123,7 +122,7 @@ def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
         driver.answer(request, outcome if request.executor == 0 else Outcome.CACHED)
     assert not driver.tombstones
     assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
-    assert driver.state.fleet.members[1].samples == driver.size
+    assert driver.state.fleet.executors[1].samples == driver.size
 
 
 def test_a_sample_that_crashes_all_functions_is_buried_after_bounded_attempts():
@@ -147,13 +146,13 @@ def test_a_sample_that_crashes_all_functions_is_buried_after_bounded_attempts():
 
 def test_the_unfit_get_none_of_a_dataset():
     driver = mixed(cheap=4, dear=4)
-    driver.step(ExecutorsUnfit(DATASET, frozenset({0})))
+    driver.step(ExecutorsIneligible(DATASET, frozenset({0})))
     driver.open()
     assert set(there(driver)) == {1}
     driver.fail(driver.requests[0], FailureKind.THROTTLED)
     driver.wait(0.1)
     assert set(there(driver)) == {1}
-    driver.step(ExecutorsUnfit(DATASET, frozenset()))
+    driver.step(ExecutorsIneligible(DATASET, frozenset()))
     driver.wait(1.0)
     assert 0 in there(driver)
 
@@ -171,10 +170,10 @@ def test_each_executor_is_billed_at_its_own_price():
     assert there(driver) == [0, 1, 1]
     for request in list(driver.requests):
         driver.answer(request)
-    dear = driver.state.fleet.members[1]
+    dear = driver.state.fleet.executors[1]
     assert driver.state.ledger.total_usd == pytest.approx(0.02)
     assert dear.usd == pytest.approx(0.02)
-    assert driver.state.fleet.members[0].usd == 0
+    assert driver.state.fleet.executors[0].usd == 0
 
 
 def test_what_no_function_was_asked_for_costs_nothing():
@@ -187,7 +186,7 @@ def test_what_no_function_was_asked_for_costs_nothing():
 
 def test_an_executor_of_no_use_for_a_dataset_makes_no_pauses_longer():
     driver = mixed(cheap=4, dear=4)
-    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
     driver.open()
     for _ in range(20):
         for request in list(driver.requests):
@@ -198,14 +197,14 @@ def test_an_executor_of_no_use_for_a_dataset_makes_no_pauses_longer():
 
 def test_an_executor_of_no_use_for_a_dataset_makes_no_requests_smaller():
     driver = mixed(cheap=4, dear=1000, size=512)
-    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
     driver.open(batch_size=256)
     assert [request.indices.size for request in driver.requests] == [64] * 4
 
 
 def test_what_waits_for_the_only_executor_that_can_is_not_forgotten():
     driver = mixed(cheap=1, dear=4, lookahead_batches=2)
-    driver.step(ExecutorsUnfit(DATASET, frozenset({1})))
+    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
     driver.open()
     (first,) = driver.requests
     driver.ask(0, 4)
@@ -225,7 +224,7 @@ def test_the_cap_on_money_holds_though_another_executor_is_free():
         driver.answer(driver.requests[0])
     driver.step(ExecutorResized(0))
     driver.step(ExecutorResized(1000, backlog=0, executor=1))
-    assert driver.state.fleet.members[1].in_flight == 4, "until it is known what they cost"
+    assert driver.state.fleet.executors[1].in_flight == 4, "until it is known what they cost"
     for _ in range(2000):
         if not driver.requests:
             break
@@ -254,7 +253,7 @@ def test_a_dataset_that_one_executor_refuses_is_made_by_the_other():
                 break
             continue
         request = driver.requests[0]
-        driver.state.fleet.members[0].health.worked()
+        driver.state.fleet.executors[0].breaker.worked()
         driver.answer(request, Outcome.REFUSED if request.executor == 0 else Outcome.CACHED)
     assert not driver.tombstones
     assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
@@ -270,13 +269,13 @@ def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
         driver.wait(0.1)
     first = driver.core.job("job").plan.batch(0, 0, 0).indices
     assert (driver.core.states(driver.key(), first) == SampleState.RESIDENT).all()
-    assert "when another executor had answered" in driver.state.fleet.members[0].health.reason
+    assert "when another executor had answered" in driver.state.fleet.executors[0].breaker.reason
 
 
 def test_the_core_wakes_when_what_waits_for_a_cheaper_executor_can_wait_no_more():
     driver = mixed(cheap=1, dear=8)
     driver.open()
-    roster = driver.state.roster_of(DATASET)
-    roster.patient["job", 0] = None
-    roster.hasty_s = driver.now_s + 1e-3
-    assert driver.core.wake_at_s == roster.hasty_s
+    eligible = driver.state.eligible_for(DATASET)
+    eligible.deferred["job", 0] = None
+    eligible.defer_until_s = driver.now_s + 1e-3
+    assert driver.core.wake_at_s == eligible.defer_until_s

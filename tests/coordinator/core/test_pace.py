@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.pace import Pace
+from superdl.coordinator.core.timing import Pace
 
 
 def after(reads: list[tuple[float, bool]]) -> float:

@@ -55,11 +55,11 @@ def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
     driver = producing(lookahead_batches=4, executors=facts)
     driver.step(ExecutorResized(8, executor=1))
     driver.answer(next(one for one in driver.requests if one.executor == 0))
-    first = driver.state.fleet.members[0]
+    first = driver.state.fleet.executors[0]
     told(driver, "its hash is another")
-    assert first.health.doubtful
+    assert first.breaker.tripped
     driver.answer_all()
-    assert first.health.doubtful, "answers alone prove nothing"
+    assert first.breaker.tripped, "answers alone prove nothing"
     position = 0
     while not any(one.executor == 0 for one in driver.read_backs):
         driver.read_backs.clear()
@@ -67,4 +67,4 @@ def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
         driver.answer_all()
         position += 1
     told(driver, "")
-    assert not first.health.doubtful
+    assert not first.breaker.tripped

@@ -211,7 +211,7 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     (request, *_) = driver.requests
     driver.answer(request, Outcome.CACHE_FULL)
     assert len(driver.in_state(S.RESIDENT)) <= held - request.indices.size
-    assert not driver.state.fleet.members[0].health.doubtful
+    assert not driver.state.fleet.executors[0].breaker.tripped
     assert not driver.state.set_of(driver.key()).attempts.any()
     driver.step(CacheResized(64 * TAKEN))  # the look at the server
     driver.wait(1.0)

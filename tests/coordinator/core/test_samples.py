@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.samples import Account, SampleSet, footprint
+from superdl.coordinator.core.samples import CacheMemory, SampleSet, footprint
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 S = SampleState
@@ -47,8 +47,8 @@ CLASSES = sorted(
 )
 
 
-def sample_set(size: int = 4, *, known_absent: bool = False, account: Account | None = None) -> SampleSet:
-    return SampleSet(KEY, size, record_bytes=1000, known_absent=known_absent, account=account)
+def sample_set(size: int = 4, *, known_absent: bool = False, memory: CacheMemory | None = None) -> SampleSet:
+    return SampleSet(KEY, size, record_bytes=1000, known_absent=known_absent, memory=memory)
 
 
 def at(*indices: int) -> np.ndarray:
@@ -105,19 +105,19 @@ def test_no_record_is_larger_than_its_footprint_in_a_real_server(valkey):
 
 
 def test_what_is_resident_is_accounted_until_it_is_known_to_be_gone():
-    account = Account()
-    samples, other = (sample_set(known_absent=True, account=account) for _ in range(2))
+    memory = CacheMemory()
+    samples, other = (sample_set(known_absent=True, memory=memory) for _ in range(2))
     for one in (samples, other):
         one.move(at(0, 2), S.IN_FLIGHT)
         one.store(at(0, 2), np.array([1000, 5000]))
     both = int(footprint(np.array([1000, 5000])).sum())
     assert samples.resident_bytes == both
-    assert account.resident_bytes == 2 * both
+    assert memory.resident_bytes == 2 * both
     samples.move(at(0, 2), S.CHECKING)
     assert (samples.resident_bytes, samples.resident_count) == (both, 0)
     samples.store(at(0), np.array([1000]))
     samples.move(at(2), S.ABSENT)
-    assert account.resident_bytes == both + int(footprint(np.array([1000]))[0])
+    assert memory.resident_bytes == both + int(footprint(np.array([1000]))[0])
     assert list(samples.problems()) == []
 
 
@@ -142,8 +142,8 @@ def test_a_set_is_idle_when_nothing_is_in_the_cache_or_on_its_way():
     )
 )
 def test_the_account_adds_up_after_any_changes(changes):
-    account = Account()
-    samples = sample_set(10, known_absent=True, account=account)
+    memory = CacheMemory()
+    samples = sample_set(10, known_absent=True, memory=memory)
     for to, chosen, size_bytes in changes:
         able = [index for index in sorted(chosen) if (SampleState(samples.state[index]), to) in LEGAL]
         indices = np.array(able, dtype=np.int64)
@@ -152,7 +152,7 @@ def test_the_account_adds_up_after_any_changes(changes):
         else:
             samples.move(indices, to)
         assert list(samples.problems()) == []
-        assert account.resident_bytes == samples.resident_bytes
+        assert memory.resident_bytes == samples.resident_bytes
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def queueing(*, size: int = 64, batches: int = 16, **settings) -> Driver:
 
 
 def limit(driver: Driver) -> int:
-    return driver.state.fleet.members[0].concurrency.limit(driver.now_s)
+    return driver.state.fleet.executors[0].concurrency.limit(driver.now_s)
 
 
 def attempts(driver: Driver) -> list[int]:
@@ -102,4 +102,4 @@ def test_an_answer_wipes_silence_out():
     driver.fail(driver.requests[0], LOST)
     driver.wait(1.5)
     driver.answer(driver.requests[0])
-    assert not driver.state.set_of(driver.key()).silences
+    assert not driver.state.set_of(driver.key()).unanswered

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from superdl.coordinator.core.latency import LatencyModel
-from superdl.coordinator.core.sizing import request_size
+from superdl.coordinator.core.timing import LatencyModel, request_size
 
 
 def taught(*, invocation_s: float, sample_s: float) -> LatencyModel:

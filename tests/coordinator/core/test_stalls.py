@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from superdl.coordinator.core.events import BatchRead, CacheReset, ExecutorResized, FailureKind, RequestDone
-from superdl.coordinator.core.results import OUTCOME_ORDER
-from superdl.coordinator.core.stalls import RECENT_STALLS, Cause
+from superdl.coordinator.core.events import (
+    OUTCOME_ORDER,
+    BatchRead,
+    CacheReset,
+    ExecutorResized,
+    FailureKind,
+    RequestDone,
+)
+from superdl.coordinator.core.journal import RECENT_STALLS, Cause
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.actions import Prefetch
+    from superdl.coordinator.core.events import Prefetch
 
 ALL = tuple(range(8))
 
@@ -194,7 +200,7 @@ def test_a_batch_that_hit_is_no_stall():
 
 
 def test_readers_that_never_tell_the_end_do_not_fill_memory(monkeypatch):
-    monkeypatch.setattr("superdl.coordinator.core.stalls._WAITS_MAX", 2)
+    monkeypatch.setattr("superdl.coordinator.core.journal._WAITS_MAX", 2)
     driver = driver_under_way()
     for position in (4, 5, 6):
         driver.read(position, missed=(0,))

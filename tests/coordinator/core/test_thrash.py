@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import CacheResized, JobClosed
-from superdl.coordinator.core.needing import headroom_bytes, maxmemory_for
+from superdl.coordinator.core.journal import Thrash
 from superdl.coordinator.core.samples import footprint
-from superdl.coordinator.core.thrash import Thrash
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 DATA = b"data"

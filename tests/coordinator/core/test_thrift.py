@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from superdl.coordinator.core.actions import Warn
-from superdl.coordinator.core.events import RequestDone
+from superdl.coordinator.core.events import RequestDone, Warn
 from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.prices import Prices
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.record import SPENDING_CAP
 from tests.coordinator.core.driver import Driver
 

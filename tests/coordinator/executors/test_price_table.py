@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core import Prices
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.super_wire.errors import ConfigError
 

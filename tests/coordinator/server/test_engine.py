@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.core.events import BatchRead, CacheReset
-from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import BatchRead, CacheReset, CoreSettings, SampleState
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionCrashedError,

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import Catalog, PackedStrings
-from superdl.coordinator.core.core import Core
-from superdl.coordinator.core.events import CacheReset, DatasetAdded, ExecutorResized, JobOpened, RequestDone
-from superdl.coordinator.core.plan import Plan
-from superdl.coordinator.core.results import OUTCOME_ORDER
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import (
+    OUTCOME_ORDER,
+    CacheReset,
+    Core,
+    CoreSettings,
+    DatasetAdded,
+    ExecutorResized,
+    JobOpened,
+    Plan,
+    RequestDone,
+)
 from superdl.coordinator.server.datasets import Dataset, Listing
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.super_wire.ids import ID_BYTES, batch_id, split_ids

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from superdl.coordinator.core.events import FailureKind
+from superdl.coordinator.core import FailureKind
 from superdl.coordinator.server.statistics import executor_stats
 from superdl.stats_command import _mapping, _print_executors
 from tests.coordinator.core.driver import Driver

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from superdl.coordinator.core import SetKey
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core import SetKey, footprint
 from superdl.experiments.simulator.cache_model import CacheModel
 
 KEY = SetKey(b"a", -1)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from superdl.coordinator.core.ledger import Ledger
+from superdl.coordinator.core import Ledger
 from superdl.cost.bill import RunBill, bill_of, prices_for
 from superdl.experiments.loader_counters import LoaderCounters
 from superdl.experiments.records import EpochSummary, PassTotals

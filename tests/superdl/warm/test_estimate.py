@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core import Prices
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.super_wire.recipe import Recipe
 from superdl.warm.estimate import Standing, estimate_of, memory_of, record_bytes_of

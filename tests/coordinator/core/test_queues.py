@@ -1,4 +1,4 @@
-"""The queue of demands: misses first, retries when they are due, and no growth by repetition."""
+"""The queue of retries: misses first, retries when they are due, and no growth by repetition."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.demands import BatchPlace, DemandQueue
+from superdl.coordinator.core.queues import BatchPlace, RetryQueue
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 PLACE = BatchPlace("job", 0, 0, 7)
@@ -16,65 +16,65 @@ def at(*indices: int) -> np.ndarray:
     return np.array(indices, dtype=np.int64)
 
 
-def taken(queue: DemandQueue) -> list[list[int]]:
+def taken(queue: RetryQueue) -> list[list[int]]:
     found = []
-    while (demand := queue.take_due()) is not None:
-        found.append(demand.indices.tolist())
+    while (retry := queue.take_due()) is not None:
+        found.append(retry.indices.tolist())
     return found
 
 
 def test_retries_come_when_they_are_due_in_that_order():
-    queue = DemandQueue()
+    queue = RetryQueue()
     for due_s, index in ((3.0, 3), (1.0, 1), (2.0, 2), (1.0, 4)):
         queue.add(due_s, KEY, at(index), "job")
     assert queue.next_due_s == 1.0
     assert queue.take_due() is None
-    assert [demand.indices.tolist() for demand in queue.become_due(2.0)] == [[1], [4], [2]]
+    assert [retry.indices.tolist() for retry in queue.become_due(2.0)] == [[1], [4], [2]]
     assert queue.next_due_s == 3.0
     assert taken(queue) == [[1], [4], [2]]
     assert len(queue) == 1
 
 
 def test_misses_come_first_in_order_of_arrival():
-    queue = DemandQueue()
+    queue = RetryQueue()
     queue.add(0.0, KEY, at(1), "job")
     queue.become_due(0.0)
-    queue.add_urgent(5.0, KEY, at(2), PLACE)
-    queue.add_urgent(6.0, KEY, at(3), PLACE._replace(position=8))
+    queue.add_urgent(KEY, at(2), PLACE)
+    queue.add_urgent(KEY, at(3), PLACE._replace(position=8))
     assert queue.waiting
     assert taken(queue) == [[2], [3], [1]]
     assert not queue.waiting
 
 
-def test_repeated_misses_of_a_batch_are_one_demand():
-    queue = DemandQueue()
+def test_repeated_misses_of_a_batch_are_one_retry():
+    queue = RetryQueue()
     for _ in range(1000):
-        queue.add_urgent(0.0, KEY, at(4, 5), PLACE)
-    queue.add_urgent(0.0, KEY, at(6, 4), PLACE)
+        queue.add_urgent(KEY, at(4, 5), PLACE)
+    queue.add_urgent(KEY, at(6, 4), PLACE)
     assert len(queue) == 1
     assert taken(queue) == [[4, 5, 6]]
 
 
 @pytest.mark.parametrize("urgent", [True, False])
 def test_what_is_put_back_comes_next(urgent):
-    queue = DemandQueue()
+    queue = RetryQueue()
     for position in (1, 2):
         if urgent:
-            queue.add_urgent(0.0, KEY, at(position, 10), PLACE._replace(position=position))
+            queue.add_urgent(KEY, at(position, 10), PLACE._replace(position=position))
         else:
             queue.add(0.0, KEY, at(position, 10), "job", alone=True)
     queue.become_due(0.0)
-    demand = queue.take_due()
-    queue.put_back(demand, demand.indices[1:])
+    retry = queue.take_due()
+    queue.put_back(retry, retry.indices[1:])
     again = queue.take_due()
     assert (again.indices.tolist(), again.urgent, again.alone) == ([10], urgent, not urgent)
     queue.put_back(again, at())
     assert taken(queue) == [[2, 10]]
 
 
-def test_nothing_is_no_demand():
-    queue = DemandQueue()
+def test_nothing_is_no_retry():
+    queue = RetryQueue()
     queue.add(0.0, KEY, at(), "job")
-    queue.add_urgent(0.0, KEY, at(), PLACE)
+    queue.add_urgent(KEY, at(), PLACE)
     assert len(queue) == 0
     assert queue.next_due_s is None

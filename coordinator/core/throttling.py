@@ -1,13 +1,15 @@
-"""How many requests may be in flight: what executors state, ramped, lowered by throttling, raised by success.
+"""How much one executor is given: a bound on requests in flight, and a circuit breaker.
 
 An executor that adds environments at a bounded rate (AWS Lambda: a burst, then so many a second) is followed
 as a token bucket: environments that were in use are warm and free, each further one takes a token. Throttling
 halves the limit, at most once in a while, and every answer raises it a little (additive increase and
 multiplicative decrease: Chiu and Jain 1989; the increase grows with the limit, so that thousands come back in
-minutes).
+minutes). One that keeps what comes too soon (Lambda's asynchronous invocations) never refuses: there, a
+function that begins late is what throttling is elsewhere.
 
-One that keeps what comes too soon (Lambda's asynchronous invocations) never refuses: there, a function that
-begins late is what throttling is elsewhere.
+An executor that refuses, or fails several times in a row, is left alone for a while that doubles each time;
+then one request tries it, and a success lets it have all again (the circuit breaker of Nygard, "Release It!",
+2007).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["Concurrency"]
+__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency"]
 
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
@@ -23,6 +25,10 @@ _WARM_S = 300.0
 _LATELY_S = 60.0
 _LATE_S = 2.0
 """Lambda begins an event within milliseconds, or tries again after 1, 2, 4 ... seconds."""
+_FAILURES = 3
+_FIRST_S = 0.5
+OPEN_MAX_S = 30.0
+"""So long at most it is left alone."""
 
 
 class Concurrency:
@@ -139,3 +145,61 @@ class Concurrency:
     def _fill(self, now: float) -> None:
         self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * self._per_s)
         self._filled_s = now
+
+
+class CircuitBreaker:
+    """What is known of an executor's failures since it last did anything well."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._pause_s = 0.0
+        self._tripped_s = -math.inf
+        self.reason = ""
+        """Why it was set aside last; empty once it has worked again."""
+        self.corrupts = False
+        """Whether what it wrote last, of what was read back, came out otherwise."""
+
+    def refused(self, reason: str, made_s: float, now: float) -> None:
+        """It took no request, which was made then: it is throttled, or gone."""
+        self._trip(reason, made_s, now)
+
+    def failed(self, reason: str, made_s: float, now: float) -> None:
+        """A request came to nothing there, which may be the executor's fault or a sample's."""
+        self._failures += 1
+        if self._failures >= _FAILURES:
+            self._trip(reason, made_s, now)
+
+    def worked(self) -> None:
+        """It produced something, or said why one sample cannot be."""
+        if self.corrupts:  # what it says of that is not to be believed
+            return
+        self._failures = 0
+        self._pause_s = 0.0
+        self.reason = ""
+
+    def does_not_read_back(self, reason: str, now: float) -> None:
+        """A record that it wrote is not what it was."""
+        self.corrupts = True
+        self._trip(reason, now, now)
+
+    def reads_back(self) -> None:
+        """A record that it wrote is what it was."""
+        if self.corrupts:
+            self.corrupts = False
+            self.worked()
+
+    @property
+    def tripped(self) -> bool:
+        """Whether it was set aside, and has not worked since."""
+        return self._pause_s > 0
+
+    def open_until_s(self, open_max_s: float = OPEN_MAX_S) -> float:
+        """Until when it is left alone; no longer than ``open_max_s`` since it was set aside."""
+        return self._tripped_s + min(self._pause_s, open_max_s)
+
+    def _trip(self, reason: str, made_s: float, now: float) -> None:
+        self.reason = reason
+        if self.tripped and made_s <= self._tripped_s:  # many that were in flight together fail together
+            return
+        self._pause_s = min(OPEN_MAX_S, 2 * self._pause_s or _FIRST_S)
+        self._tripped_s = now

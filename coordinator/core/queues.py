@@ -1,0 +1,345 @@
+"""What waits, and for what: a time, another attempt, a reader, room, an answer that is late.
+
+Only data: what becomes of it is decided in :mod:`superdl.coordinator.core.dispatching` and the modules that
+it calls. Cursors, batches and requests are named by plain tuples and numbers, so that nothing here keeps
+them alive.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.samples import SetKey
+
+__all__ = [
+    "BatchPlace",
+    "CursorKey",
+    "ReportedMisses",
+    "Retry",
+    "RetryQueue",
+    "RoomSearch",
+    "Stragglers",
+    "TimeQueue",
+]
+
+CursorKey: TypeAlias = tuple[str, int]
+"""A rank's cursor, by job and rank."""
+
+_Item = TypeVar("_Item")
+
+_VOID_MAX = 64
+_BELIEVED_S = 3.0
+_PAUSE_S = 0.05
+_PAUSE_PER_JOB_S = 0.001
+_LOOKED_AT = 64
+
+
+class BatchPlace(NamedTuple):
+    """A batch, by its place in a job: at most one reader at a time waits for it."""
+
+    job: str
+    rank: int
+    epoch: int
+    position: int
+
+
+class TimeQueue(Generic[_Item]):
+    """A heap of items by time; equal times go in the order of arrival, so that runs repeat exactly.
+
+    An item's entry is never searched for: a newer one, or none, makes it void.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _Item]] = []
+        self._valid: dict[_Item, int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._valid)
+
+    def __contains__(self, item: _Item) -> bool:
+        return item in self._valid
+
+    def add(self, item: _Item, at_s: float) -> None:
+        """Add an item, or give it another time."""
+        self._count += 1
+        self._valid[item] = self._count
+        heapq.heappush(self._heap, (at_s, self._count, item))
+        if len(self._heap) > 2 * len(self._valid) + _VOID_MAX:
+            self._heap = [entry for entry in self._heap if self._valid.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def discard(self, item: _Item) -> None:
+        """Remove an item, if it is there."""
+        self._valid.pop(item, None)
+
+    def soonest_s(self) -> float | None:
+        """The earliest time; ``None`` if no item is left."""
+        while self._heap:
+            at_s, number, item = self._heap[0]
+            if self._valid.get(item) == number:
+                return at_s
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> _Item | None:
+        """The item with the earliest time, removed; ``None`` if no item is left."""
+        if self.soonest_s() is None:
+            return None
+        item = heapq.heappop(self._heap)[2]
+        del self._valid[item]
+        return item
+
+    def take_until(self, now: float) -> list[_Item]:
+        """The items whose time has come, removed, the earliest first."""
+        taken = []
+        while (at_s := self.soonest_s()) is not None and at_s <= now:
+            item = heapq.heappop(self._heap)[2]
+            del self._valid[item]
+            taken.append(item)
+        return taken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Retry:
+    """Samples that are requested outside of look-ahead: a reader misses them, or an attempt has failed.
+
+    ``place``: the batch whose reader waits for them, which makes the retry urgent; ``None`` for the others.
+    ``alone``: each gets an invocation of its own, since one of them may crash it. ``failed_by``: the executor
+    where they came to nothing; another one is tried before it.
+    """
+
+    samples: SetKey
+    indices: NDArray[np.int64]
+    job: str
+    place: BatchPlace | None = None
+    alone: bool = False
+    failed_by: int | None = None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a reader waits."""
+        return self.place is not None
+
+
+class RetryQueue:
+    """Urgent retries in order of arrival, then the others in the order in which they become due.
+
+    There is one urgent retry for each batch: readers repeat their misses, which must not make the queue grow.
+    """
+
+    def __init__(self) -> None:
+        self._urgent: dict[BatchPlace, Retry] = {}
+        self._arrivals: deque[BatchPlace] = deque()
+        self._due: deque[Retry] = deque()
+        self._later: TimeQueue[Retry] = TimeQueue()
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._due) + len(self._later)
+
+    def add(
+        self,
+        due_s: float,
+        samples: SetKey,
+        indices: NDArray[np.int64],
+        job: str,
+        *,
+        alone: bool = False,
+        failed_by: int | None = None,
+    ) -> None:
+        """Queue samples that are requested from ``due_s`` on; nothing, if there are none."""
+        if indices.size:
+            self._later.add(Retry(samples, indices, job, None, alone, failed_by), due_s)
+
+    def add_urgent(self, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace) -> None:
+        """Queue what a reader waits for, before all else; it joins what is queued for that batch already."""
+        if not indices.size:
+            return
+        queued = self._urgent.get(place)
+        if queued is None:
+            queued = Retry(samples, indices, place.job, place)
+            self._arrivals.append(place)
+        else:
+            queued = replace(queued, indices=np.union1d(queued.indices, indices))
+        self._urgent[place] = queued
+
+    def put_back(self, retry: Retry, indices: NDArray[np.int64]) -> None:
+        """Return what is left of the retry that was taken last to its place at the head."""
+        if not indices.size:
+            return
+        rest = replace(retry, indices=indices)
+        if retry.place is None:
+            self._due.appendleft(rest)
+        else:
+            self._urgent[retry.place] = rest
+            self._arrivals.appendleft(retry.place)
+
+    def take_due(self) -> Retry | None:
+        """The next retry that is due, removed; ``None`` if none is."""
+        if self._arrivals:
+            return self._urgent.pop(self._arrivals.popleft())
+        return self._due.popleft() if self._due else None
+
+    def become_due(self, now: float) -> list[Retry]:
+        """The retries whose time has come since the last call; they can be taken from now on."""
+        due = self._later.take_until(now)
+        self._due.extend(due)
+        return due
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a retry is due; it waits for places or room, not for time."""
+        return bool(self._urgent or self._due)
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When the next retry becomes due."""
+        return self._later.soonest_s()
+
+
+class _Misses(NamedTuple):
+    until_s: float
+    samples: SetKey
+    indices: NDArray[np.int64]
+
+
+class ReportedMisses:
+    """What readers wait for right now, by batch, the oldest report first.
+
+    A reader keeps what it has got, and repeats what it misses at least every second. So of a batch that a
+    reader works on, only what it misses must stay in the cache; and what a reader has not repeated for some
+    seconds it has got, or has given up.
+    """
+
+    def __init__(self) -> None:
+        self._by_batch: dict[BatchPlace, _Misses] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_batch)
+
+    def report(self, place: BatchPlace, samples: SetKey, indices: NDArray[np.int64], now: float) -> None:
+        """A reader says what it misses of a batch."""
+        self._by_batch.pop(place, None)
+        self._by_batch[place] = _Misses(now + _BELIEVED_S, samples, indices)
+        self._expire(now)
+
+    def discard(self, place: BatchPlace) -> None:
+        """A batch was read."""
+        self._by_batch.pop(place, None)
+
+    def by_set(self, now: float) -> dict[SetKey, NDArray[np.int64]]:
+        """All that readers wait for, by sample set; with duplicates, where several wait for the same."""
+        self._expire(now)
+        collected: dict[SetKey, list[NDArray[np.int64]]] = {}
+        for misses in self._by_batch.values():
+            collected.setdefault(misses.samples, []).append(misses.indices)
+        return {key: np.concatenate(parts) for key, parts in collected.items()}
+
+    def next_expiry_s(self, now: float) -> float | None:
+        """When the next report is too old to be believed; ``None`` if there is none."""
+        self._expire(now)
+        return next((misses.until_s for misses in self._by_batch.values()), None)
+
+    def _expire(self, now: float) -> None:
+        while self._by_batch:
+            place, misses = next(iter(self._by_batch.items()))
+            if misses.until_s > now:
+                return
+            del self._by_batch[place]
+
+
+@dataclass(slots=True)
+class RoomSearch:
+    """The last search for room in the cache that found too little, and the cursors that wait for room.
+
+    Looking for what to drop costs milliseconds, and more with every job. A search that found too little is
+    futile for all who may drop no more than it might, until an event has come and some time has passed: so
+    searches take a small share of the processor.
+    """
+
+    until_s: float = -math.inf
+    events: int = -1
+    later_than_s: float = math.inf
+    waiting: dict[CursorKey, None] = field(default_factory=dict)
+
+    def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
+        """A search for samples needed later than ``later_than_s`` freed too little, after so many events."""
+        self.until_s = now + _PAUSE_S + _PAUSE_PER_JOB_S * jobs
+        self.events = events
+        self.later_than_s = later_than_s
+
+    def reset(self) -> None:
+        """Much has changed: searching is worth while."""
+        self.until_s = -math.inf
+        self.events = -1
+
+    def futile(self, events: int, later_than_s: float, now: float) -> bool:
+        """Whether such a search would find as little as the last one."""
+        return later_than_s >= self.later_than_s and not self.over(events, now)
+
+    def over(self, events: int, now: float) -> bool:
+        """Whether a search may find more than the last one did."""
+        return now >= self.until_s and events != self.events
+
+    def over_at_s(self, events: int) -> float | None:
+        """When searching becomes worth while by the passing of time alone; ``None`` if never."""
+        return self.until_s if events != self.events else None
+
+
+class Stragglers:
+    """Requests in flight by the time at which they become stragglers, and how many were raced."""
+
+    def __init__(self) -> None:
+        self._later: TimeQueue[int] = TimeQueue()
+        self._late: dict[int, None] = {}
+        self.landings = 0
+        self.look_again_s = 0.0
+        """Until then nobody looks which stragglers readers wait for, which takes a while."""
+        self.hedges = 0
+
+    def __len__(self) -> int:
+        return len(self._late)
+
+    def watch(self, number: int, late_at_s: float | None) -> None:
+        """A request was made; ``None``: it cannot be said when it will be late."""
+        if late_at_s is not None:
+            self._later.add(number, late_at_s)
+
+    def become_late(self, now: float, in_flight: Container[int]) -> None:
+        """See which have become stragglers."""
+        self._late.update((number, None) for number in self._later.take_until(now) if number in in_flight)
+
+    def landed(self, number: int) -> None:
+        """A request was answered, or came to nothing."""
+        self.landings += 1
+        self._late.pop(number, None)
+
+    def raced(self, number: int) -> None:
+        """A straggler has a rival now."""
+        self._late.pop(number, None)
+        self.hedges += 1
+
+    @property
+    def late(self) -> list[int]:
+        """The stragglers that have no rival, the earliest first, as many as are worth looking at."""
+        return list(itertools.islice(self._late, _LOOKED_AT))
+
+    def next_late_s(self) -> float | None:
+        """When the next request becomes a straggler, if it has not been answered by then."""
+        return self._later.soonest_s()
+
+    def affordable(self, share: float) -> int:
+        """How many more hedges keep within a share of all requests that have ended."""
+        return max(0, int(share * self.landings) - self.hedges)

@@ -1,0 +1,244 @@
+"""The story of a rank: it opens a job, asks for batches, reads or misses them, falls silent, is forgotten.
+
+Reports come from the network and may be late, lost, or older than a coordinator that was restarted: one that
+speaks of no batch of the plan is no news. Asking for batches and read reports renew a rank's lease. When the
+lease lapses, the rank is no longer looked ahead for until it comes back, and what only it will read is
+dropped before what others will; where it stands is kept for ``forget_s``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.auditing import audit
+from superdl.coordinator.core.diagnosis import batch_missed, stall_ended
+from superdl.coordinator.core.events import Drop, JobClosed
+from superdl.coordinator.core.jobs import Cursor, Job
+from superdl.coordinator.core.journal import BatchNote, NoteKind
+from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.timing import Pace
+
+if TYPE_CHECKING:
+    from superdl.coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobOpened
+    from superdl.coordinator.core.state import State
+
+__all__ = [
+    "batch_read",
+    "batches_asked",
+    "dataset_added",
+    "forget_empty_sets",
+    "forget_silent_ranks",
+    "job_closed",
+    "job_opened",
+    "lapse",
+    "renew",
+]
+
+_UNREPORTED_BATCHES = 256
+"""So many batches given out may be unread at once; those before them were read, though no report says so."""
+_DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
+_DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
+_EPOCHS_MAX = 2**40
+
+
+def dataset_added(state: State, event: DatasetAdded, now: float) -> None:
+    """Remember a dataset; again is no change."""
+    state.datasets.setdefault(event.dataset, event)
+    state.unused_datasets.discard(event.dataset)
+
+
+def job_opened(state: State, event: JobOpened, now: float) -> None:
+    """Open a job or add a rank to it; looking ahead begins at once, where the event says reading will."""
+    job = state.jobs.get(event.job)
+    if job is None:
+        random = state.datasets[event.dataset].random
+        job = state.jobs[event.job] = Job(event.job, event.dataset, random, event.plan)
+    cursor = job.cursors.get(event.rank)
+    start = job.absolute(event.epoch, event.position)
+    if cursor is not None:
+        cursor.reach = max(cursor.reach, start)
+    if cursor is not None and start < cursor.watermark:  # another process, which begins anew
+        cursor.seek(start, now)
+    if cursor is None:
+        cursor = Cursor(
+            event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
+        )
+        cursor.reach = start
+        job.cursors[event.rank] = cursor
+        job.lapsed_changed()
+        state.cursors_of[job.dataset] += 1
+        state.ledger.joined(job.name)
+    renew(state, job, cursor, now)
+    state.wake(job, cursor)
+
+
+def job_closed(state: State, event: JobClosed, now: float) -> None:
+    """Forget a rank, and the job with its last one; what it has in the cache stays until memory is short."""
+    found = state.cursor(event.job, event.rank)
+    if found is None:
+        return
+    job, cursor = found
+    del job.cursors[cursor.rank]
+    state.want(cursor, 0)
+    state.cursors_of[job.dataset] -= 1
+    state.rest(job, cursor.rank)
+    state.room_search.reset()
+    if job.cursors:
+        job.lapsed_changed()
+    else:
+        del state.jobs[job.name]
+        state.ledger.left(job.name)
+        state.thrash.forget()
+        for key in [
+            key for key, samples in state.sets.items() if samples.idle and key.dataset == job.dataset
+        ]:
+            if key.epoch != EVERY_EPOCH and not state.is_at(key):
+                del state.sets[key]
+
+
+def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
+    """A page of the plan went out. Asking again is no news; asking elsewhere moves the rank there."""
+    found = state.cursor(event.job, event.rank)
+    if found is None:
+        return
+    job, cursor = found
+    renew(state, job, cursor, now)
+    start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
+    yielded = job.absolute(event.epoch, event.yielded)
+    if start > cursor.asked or _goes_back(cursor, yielded):
+        cursor.seek(yielded, now)
+    if stop > cursor.asked:
+        cursor.notes.append(BatchNote(now, NoteKind.PLANNED, max(start, cursor.asked), stop))
+    cursor.asked = max(cursor.asked, stop)
+    cursor.reach = max(cursor.reach, stop)
+    cursor.yielded = max(cursor.yielded, yielded)
+    if event.yielded > 0:  # an epoch that goes on has ended the one before it
+        cursor.skip_to(job.absolute(event.epoch, 0))
+    cursor.skip_to(cursor.yielded - _UNREPORTED_BATCHES)
+    state.wake(job, cursor)
+
+
+def _goes_back(cursor: Cursor, yielded: int) -> bool:
+    """Whether a sampler began anew at an earlier place: it has given out less than it had, and less than was
+    read. A call that a report overtook says no less than the one before.
+    """
+    return yielded < cursor.watermark and yielded < cursor.yielded
+
+
+def batch_read(state: State, event: BatchRead, now: float) -> None:
+    """A read report came: the rank moves on, misses are seen to at once."""
+    found = state.cursor(event.job, event.rank)
+    if found is None:
+        return
+    job, cursor = found
+    if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
+        return
+    position = job.absolute(event.epoch, event.position)
+    # Nobody can have read what nobody was given; an earlier coordinator may have given out a little more.
+    if position >= cursor.reach + _UNREPORTED_BATCHES:
+        return
+    renew(state, job, cursor, now)
+    place = BatchPlace(job.name, event.rank, event.epoch, event.position)
+    if event.done:
+        counters = job.counters
+        counters.batches_read += 1
+        counters.cache_hits += event.hits
+        counters.cache_misses += event.samples - event.hits
+        counters.read_us += event.read_us
+        counters.wait_us += event.wait_us
+        counters.read_bytes += event.size_bytes
+        if event.hits < event.samples:
+            counters.stalls += 1
+            stall_ended(state, place, job, event.wait_us, now)
+        state.ledger.used(job.dataset, job.name, event.samples, event.size_bytes, now)
+        state.misses.discard(place)
+        if position < cursor.asked:
+            cursor.notes.append(BatchNote(now, NoteKind.READ, position, position + 1, event.hits))
+            cursor.read(position, now, stalled=event.hits < event.samples)
+        state.wake(job, cursor)
+    elif event.missed.size:
+        cursor.notes.append(BatchNote(now, NoteKind.MISSED, position, position + 1, event.missed.size))
+        _missed(state, job, place, event, now)
+
+
+def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: float) -> None:
+    batch = job.plan.batch(event.epoch, event.position, event.rank).indices
+    missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
+    corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
+    key = job.samples_of(event.epoch)
+    if not state.admits(key, waited_for=True):  # the reader says so again
+        return
+    samples = state.set_of(key)
+    spoilt = state.unique(batch[corrupt])
+    dropped = samples.among(spoilt, SampleState.ABSENT)
+    if dropped.size:  # so that a tombstone, which replaces nothing, may take its place
+        state.actions.append(Drop(key, dropped))
+    wanted = state.unique(batch[missed])
+    batch_missed(state, place, samples, wanted, now)
+    state.misses.report(place, key, wanted, now)
+    state.retry_queue.add_urgent(key, samples.among(wanted, SampleState.ABSENT), place)
+    # The report may be older than the sample, or forged, so the cache is asked before a record is believed
+    # spoilt or lost.
+    audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
+    audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)
+
+
+def renew(state: State, job: Job, cursor: Cursor, now: float) -> None:
+    """A rank shows a sign of life."""
+    cursor.last_seen_s = now
+    if (job.name, cursor.rank) not in state.leases:  # one entry each, looked at again if it was renewed
+        state.leases.add((job.name, cursor.rank), now + state.settings.lease_s)
+    if cursor.lapsed:
+        cursor.lapsed = False
+        job.lapsed_changed()
+        state.wake(job, cursor)
+
+
+def lapse(state: State, now: float) -> None:
+    """See whose lease has ended."""
+    for name, rank in state.leases.take_until(now):
+        found = state.cursor(name, rank)
+        if found is None:
+            continue
+        job, cursor = found
+        ends_s = cursor.last_seen_s + state.settings.lease_s
+        if ends_s > now:
+            state.leases.add((name, rank), ends_s)
+            continue
+        cursor.lapsed = True
+        job.lapsed_changed()
+        state.rest(job, rank)
+        state.want(cursor, 0)
+
+
+def forget_silent_ranks(state: State, now: float) -> None:
+    """Forget the ranks that have been silent for ``forget_s``."""
+    silent = [
+        JobClosed(job.name, rank)
+        for job in state.jobs.values()
+        for rank, cursor in job.cursors.items()
+        if now - cursor.last_seen_s > state.settings.forget_s
+    ]
+    for event in silent:
+        job_closed(state, event, now)
+
+
+def forget_empty_sets(state: State, now: float) -> None:
+    """Forget sample sets that hold nothing and that nobody is at, and datasets that had none at the last
+    look either; what is asked for again is made anew.
+    """
+    misses = state.misses.by_set(now)
+    for key, samples in list(state.sets.items()):
+        if samples.idle and key not in misses and not state.is_at(key):
+            del state.sets[key]
+    kept = {key.dataset for key in state.sets}
+    kept.update(request.samples.dataset for request in state.requests.values())
+    unused = {name for name in state.datasets if name not in kept and not state.wants(name)}
+    for dataset in unused & state.unused_datasets:
+        del state.datasets[dataset]
+        state.ineligible.pop(dataset, None)
+        state.stalls.works.pop(dataset, None)
+    state.unused_datasets = unused

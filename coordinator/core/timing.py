@@ -1,0 +1,159 @@
+"""What is measured of time: how long requests take, how fast a rank reads, and how large a request follows.
+
+The time that a function takes is fitted by a line over the number of samples (least squares, old answers
+fading); what comes on top of it (queues, network, cold starts) is averaged. How far single answers lie off
+the line is kept as a ratio, so that quantiles of requests of all sizes follow from one sample of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+__all__ = ["LatencyModel", "Pace", "request_size"]
+
+_FADING = 0.98
+_AROUNDS = 64
+_RATIOS = 256
+_RATIOS_LEAST = 16
+_SMOOTHING = 0.05
+_SPREAD_LEAST = 1e-3
+_TINY_S = 1e-6
+_OVERHEAD_SHARE = 0.05
+_SLACK_SHARE = 0.5
+_SAMPLE_LEAST_S = 1e-6
+_LEAST = 4
+_LEAST_KNOWN = 16
+_FIRST_S = 0.05
+_WINDOW_S = 0.5
+_WEIGHT = 0.3
+_PAUSE = 8.0
+
+
+class LatencyModel:
+    """The time from a request to its answer, in seconds; zeros before the first answer.
+
+    Attributes:
+        answers: observed so far.
+        sample_s: time that one more sample takes a function.
+        invocation_s: time that an invocation takes whatever it carries: queues, which come and go, left out.
+    """
+
+    def __init__(self) -> None:
+        self.sample_s = self.invocation_s = 0.0
+        self._weight = self._n = self._t = self._nn = self._nt = 0.0
+        self._around_s = 0.0
+        self._arounds: deque[float] = deque(maxlen=_AROUNDS)
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._sorted: list[float] = []
+        self._since_sorted = 0
+        self._fixed_s = 0.0
+        self.answers = 0
+
+    def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
+        """A request of so many samples was answered; ``duration_s`` of it the function itself took."""
+        duration_s = min(duration_s, latency_s) or latency_s
+        around_s = latency_s - duration_s
+        self._around_s += (around_s - self._around_s) * (_SMOOTHING if self.answers else 1.0)
+        self._arounds.append(around_s)
+        self._weight = self._weight * _FADING + 1.0
+        self._n = self._n * _FADING + samples
+        self._t = self._t * _FADING + duration_s
+        self._nn = self._nn * _FADING + samples * samples
+        self._nt = self._nt * _FADING + samples * duration_s
+        self.answers += 1
+        self._fit()
+        self._since_sorted += 1
+        self._ratios.append(latency_s / max(self.expected_s(samples), _TINY_S))
+
+    def _fit(self) -> None:
+        mean_s = self._t / self._n
+        self.sample_s = mean_s
+        spread = self._weight * self._nn - self._n * self._n
+        if spread >= _SPREAD_LEAST * self._n * self._n:
+            slope_s = (self._weight * self._nt - self._n * self._t) / spread
+            self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
+        self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
+        self.invocation_s = self._fixed_s + min(self._arounds)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was observed for :meth:`quantile_s`."""
+        return len(self._ratios) >= _RATIOS_LEAST
+
+    def expected_s(self, samples: int) -> float:
+        """Time from a request of so many samples to its answer, on average."""
+        return self._around_s + self._fixed_s + self.sample_s * samples
+
+    def quantile_s(self, samples: int, quantile: float) -> float | None:
+        """The time in which such a share of requests is answered; ``None`` before enough are known."""
+        if not self.known:
+            return None
+        if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
+            self._sorted, self._since_sorted = sorted(self._ratios), 0
+        place = min(int(quantile * len(self._sorted)), len(self._sorted) - 1)
+        return self._sorted[place] * self.expected_s(samples)
+
+
+def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
+    """Samples for the next request: enough to pay for the invocation, few enough to be in time.
+
+    At a start, before anything is known, and for what is late, the batch is spread over all idle functions,
+    so that it comes fast, though not into requests that are hardly more than their overhead. Else requests
+    grow until the part of an invocation that does not depend on them is a small share of it, as far as the
+    deadline allows.
+
+    Args:
+        latency: what is known of requests so far.
+        wanted: samples of a batch.
+        idle: functions that have nothing to do.
+        slack_s: time until the first of the samples is wanted; not above 0 for what is late,
+            infinite for what cannot be in time whatever is done.
+        most: samples that a request may carry.
+    """
+    invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
+    least = _LEAST
+    if latency.answers:  # no invocation costs more than what it is for
+        least = max(_LEAST_KNOWN, math.ceil(invocation_s / sample_s))
+    spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
+    if not latency.answers or slack_s <= 0:
+        return spread
+    paying = math.ceil(invocation_s * (1 - _OVERHEAD_SHARE) / (_OVERHEAD_SHARE * sample_s))
+    in_time = int(min(float(most), (slack_s * _SLACK_SHARE - invocation_s) / sample_s))
+    return max(1, min(most, max(min(paying, in_time), min(paying, spread))))
+
+
+class Pace:
+    """The time between two batches of a rank, were it never to wait for one; a guess until it is ``known``.
+
+    Reports come in clumps, so the pace is measured over windows of time. A time in which readers had to wait
+    says little of the job's own pace, unless it was short; and a long pause, as for validation, is no change
+    of pace.
+    """
+
+    __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
+
+    def __init__(self, now: float) -> None:
+        self.interval_s = _FIRST_S
+        self.known = False
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """The rank begins anew; what it did before says nothing of the time until its next batch."""
+        self._since_s = now
+        self._batches = self._stalls = 0
+
+    def read(self, batches: int, now: float, *, stalled: bool) -> None:
+        """Batches were read since the last call, for the newest of which a reader had to wait or not."""
+        self._batches += batches
+        self._stalls += stalled
+        passed_s = now - self._since_s
+        if passed_s < _WINDOW_S or not self._batches:
+            return
+        interval_s = min(passed_s / self._batches, self.interval_s * _PAUSE)
+        weight = _WEIGHT if self.known else 1.0  # nothing is to be kept of a guess
+        if interval_s > self.interval_s:
+            weight *= max(0.0, 1.0 - self._stalls / self._batches)
+        self.interval_s += (interval_s - self.interval_s) * weight
+        self.known = self.known or weight > 0
+        self.restart(now)
