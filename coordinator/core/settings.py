@@ -49,6 +49,10 @@ class Prices:
             value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"the price {entry.name} is a number from 0 up; not {value!r}")
+        if self.coordinator_hour > self.hour:
+            raise ConfigError(
+                f"the price coordinator_hour is a part of hour, {self.hour!r}; not {self.coordinator_hour!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

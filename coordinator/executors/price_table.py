@@ -105,7 +105,10 @@ def load_prices(file: str | None = None) -> PriceTable:
                 for name, row in entries.items():
                     things[name] = things.get(name, {}) | row
             else:
-                table[section] = table.get(section, {}) | entries
+                known = table.get(section, {})
+                if "hour" in entries:  # what of it is the coordinator's, only who says both knows
+                    known = {unit: price for unit, price in known.items() if unit != "coordinator_hour"}
+                table[section] = known | entries
     about = table.pop("about", {})
     kinds = {section: _things(path, section, table.pop(section, {})) for section in _KINDS}
     pieces = {

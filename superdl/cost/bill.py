@@ -244,7 +244,7 @@ def _standing(
     time: _Time, rest: Sequence[float], cost: CostSpec, executor: str, prices: PriceTable
 ) -> list[BillLine]:
     """Cache and coordinator; ``rest`` is what the account has for them, and what other jobs have moved."""
-    hour = prices.of(executor).hour
+    of = prices.of(executor)
     task_hour = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
     task = f"a container of {_TASK_VCPUS} vCPU and {_TASK_GB} GB at {task_hour:g} USD an hour"
     named = cost.machine is not None or (executor != "local" and cost.data_machine is not None)
@@ -256,9 +256,9 @@ def _standing(
         if executor == "lambda":  # the nodes of the spec stand in the place of those that the account has
             return [*lines, time.hours("coordinator", task_hour, task)]
         return [*lines, time.nothing("coordinator", here), *_others(rest)]
-    if hour and math.fsum(rest) >= 0:
-        return _standing_by_account(time, rest, hour, task_hour, prices)
-    if hour:
+    if of.hour and math.fsum(rest) >= 0:
+        return _standing_by_account(time, rest, of)
+    if of.hour:
         zero = "less than nothing is left of the account: other jobs bear it"
         return [time.nothing("cache", zero), time.nothing("coordinator", zero), *_others(rest)]
     if executor == "local" or cost.data_machine is not None:
@@ -267,21 +267,18 @@ def _standing(
     return [_absent("cache", why), _absent("coordinator", why), *_others(rest)]
 
 
-def _standing_by_account(
-    time: _Time, rest: Sequence[float], hour: float, task_hour: float, prices: PriceTable
-) -> list[BillLine]:
-    """What the account has by the hour, apart where the table's one price is a node's and a container's."""
+def _standing_by_account(time: _Time, rest: Sequence[float], of: Prices) -> list[BillLine]:
+    """What the account has by the hour, apart where the price table says what is the coordinator's."""
     left = "what the account has beside functions and GETs, shared by the jobs at the time"
-    for name, node in prices.cache_nodes.items():
-        if math.isclose(node.hour + task_hour, hour, abs_tol=_ROUNDING_USD):
-            of_node = [usd * node.hour / hour for usd in rest]
-            of_task = [usd * task_hour / hour for usd in rest]
-            return [
-                _spent("cache", of_node, f"{left}: {name} at {node.hour:g} USD an hour"),
-                _spent("coordinator", of_task, f"{left}: a container at {task_hour:g} USD an hour"),
-            ]
-    both = f"{left}: {hour:g} USD an hour for cache and coordinator together"
-    return [_spent("cache", rest, both), time.nothing("coordinator", "in the line of the cache")]
+    if not of.coordinator_hour:
+        both = f"{left}: {of.hour:g} USD an hour for cache and coordinator together"
+        return [_spent("cache", rest, both), time.nothing("coordinator", "in the line of the cache")]
+    share = of.coordinator_hour / of.hour
+    of_cache, of_task = [usd * (1 - share) for usd in rest], [usd * share for usd in rest]
+    return [
+        _spent("cache", of_cache, f"{left}: nodes at {of.hour - of.coordinator_hour:g} USD an hour"),
+        _spent("coordinator", of_task, f"{left}: a container at {of.coordinator_hour:g} USD an hour"),
+    ]
 
 
 def _millions(usd: float) -> str:

@@ -40,7 +40,7 @@ def test_looking_ahead_begins_where_the_rank_will(run, source):
 def test_the_end_of_an_epoch_is_a_place(run, source):
     async def work(coordinator):
         await coordinator.open(await coordinator.register(source), epoch=1, position=3)
-        assert coordinator.engine.core.job("job").cursors[0].low == 6
+        assert coordinator.engine.core.job("job").cursors[0].watermark == 6
         await at_rest(coordinator)
 
     run(work)

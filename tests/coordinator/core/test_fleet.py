@@ -54,24 +54,10 @@ def test_what_can_wait_is_kept_for_the_cheaper():
     assert name_of(eligible.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
 
 
-def test_before_it_is_known_how_long_requests_take_what_is_wanted_first_does_not_wait():
-    eligible = eligible_for(1, 8)
-    eligible.executors[0].in_flight = 1
-    assert name_of(eligible.choose(0.0, slack_s=1e6)) == "executor-1"
-    assert eligible.choose(0.0, slack_s=1e6, soon=False) is None
-    assert eligible.deferral_ends_in_s(0.0, slack_s=1e6, samples=8) == math.inf
-
-
 def test_what_a_reader_waits_for_never_waits():
     eligible = eligible_for(1, 8)
     eligible.executors[0].in_flight = 1
     assert name_of(eligible.choose(0.0, slack_s=0.0, soon=False)) == "executor-1"
-
-
-def test_nobody_waits_for_an_executor_that_takes_nothing():
-    eligible = eligible_for(0, 8)
-    learn(eligible, 2.0, 0.5)
-    assert name_of(eligible.choose(0.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
 def test_nobody_waits_for_one_that_was_set_aside():
@@ -79,20 +65,6 @@ def test_nobody_waits_for_one_that_was_set_aside():
     learn(eligible, 2.0, 0.5)
     eligible.executors[0].breaker.refused("gone", 9.0, 10.0)
     assert name_of(eligible.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
-
-
-def test_one_that_was_set_aside_is_tried_by_a_single_request():
-    eligible = eligible_for(4, 8)
-    first = eligible.executors[0]
-    first.breaker.refused("gone", 9.0, 10.0)
-    again_s = first.breaker.open_until_s()
-    assert name_of(eligible.choose(again_s - 0.01, slack_s=1.0)) == "executor-1"
-    assert name_of(eligible.choose(again_s, slack_s=0.0)) == "executor-1", "not with what a reader waits for"
-    assert name_of(eligible.choose(again_s, slack_s=1.0)) == "executor-0"
-    first.in_flight = 1
-    assert name_of(eligible.choose(again_s, slack_s=1.0)) == "executor-1"
-    first.breaker.worked()
-    assert eligible.places_of(first, again_s) == 3
 
 
 def test_where_all_are_doubtful_no_pause_is_long():
@@ -105,15 +77,6 @@ def test_where_all_are_doubtful_no_pause_is_long():
     assert name_of(eligible.choose(705.0)) == "executor-0"
 
 
-def test_one_alone_is_never_set_aside():
-    eligible = eligible_for(4)
-    for now in range(20):
-        eligible.executors[0].breaker.refused("throttled", float(now), float(now))
-    assert eligible.places(20.0) == 4
-    assert name_of(eligible.choose(20.0)) == "executor-0"
-    assert not eligible.can_turn_elsewhere(eligible.executors[0])
-
-
 def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     fleet = fleet_of(4, 8)
     fleet.executors[0].breaker.refused("throttled", 1.0, 1.0)
@@ -122,14 +85,6 @@ def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     assert name_of(only.choose(1.0)) == "executor-0"
     assert not only.can_turn_elsewhere(fleet.executors[0])
     assert both.places_of(fleet.executors[0], 1.0) == 0
-
-
-def test_the_unfit_count_for_nothing():
-    fleet = fleet_of(4, 8)
-    eligible = fleet.eligible(frozenset({0}))
-    assert (eligible.places(0.0), eligible.idle(0.0)) == (8, 8)
-    assert name_of(eligible.choose(0.0)) == "executor-1"
-    assert fleet.eligible(frozenset({0, 1})).choose(0.0) is None
 
 
 def test_a_rival_runs_elsewhere_if_it_can():
@@ -162,13 +117,6 @@ def test_looking_ahead_reckons_with_one_after_the_other():
     assert eligible.slow_s(8) is None
     learn(eligible, 2.0, 0.5)
     assert eligible.slow_s(8) == pytest.approx(2.5)
-
-
-def test_until_it_is_known_what_they_cost_few_requests_are_made():
-    eligible = eligible_for(100)
-    eligible.executors[0].most_in_flight = 4
-    eligible.executors[0].in_flight = 3
-    assert eligible.places(0.0) == 1
 
 
 def test_of_several_rosters_the_one_with_the_earliest_deadline_goes_first():

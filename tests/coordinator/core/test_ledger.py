@@ -1,4 +1,4 @@
-"""Money: what is spent is borne by the jobs that used it, all of it, and caps hold."""
+"""Money: what is spent is borne by the jobs that used it, by part, and caps hold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending
-from superdl.coordinator.core.settings import Prices
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.record import SPENDING_CAP
+from tests.coordinator.core.driver import Driver
 
 PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
 
@@ -77,12 +81,6 @@ def test_shared_work_is_split_over_those_who_used_it():
     assert book.job_costs("one").usd == book.job_costs("two").usd == 0.5
     book.produced(b"b", "two", 10, invoke(book, b"b"))
     assert (book.job_costs("one").usd, book.job_costs("two").usd) == (0.5, 1.5)
-
-
-def test_reading_out_of_the_cache_is_the_reader_s_own():
-    book = ledger()
-    book.used(b"a", "one", 10, 2**30, 0.0)
-    assert book.job_costs("one").usd == 8.0
 
 
 def test_hours_are_split_over_those_who_are_there():
@@ -176,3 +174,77 @@ def test_free_requests_say_nothing_of_what_another_executors_cost():
         invoke(book, gb_s=10.0)
     assert freedom(book, [(500, 5000), (50, 100)]) is Spending.FREELY
     assert freedom(book, [(0, 0), (99, 100)]) is Spending.STOPPED
+
+
+ONE_USD_EACH = Prices(invocation=1.0)
+
+
+def spend(driver: Driver) -> list[str]:
+    """Answer all that is asked for, reading nothing; the warnings on the way."""
+    told = []
+    for _ in range(1000):
+        if not driver.requests:
+            return told
+        told += [action.message for action in driver.answer(driver.requests[0]) if isinstance(action, Warn)]
+    raise AssertionError
+
+
+def capped(**settings) -> Driver:
+    return Driver(
+        **{
+            "size": 400,
+            "capacity": 1,
+            "request_samples": 8,
+            "executors": (ExecutorFacts("local", ONE_USD_EACH),),
+            "lease_s": 1e6,
+            **settings,
+        }
+    )
+
+
+def test_near_the_hard_cap_only_what_is_waited_for_is_produced():
+    driver = capped(max_usd=20.0)
+    driver.open()
+    (warning,) = spend(driver)
+    assert "max_usd 20" in warning
+    assert driver.core.spending is Spending.SLOWED
+    assert 15 <= driver.core.ledger.total_usd <= 19
+    driver.ask(0, 40)
+    assert driver.requests == []
+    driver.read(39, missed=(0, 1, 2))
+    assert len(driver.requested()) == 3
+    spend(driver)
+    assert (
+        driver.core.states(driver.key(), driver.core.job("job").plan.batch(0, 39, 0).indices[:3])
+        == SampleState.RESIDENT
+    ).all()
+
+
+def test_at_the_hard_cap_readers_are_told_and_nothing_is_spent():
+    driver = capped(max_usd=5.0)
+    driver.open()
+    driver.ask(0, 40)
+    for position in range(40):
+        driver.read(position, missed=(0, 1))
+        spend(driver)
+    assert driver.core.spending is Spending.STOPPED
+    assert driver.core.ledger.total_usd <= 5.0
+    assert driver.requests == []
+    assert driver.tombstones
+    assert {tombstone.reason for tombstone in driver.tombstones} == {SPENDING_CAP}
+    told = driver.tombstones[-1]
+    assert "max_usd is 5" in told.messages[0]
+    assert (driver.core.states(told.samples, told.indices) == SampleState.FAILED).all()
+    driver.wait(61.0)
+    assert (driver.core.states(told.samples, told.indices) == SampleState.ABSENT).all()
+
+
+def test_beyond_the_cap_by_the_hour_it_goes_on_as_time_passes():
+    driver = capped(max_usd_per_hour=120.0)
+    driver.open()
+    (warning,) = spend(driver)
+    assert "max_usd_per_hour 120" in warning
+    before = driver.core.job("job").counters.invocations
+    assert before <= 12
+    driver.wait(95.0)
+    assert driver.core.job("job").counters.invocations > before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import BatchRead, ExecutorResized, JobClosed
+from superdl.coordinator.core.events import BatchRead, ExecutorResized
 from superdl.coordinator.core.samples import footprint
 from tests.coordinator.core.driver import NOTHING, RECORD_BYTES, Driver
 
@@ -18,12 +18,6 @@ def test_a_job_is_looked_ahead_for_at_once_in_plan_order():
     plan = driver.open()
     expected = plan.span(0, 0, 4, 0).indices.tolist()
     assert driver.requested() == expected
-
-
-def test_the_first_batch_is_spread_over_all_functions():
-    driver = Driver(capacity=4, request_samples=64, lookahead_batches=8)
-    driver.open(batch_size=16)
-    assert [request.indices.size for request in driver.requests[:4]] == [4, 4, 4, 4]
 
 
 def test_no_more_requests_than_keep_the_functions_busy():
@@ -42,15 +36,6 @@ def test_nothing_is_asked_of_no_function():
     assert len(driver.requests) == 2
 
 
-def test_looking_ahead_goes_with_what_is_read():
-    driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
-    plan = driver.open()
-    driver.ask(0, 8)
-    driver.answer_all()
-    driver.read(0, after_s=0.1)
-    assert driver.requested() == plan.batch(0, 2, 0).indices.tolist()
-
-
 def test_looking_ahead_crosses_epochs():
     driver = Driver(size=16, lookahead_batches=4, request_samples=8, capacity=64, random=True)
     plan = driver.open()
@@ -58,12 +43,6 @@ def test_looking_ahead_crosses_epochs():
     assert driver.requested() == expected
     epochs = [request.samples.epoch for request in driver.requests for _ in request.indices]
     assert epochs == [0] * 16 + [1] * 16
-
-
-def test_it_begins_where_the_job_says():
-    driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
-    plan = driver.open(at=(3, 5))
-    assert driver.requested() == plan.span(3, 5, 7, 0).indices.tolist()
 
 
 def test_what_was_given_out_is_within_the_window_though_reports_stay_away():
@@ -117,50 +96,6 @@ def test_the_earliest_deadline_comes_first_over_jobs():
     assert asked["slow"] >= 1
 
 
-def test_ties_do_not_depend_on_hashes():
-    driver = Driver(capacity=1, request_samples=64)
-    names = [f"job-{number}" for number in range(20)]
-    driver.step(ExecutorResized(0))
-    for name in names:
-        driver.open(name, seed=int(name[4:]))
-    driver.step(ExecutorResized(10))
-    assert [request.job for request in driver.requests][:8] == names[:8]
-
-
-def test_padding_is_asked_for_once():
-    driver = Driver(size=5, lookahead_batches=8, capacity=64)
-    driver.open(batch_size=2, replicas=4, rank=3)
-    requested = driver.requested()
-    assert len(requested) == len(set(requested))
-    driver.answer_all()
-
-
-def test_what_drop_last_leaves_out_is_not_asked_for():
-    driver = Driver(size=20, lookahead_batches=2, request_samples=8, capacity=64)
-    plan = driver.open(drop_last=True, shuffle=False)
-    assert plan.batches_per_epoch == 2
-    assert driver.requested() == list(range(16))
-
-
-def test_a_job_that_is_gone_is_not_looked_ahead_for():
-    driver = Driver(size=400, capacity=1, request_samples=8)
-    driver.open()
-    driver.step(JobClosed("job", 0))
-    driver.answer_all()
-    assert len(driver.in_state(SampleState.RESIDENT)) == 16
-
-
-@pytest.mark.parametrize("capacity", [1, 100])
-def test_many_lanes_are_all_served(capacity):
-    driver = Driver(size=400, capacity=capacity, request_samples=4, lookahead_batches=2)
-    plan = driver.open(replicas=10, batch_size=4)
-    for rank in range(1, 10):
-        driver.open(rank=rank, replicas=10, batch_size=4)
-    driver.answer_all()
-    expected = {index for rank in range(10) for index in plan.span(0, 0, 2, rank).indices.tolist()}
-    assert set(driver.in_state(SampleState.RESIDENT)) == expected
-
-
 def steady(*, step_s: float, latency_s: float, batches: int = 120, **settings) -> Driver:
     """A job that reads a batch each ``step_s`` for a while, with functions that answer in time."""
     driver = Driver(**{"size": 8000, "capacity": 64, "request_samples": 8, **settings})
@@ -204,37 +139,6 @@ def test_stalls_make_it_cautious_and_calm_lets_it_forget():
         driver.read(position, after_s=0.5)
         driver.answer_all()
     assert cursor.caution < 1.2
-
-
-def test_the_next_epoch_is_ready_before_this_one_ends():
-    driver = Driver(size=80, capacity=8, request_samples=8, random=True)
-    driver.open()
-    for position in range(9):
-        driver.ask(position, position + 1, yielded=position)
-        driver.answer_all()
-        driver.read(position, after_s=0.1)
-    first = driver.core.job("job").plan.span(1, 0, 2, 0).indices
-    assert (driver.core.states(driver.key(1), first) == SampleState.RESIDENT).all()
-
-
-def test_a_slow_job_never_starves():
-    """Functions are far too few for the fast jobs; the slow one still gets its batches in time."""
-    driver = Driver(size=8000, capacity=1, request_samples=8, lookahead_batches=16)
-    for number in range(4):
-        driver.open(f"fast-{number}", seed=number, batch_size=8)
-    driver.open("slow", seed=9, batch_size=8)
-    plan, waited = driver.core.job("slow").plan, []
-    for position in range(12):
-        driver.ask(position, position + 1, job="slow", yielded=position)
-        for turn in range(20):
-            driver.answer(driver.requests[0], after_s=0.05)
-            for number in range(4):
-                driver.ask(0, 1000, job=f"fast-{number}")
-                driver.read(position * 20 + turn, job=f"fast-{number}")
-        states = driver.core.states(driver.key(), plan.batch(0, position, 0).indices)
-        waited.append(int((states != SampleState.RESIDENT).sum()))
-        driver.read(position, job="slow")
-    assert waited[2:] == [0] * 10
 
 
 @pytest.mark.parametrize("yielded", range(28, 36))

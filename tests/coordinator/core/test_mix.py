@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind, RequestFailed
+from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
@@ -125,25 +125,6 @@ def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
     assert driver.state.fleet.executors[1].samples == driver.size
 
 
-def test_a_sample_that_crashes_all_functions_is_buried_after_bounded_attempts():
-    driver = mixed(cheap=2, dear=2, attempts=3)
-    driver.open()
-    tried = 0
-    for _ in range(2000):
-        if not driver.requests:
-            if not driver.wait(1.0):
-                break
-            continue
-        request = driver.requests[0]
-        if 5 in request.indices:
-            tried += 1
-            driver.fail(request, FailureKind.CRASHED)
-        else:
-            driver.answer(request)
-    assert [written.indices.tolist() for written in driver.tombstones[:1]] == [[5]]
-    assert tried <= 3 + 2
-
-
 def test_the_unfit_get_none_of_a_dataset():
     driver = mixed(cheap=4, dear=4)
     driver.step(ExecutorsIneligible(DATASET, frozenset({0})))
@@ -155,65 +136,6 @@ def test_the_unfit_get_none_of_a_dataset():
     driver.step(ExecutorsIneligible(DATASET, frozenset()))
     driver.wait(1.0)
     assert 0 in there(driver)
-
-
-def test_an_executor_that_goes_leaves_all_to_the_next():
-    driver = mixed(cheap=4, dear=4)
-    driver.step(ExecutorResized(0, executor=0))
-    driver.open()
-    assert set(there(driver)) == {1}
-
-
-def test_each_executor_is_billed_at_its_own_price():
-    driver = mixed(cheap=1, dear=2)
-    driver.open()
-    assert there(driver) == [0, 1, 1]
-    for request in list(driver.requests):
-        driver.answer(request)
-    dear = driver.state.fleet.executors[1]
-    assert driver.state.ledger.total_usd == pytest.approx(0.02)
-    assert dear.usd == pytest.approx(0.02)
-    assert driver.state.fleet.executors[0].usd == 0
-
-
-def test_what_no_function_was_asked_for_costs_nothing():
-    driver = mixed(cheap=0, dear=1)
-    driver.open()
-    request = driver.requests.pop()
-    driver.step(RequestFailed(request.request_id, FailureKind.UNAVAILABLE, "gone", refused=True))
-    assert driver.state.ledger.total_usd == 0
-
-
-def test_an_executor_of_no_use_for_a_dataset_makes_no_pauses_longer():
-    driver = mixed(cheap=4, dear=4)
-    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
-    driver.open()
-    for _ in range(20):
-        for request in list(driver.requests):
-            driver.fail(request, FailureKind.UNAVAILABLE)
-        driver.wait(6.0)
-        assert driver.requests, "it is asked again within seconds, as if it were alone"
-
-
-def test_an_executor_of_no_use_for_a_dataset_makes_no_requests_smaller():
-    driver = mixed(cheap=4, dear=1000, size=512)
-    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
-    driver.open(batch_size=256)
-    assert [request.indices.size for request in driver.requests] == [64] * 4
-
-
-def test_what_waits_for_the_only_executor_that_can_is_not_forgotten():
-    driver = mixed(cheap=1, dear=4, lookahead_batches=2)
-    driver.step(ExecutorsIneligible(DATASET, frozenset({1})))
-    driver.open()
-    (first,) = driver.requests
-    driver.ask(0, 4)
-    missed = tuple(range(8))
-    driver.read(3, missed=missed)
-    assert len(driver.requests) == 1
-    waited_for = set(driver.core.job("job").plan.batch(0, 3, 0).indices.tolist())
-    driver.answer(first)
-    assert waited_for >= set(driver.requests[0].indices.tolist()), "that comes first"
 
 
 def test_the_cap_on_money_holds_though_another_executor_is_free():
@@ -243,22 +165,6 @@ def test_a_job_that_reads_nothing_yet_keeps_no_other_waiting():
     assert "train" in {request.job for request in driver.requests}
 
 
-def test_a_dataset_that_one_executor_refuses_is_made_by_the_other():
-    """Its breaker does not help: another dataset works there all the while."""
-    driver = mixed(cheap=1, dear=1, attempts=3)
-    driver.open()
-    for _ in range(2000):
-        if not driver.requests:
-            if not driver.wait(5.0):
-                break
-            continue
-        request = driver.requests[0]
-        driver.state.fleet.executors[0].breaker.worked()
-        driver.answer(request, Outcome.REFUSED if request.executor == 0 else Outcome.CACHED)
-    assert not driver.tombstones
-    assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
-
-
 def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
     driver = mixed(cheap=4, dear=100, size=640)
     driver.open()
@@ -270,12 +176,3 @@ def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
     first = driver.core.job("job").plan.batch(0, 0, 0).indices
     assert (driver.core.states(driver.key(), first) == SampleState.RESIDENT).all()
     assert "when another executor had answered" in driver.state.fleet.executors[0].breaker.reason
-
-
-def test_the_core_wakes_when_what_waits_for_a_cheaper_executor_can_wait_no_more():
-    driver = mixed(cheap=1, dear=8)
-    driver.open()
-    eligible = driver.state.eligible_for(DATASET)
-    eligible.deferred["job", 0] = None
-    eligible.defer_until_s = driver.now_s + 1e-3
-    assert driver.core.wake_at_s == eligible.defer_until_s

@@ -115,40 +115,6 @@ def test_next_use_agrees_with_brute_force(plan: Plan, epoch: int, data: st.DataO
     assert plan.next_use(np.array(samples), epoch, position).tolist() == expected
 
 
-def test_next_use_sees_dropped_samples_and_padding() -> None:
-    dropping = Plan(10, 2, 2, shuffle=False, drop_last=True)
-    assert dropping.next_use(np.array([0, 4, 7, 8, 9]), 0, 1).tolist() == [1, 0, 0, NEVER_SOON, NEVER_SOON]
-    padded = Plan(9, 2, 2, shuffle=False)  # the last global batch is sample 8, and sample 0 again
-    assert padded.next_use(np.array([0, 1, 8]), 0, 1).tolist() == [1, 2, 1]
-    assert padded.next_use(np.array([0, 1, 8]), 0, 3).tolist() == [0, 0, 2]
-
-
-def test_next_use_leaves_its_input_alone_and_takes_none() -> None:
-    for shuffle in (True, False):
-        plan, samples = Plan(1000, 10, shuffle=shuffle), np.arange(1000)
-        plan.next_use(samples, 3, 60)
-        assert np.array_equal(samples, np.arange(1000))
-        assert plan.next_use(np.empty(0, dtype=np.int64), 3, 60).shape == (0,)
-
-
-def test_a_dataset_smaller_than_the_ranks_is_padded_cyclically() -> None:
-    plan = Plan(3, 4, 8, shuffle=False)
-    assert plan.batches_per_epoch == 1
-    parts = [plan.batch(0, 0, rank) for rank in range(8)]
-    assert [part.indices.tolist() for part in parts] == [[0], [1], [2], [0], [1], [2], [0], [1]]
-    assert [part.padding.tolist() for part in parts] == [[False]] * 3 + [[True]] * 5
-
-
-def test_the_short_last_batch() -> None:
-    keeping, dropping = Plan(103, 5, 4), Plan(103, 5, 4, drop_last=True)
-    assert (keeping.batches_per_epoch, keeping.samples_per_epoch, keeping.padding_per_epoch) == (6, 103, 1)
-    assert (dropping.batches_per_epoch, dropping.samples_per_epoch, dropping.padding_per_epoch) == (5, 100, 0)
-    assert np.array_equal(order(keeping, 7)[:100], order(dropping, 7))
-    assert keeping.span(7, 0, 6, 3).lengths.tolist() == [5, 5, 5, 5, 5, 1]
-    even = Plan(100, 5, 4)
-    assert even.batches_per_epoch == Plan(100, 5, 4, drop_last=True).batches_per_epoch == 5
-
-
 def test_orders_follow_seed_and_epoch() -> None:
     def epoch_order(seed: int, epoch: int) -> bytes:
         return order(Plan(2000, 8, seed=seed), epoch).tobytes()
@@ -176,15 +142,6 @@ def test_any_place_of_a_huge_catalog_is_reached_at_once() -> None:
     position = plan.batches_per_epoch - 1
     batch = plan.batch(12, position, 7)
     assert np.array_equal(plan.next_use(batch.indices, 12, position - 1000), np.full(256, 1000))
-
-
-@given(plan=plans(), epoch=EPOCHS)
-@PROPERTY
-def test_an_empty_span_is_empty(plan: Plan, epoch: int) -> None:
-    for place in (0, plan.batches_per_epoch):
-        span = plan.span(epoch, place, place, 0)
-        assert len(span) == len(span.indices) == len(span.padding) == len(span.lengths) == 0
-        assert len(plan.global_span(epoch, place, place)) == 0
 
 
 def test_numpy_integers_are_taken_and_kept_as_plain_ones() -> None:
@@ -237,8 +194,3 @@ def test_places_that_do_not_exist_are_refused_by_name() -> None:
         plan.next_use(np.array([100]), 0, 0)
     with pytest.raises(PlanError, match="this span has batches 0 to 2, not 3"):
         plan.span(0, 0, 3, 0).batch(3)
-
-
-def test_refused_places_without_shuffle() -> None:
-    with pytest.raises(PlanError, match=r"indices must be in range\(100\)"):
-        Plan(100, 5, shuffle=False).next_use(np.array([-1]), 0, 0)

@@ -1,12 +1,41 @@
-"""The queue of retries: misses first, retries when they are due, and no growth by repetition."""
+"""What waits: the heap of times, retries and misses, what readers said they wait for."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.queues import BatchPlace, RetryQueue
+from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, RetryQueue, TimeQueue
+
+LANES = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
+
+
+@given(st.lists(st.tuples(LANES, st.one_of(st.none(), st.floats(0, 9)))))
+def test_the_last_word_about_a_lane_counts(changes):
+    queue, expected = TimeQueue(), {}
+    for cursor, deadline_s in changes:
+        if deadline_s is None:
+            queue.discard(cursor)
+            expected.pop(cursor, None)
+        else:
+            queue.add(cursor, deadline_s)
+            expected[cursor] = deadline_s
+        assert len(queue) == len(expected)
+        assert (cursor in queue) == (cursor in expected)
+    popped = [queue.pop() for _ in expected]
+    assert sorted(popped) == sorted(expected)
+    assert [expected[cursor] for cursor in popped] == sorted(expected.values())
+
+
+def test_changing_deadlines_often_does_not_fill_memory():
+    queue = TimeQueue()
+    for number in range(10_000):
+        queue.add(("job", number % 3), float(number))
+    assert len(queue._heap) < 100
+
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 PLACE = BatchPlace("job", 0, 0, 7)
@@ -78,3 +107,32 @@ def test_nothing_is_no_retry():
     queue.add_urgent(KEY, at(), PLACE)
     assert len(queue) == 0
     assert queue.next_due_s is None
+
+
+OTHER = SetKey(b"other", 3)
+
+
+def test_the_last_report_of_a_batch_counts():
+    misses = ReportedMisses()
+    misses.report(PLACE, KEY, at(1, 2, 3), 0.0)
+    misses.report(PLACE._replace(position=8), KEY, at(9), 0.0)
+    misses.report(PLACE._replace(job="b"), OTHER, at(4), 0.0)
+    misses.report(PLACE, KEY, at(3), 1.0)
+    found = misses.by_set(1.0)
+    assert {key: sorted(indices.tolist()) for key, indices in found.items()} == {
+        KEY: [3, 9],
+        OTHER: [4],
+    }
+
+
+def test_a_reader_that_fell_silent_is_not_waited_for():
+    misses = ReportedMisses()
+    misses.report(PLACE, KEY, at(1), 0.0)
+    misses.report(PLACE._replace(position=8), KEY, at(2), 2.0)
+    first_s = misses.next_expiry_s(0.0)
+    assert misses.by_set(first_s)[KEY].tolist() == [2]
+    second_s = misses.next_expiry_s(first_s)
+    assert second_s == first_s + 2.0
+    assert misses.by_set(second_s) == {}
+    assert misses.next_expiry_s(second_s) is None
+    assert len(misses) == 0

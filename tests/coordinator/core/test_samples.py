@@ -84,11 +84,6 @@ def test_an_illegal_change_of_one_changes_none():
     assert samples.count(S.ABSENT) == 3
 
 
-def test_a_cache_that_was_seen_empty_is_not_asked():
-    assert sample_set(known_absent=True).count(S.ABSENT) == 4
-    assert sample_set().count(S.UNKNOWN) == 4
-
-
 @given(st.integers(1, 2**20 - 16))
 def test_a_footprint_is_a_size_class_and_the_key(record_bytes):
     taken = int(footprint(np.array([record_bytes]))[0])

@@ -90,7 +90,7 @@ def lambda_job(hours: float, **changes) -> LoaderCounters:
         usd = ledger.invoked(b"set", now=1.0, **parts)
         ledger.produced(b"set", "job", 64, usd)
     ledger.settle(hours * 3600)
-    return LoaderCounters(**figures, usd=ledger.job_usd("job"))
+    return JobCounters(**figures, usd=ledger.job_costs("job").usd)
 
 
 def test_functions_on_lambda_are_taken_apart_and_sum_to_what_the_account_has():
@@ -107,7 +107,7 @@ def test_functions_on_lambda_are_taken_apart_and_sum_to_what_the_account_has():
         }
     )
     assert made.usd == pytest.approx(0.263 + counted.usd, abs=1e-12)
-    assert "cache.r7g.large at 0.1752 USD an hour" in made.lines[3].how
+    assert "nodes at 0.1752 USD an hour" in made.lines[3].how
 
 
 def test_training_and_validation_are_added():

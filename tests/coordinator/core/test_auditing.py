@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, JobClosed
+from superdl.coordinator.core.events import CacheEvicted, CacheGrew, CacheReset, JobClosed
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
@@ -48,20 +46,6 @@ def test_what_is_absent_returns_to_its_place_in_the_plan():
     assert order[16:24] == list(range(8))
 
 
-def test_an_answer_for_a_job_that_is_gone_is_only_remembered():
-    driver = found_before()
-    driver.step(JobClosed("job", 0))
-    for audit in list(driver.audits):
-        driver.tell(audit, [0] * audit.indices.size)
-    assert driver.requests == []
-    assert len(driver.in_state(S.ABSENT)) == 16
-
-
-def test_an_answer_to_no_question_changes_nothing():
-    driver = found_before()
-    assert driver.step(Audited(999, footprint([1]))) == []
-
-
 def test_what_is_found_is_no_longer_memory_of_others():
     driver = found_before(budget_bytes=100 * TAKEN)
     driver.step(CacheGrew(40 * TAKEN))
@@ -90,42 +74,6 @@ def test_after_a_reset_what_failed_is_tried_again():
     driver.step(CacheReset())
     assert sorted(driver.requested()) == list(range(8))
     assert driver.core.failure(driver.key(), 0) == ""
-
-
-def test_what_is_being_asked_during_a_reset_is_settled_by_the_answer():
-    driver = found_before()
-    driver.step(CacheReset())
-    assert len(driver.in_state(S.CHECKING)) == 16
-    for audit in list(driver.audits):
-        driver.tell(audit, [0] * 8)
-    assert sorted(driver.requested()) == list(range(16))
-
-
-def test_what_is_in_flight_during_a_reset_is_asked_for_once():
-    driver = Driver(size=16, lookahead_batches=2)
-    driver.open()
-    before = driver.requested()
-    driver.step(CacheReset())
-    assert driver.requested() == before
-
-
-def test_a_cache_that_was_emptied_is_not_asked_about_new_epochs():
-    driver = Driver(size=16, random=True, known_absent=False, lookahead_batches=2, capacity=64)
-    driver.open()
-    driver.step(CacheReset())
-    for audit in list(driver.audits):
-        driver.tell(audit, [0] * audit.indices.size)
-    driver.answer_all()
-    driver.ask(0, 2, epoch=7)
-    assert driver.audits == []
-    assert {request.samples.epoch for request in driver.requests} == {7}
-
-
-@pytest.mark.parametrize("excess", [-5, 0])
-def test_no_excess_leaves_the_budget_whole(excess):
-    driver = Driver(budget_bytes=1000)
-    driver.step(CacheGrew(excess))
-    assert driver.state.free_bytes == 1000
 
 
 def test_once_the_server_evicts_what_is_resident_is_asked_about_as_lanes_come_to_it():
@@ -168,11 +116,3 @@ def test_what_is_found_absent_is_told_to_all_who_passed_over_it():
         driver.tell(audit, [0] * audit.indices.size)
     assert sorted(driver.requested()) == list(range(32))
     assert driver.state.audit_watchers == {}
-
-
-def test_what_is_found_there_changes_nothing_for_those_who_passed():
-    driver, audits = two_lanes_at_one_audit()
-    for audit in audits:
-        driver.tell(audit, [RECORD_BYTES] * audit.indices.size)
-    assert driver.requests == []
-    assert driver.core.job("second").cursors[0].lookahead == 4

@@ -35,12 +35,6 @@ def test_a_straggler_is_raced_by_a_request_for_the_same_samples():
     assert driver.core.hedges == driver.core.job("job").counters.hedges == 1
 
 
-def test_without_a_share_for_it_nothing_is_raced():
-    driver, _, rival = slow_one(hedge_share=0.0)
-    assert rival is None
-    assert driver.core.hedges == 0
-
-
 @pytest.mark.parametrize("first", ["straggler", "rival"])
 def test_the_first_answer_wins_and_the_second_changes_nothing(first):
     driver, straggler, rival = slow_one()
@@ -66,14 +60,6 @@ def test_while_one_still_runs_the_failure_of_the_other_costs_no_attempt(kind):
     assert (driver.core.states(rival.samples, rival.indices) == S.RESIDENT).all()
 
 
-def test_when_both_fail_it_is_one_attempt():
-    driver, straggler, rival = slow_one()
-    driver.fail(straggler, FailureKind.TIMED_OUT)
-    driver.fail(rival, FailureKind.TIMED_OUT)
-    assert (driver.core.states(rival.samples, rival.indices) == S.WAITING).all()
-    assert (driver.state.set_of(rival.samples).attempts[rival.indices] == 1).all()
-
-
 def test_what_the_first_answer_lacks_is_left_to_the_rival():
     driver, straggler, rival = slow_one()
     missing = int(straggler.indices[1])
@@ -82,18 +68,6 @@ def test_what_the_first_answer_lacks_is_left_to_the_rival():
     driver.answer(rival)
     assert driver.core.states(rival.samples, rival.indices).tolist() == [S.RESIDENT] * 4
     assert driver.state.samples_in_flight == 0
-
-
-def test_a_sample_that_neither_brings_is_tried_again():
-    driver, straggler, rival = slow_one()
-    missing = int(straggler.indices[1])
-    driver.answer(straggler, but={missing: Outcome.SOURCE_ERROR})
-    driver.answer(rival, but={missing: Outcome.SOURCE_ERROR})
-    assert driver.in_state(S.WAITING) == [missing]
-    driver.wait(1.0)
-    assert missing in driver.requested()
-    driver.answer_all()
-    assert missing in driver.in_state(S.RESIDENT)
 
 
 def test_a_late_answer_does_not_bring_back_what_was_dropped():

@@ -1,4 +1,4 @@
-"""What functions answer: cached, failed for good, or tried again within bounds, alone if need be."""
+"""What becomes of samples: cached, failed for good, tried again within bounds, read back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import itertools
 import pytest
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import DatasetAdded, FailureKind, JobClosed, JobOpened
+from superdl.coordinator.core.events import (
+    DatasetAdded,
+    ExecutorResized,
+    FailureKind,
+    JobOpened,
+    RecordReadBack,
+)
+from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.coordinator.core.state import FAILURES_MAX
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
@@ -108,17 +115,6 @@ def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
     assert driver.state.outages == 0
 
 
-def test_a_success_between_ends_the_count():
-    driver = one_batch(attempts=2)
-    driver.answer(driver.requests[0], Outcome.SOURCE_ERROR)
-    driver.wait(1.0)
-    driver.answer(driver.requests[0])
-    driver.read(0, missed=(0, 1, 2, 3), corrupt=(0, 1, 2, 3))
-    (audit,) = driver.audits
-    driver.tell(audit, [0] * audit.indices.size)
-    assert attempts_until_quiet(driver, Outcome.SOURCE_ERROR) == 2
-
-
 def test_a_sample_that_may_have_crashed_its_function_goes_alone():
     driver = one_batch(attempts=3)
     driver.fail(driver.requests[0], FailureKind.CRASHED)
@@ -148,16 +144,6 @@ def test_a_sample_that_was_decoded_for_too_long_goes_alone_and_what_waited_behin
     assert driver.in_state(S.ABSENT) == [2]
 
 
-def test_a_suspect_that_a_reader_waits_for_harms_no_other():
-    driver = one_batch(attempts=3)
-    driver.fail(driver.requests[0], FailureKind.CRASHED)
-    driver.read(0, missed=(0, 1, 2, 3))
-    assert driver.requests == []
-    driver.wait(0.25)
-    driver.read(0, missed=(0, 1, 2, 3))
-    assert all(request.indices.size == 1 for request in driver.requests)
-
-
 def test_a_tombstone_that_expires_is_tried_again():
     driver = one_batch(attempts=1, tombstone_ttl_s=30.0)
     driver.answer(driver.requests[0], but={1: Outcome.MISSING})
@@ -168,49 +154,6 @@ def test_a_tombstone_that_expires_is_tried_again():
     assert driver.core.failure(driver.key(), 1) == ""
     driver.read(0, missed=(1,))
     assert driver.requested() == [1]
-
-
-def test_a_second_answer_changes_nothing():
-    driver = one_batch()
-    request = driver.requests[0]
-    driver.answer(request)
-    assert driver.answer(request, Outcome.TOMBSTONE) == []
-    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
-    assert driver.core.job("job").counters.samples_produced == 4
-
-
-def test_answers_for_a_job_that_is_gone_are_kept_for_others():
-    driver = one_batch()
-    driver.step(JobClosed("job", 0))
-    driver.answer(driver.requests[0])
-    assert driver.open("next", batch_size=2) is not None
-    assert driver.requests == []
-    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
-
-
-def test_a_retry_goes_on_for_another_job_of_the_dataset():
-    driver = one_batch()
-    driver.open("other", batch_size=4)
-    driver.answer(driver.requests[0], Outcome.SOURCE_ERROR)
-    driver.step(JobClosed("job", 0))
-    driver.wait(1.0)
-    driver.answer_all()
-    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
-
-
-def test_a_reader_that_waits_for_a_retry_gets_it_though_there_is_no_room():
-    """Found by the simulator: the retry waited for room, the reader for the retry."""
-    driver = Driver(size=40, capacity=1, request_samples=8, budget_bytes=8 * 1184, attempts=3)
-    driver.open(batch_size=8, shuffle=False)
-    driver.ask(0, 5)
-    driver.answer(driver.requests[0], but={0: Outcome.SOURCE_ERROR})
-    for _ in range(20):
-        driver.read(0, missed=(0,), after_s=0.3)
-        for request in list(driver.requests):
-            driver.answer(request)
-        if 0 in driver.in_state(S.RESIDENT):
-            break
-    assert 0 in driver.in_state(S.RESIDENT)
 
 
 def test_remembered_reasons_are_bounded():
@@ -275,8 +218,142 @@ def test_answers_while_the_cache_is_away_teach_nothing_of_latency():
     assert driver.state.fleet.executors[0].latency.quantile_s(8, 0.99) == slow_s
 
 
-def test_what_was_refused_is_no_invocation():
-    driver = one_batch()
-    before = driver.core.job("job").counters.invocations
-    driver.fail(driver.requests[0], FailureKind.THROTTLED)
-    assert driver.core.job("job").counters.invocations == before - 1
+LOST = FailureKind.LOST
+LATE_S = 2.5
+CAPACITY = 16
+
+
+def queueing(*, size: int = 64, batches: int = 16, **settings) -> Driver:
+    """A driver over an executor that queues, with requests of four samples in flight."""
+    driver = Driver(size=size, capacity=CAPACITY, request_samples=4, backoff_max_s=1.0, **settings)
+    driver.step(ExecutorResized(CAPACITY, queues=True))
+    driver.open(batch_size=4, shuffle=False)
+    driver.ask(0, batches)
+    return driver
+
+
+def limit(driver: Driver) -> int:
+    return driver.state.fleet.executors[0].concurrency.limit(driver.now_s)
+
+
+def attempts(driver: Driver) -> list[int]:
+    return driver.state.set_of(driver.key()).attempts.tolist()
+
+
+def test_the_first_silence_is_no_samples_fault_and_lowers_the_concurrency():
+    driver = queueing()
+    lost = driver.requests[0]
+    driver.fail(lost, LOST)
+    assert limit(driver) == CAPACITY // 2
+    assert not any(attempts(driver))
+    while driver.requests:
+        driver.answer(driver.requests[0])
+        driver.wait(0.2)
+    assert driver.in_state(SampleState.RESIDENT) == list(range(64))
+    counters = driver.core.job("job").counters
+    assert counters.invocations == CAPACITY + 1  # asked for again together, not one by one
+
+
+def test_functions_that_begin_late_lower_the_concurrency_as_throttling_does():
+    driver = queueing()
+    driver.answer(driver.requests[0], after_s=LATE_S)
+    assert limit(driver) == CAPACITY // 2
+    driver.answer(driver.requests[0], after_s=1.1)
+    assert limit(driver) < CAPACITY // 2
+
+
+def test_silence_among_late_functions_is_excused_a_few_times_more():
+    driver = queueing(attempts=1)
+    for _ in range(5):
+        late, *lost = list(driver.requests)
+        driver.answer(late, after_s=LATE_S)
+        for request in lost:
+            driver.fail(request, LOST)
+        assert not driver.tombstones
+        driver.wait(10.0)
+        if len(driver.requests) < 2:
+            break
+    assert limit(driver) <= 2
+
+
+def test_a_sample_of_which_every_function_dies_ends_alone_with_a_tombstone():
+    driver = queueing(attempts=3)
+    tried: list[int] = []
+    for _ in range(200):
+        if not driver.requests:
+            driver.wait(1.5)
+        if not driver.requests:
+            break
+        request = driver.requests[0]
+        if 7 in request.indices:
+            tried.append(request.indices.size)
+            driver.fail(request, LOST)
+        else:
+            driver.answer(request)
+    assert len(tried) == 1 + 3  # excused once
+    assert tried[2:] == [1, 1]
+    assert [one.indices.tolist() for one in driver.tombstones] == [[7]]
+    assert "no answer came back" in driver.tombstones[0].messages[0]
+    assert driver.in_state(SampleState.FAILED) == [7]
+
+
+def told(driver: Driver, fault: str) -> None:
+    """The record that was asked for is as it should be, or not."""
+    chosen = driver.read_backs.pop()
+    driver.step(RecordReadBack(chosen.samples, chosen.index, chosen.executor, fault))
+
+
+def producing(**settings) -> Driver:
+    driver = Driver(size=640, request_samples=8, **settings)
+    driver.open(shuffle=False)
+    driver.ask(0, 80)
+    return driver
+
+
+def test_one_record_of_an_executor_is_read_back_every_few_seconds_however_many_it_writes():
+    driver = producing(lookahead_batches=64)
+    driver.answer_all()
+    assert len(driver.read_backs) == 1
+    told(driver, "")
+    assert driver.warnings == []
+    for position in range(20):
+        driver.read(position, after_s=0.5)
+        driver.answer_all()
+    assert len(driver.read_backs) in {1, 2}, "10 s"
+
+
+def test_what_does_not_read_back_is_dropped_and_produced_again_and_told_once():
+    driver = producing(lookahead_batches=2)
+    driver.answer(driver.requests[0])
+    (chosen,) = driver.read_backs
+    told(driver, "its hash is another")
+    assert [drop.indices.tolist() for drop in driver.drops] == [[chosen.index]]
+    assert [request.indices.tolist() for request in driver.requests].count([chosen.index]) == 1
+    for _ in range(3):
+        driver.wait(1.0)
+        driver.answer(driver.requests[0])
+        told(driver, "its hash is another")
+    (warning,) = driver.warnings
+    assert "does not read back: its hash is another" in warning.message
+    driver.answer_all()
+    assert chosen.index in driver.in_state(SampleState.RESIDENT)
+
+
+def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
+    facts = (ExecutorFacts("first"), ExecutorFacts("second"))
+    driver = producing(lookahead_batches=4, executors=facts)
+    driver.step(ExecutorResized(8, executor=1))
+    driver.answer(next(one for one in driver.requests if one.executor == 0))
+    first = driver.state.fleet.executors[0]
+    told(driver, "its hash is another")
+    assert first.breaker.tripped
+    driver.answer_all()
+    assert first.breaker.tripped, "answers alone prove nothing"
+    position = 0
+    while not any(one.executor == 0 for one in driver.read_backs):
+        driver.read_backs.clear()
+        driver.read(position, after_s=1.0)
+        driver.answer_all()
+        position += 1
+    told(driver, "")
+    assert not first.breaker.tripped

@@ -1,12 +1,15 @@
-"""What jobs tell the core: pages, read reports, misses, seeks, silence."""
+"""A rank: pages, read reports, misses, seeks, leases, epochs, and what is forgotten."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import Plan, SampleState
+from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import BatchRead, CacheReset, JobClosed
+from superdl.coordinator.core.room import next_use_s
+from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core.state import EPOCH_SETS_MAX
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, Driver
 
@@ -24,13 +27,6 @@ def test_a_miss_of_what_is_absent_is_requested_at_once():
     driver.answer_all()
     driver.read(5, missed=(1, 3))
     assert driver.requested() == plan.batch(0, 5, 0).indices[[1, 3]].tolist()
-
-
-def test_a_miss_of_what_is_in_flight_changes_nothing():
-    driver = Driver(lookahead_batches=2, capacity=64)
-    driver.open()
-    driver.ask(0, 8)
-    assert driver.read(0, missed=tuple(range(8))) == []
 
 
 def test_a_miss_of_what_is_believed_resident_has_the_cache_asked():
@@ -79,16 +75,6 @@ def test_a_forged_report_of_a_spoilt_record_is_one_look_and_no_more():
     assert driver.core.states(driver.key(), spoilt.indices).tolist() == [SampleState.RESIDENT]
 
 
-def test_repeated_misses_do_not_fill_memory():
-    driver = Driver(capacity=1, request_samples=1, lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 8)
-    for _ in range(500):
-        driver.read(5, missed=(0, 1, 2, 3))
-    assert len(driver.state.retry_queue) == 1
-    assert len(driver.state.misses) == 1
-
-
 def test_misses_come_before_looking_ahead():
     driver = Driver(size=400, capacity=1, request_samples=8)
     plan = driver.open()
@@ -96,15 +82,6 @@ def test_misses_come_before_looking_ahead():
     driver.read(30, missed=tuple(range(8)))
     driver.answer(driver.requests[0])
     assert driver.requests[-1].indices.tolist() == plan.batch(0, 30, 0).indices.tolist()
-
-
-def test_a_miss_of_a_batch_of_before_a_restart_is_served():
-    driver = Driver(lookahead_batches=2, known_absent=False)
-    plan = driver.open()
-    driver.read(6, missed=(0,), epoch=2)
-    audit = next(one for one in driver.audits if one.indices.size == 1)
-    driver.tell(audit, [0])
-    assert int(plan.batch(2, 6, 0).indices[0]) in driver.requested()
 
 
 @pytest.mark.parametrize(
@@ -171,47 +148,6 @@ def test_a_job_that_begins_in_the_middle_of_an_epoch_is_looked_ahead_for_there()
     assert asked == [index for index in plan.span(3, 5, 7, 0).indices.tolist() if index not in already]
 
 
-def test_going_back_to_an_earlier_epoch_starts_there():
-    driver = Driver(lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 8, epoch=4)
-    driver.read(0, epoch=4)
-    driver.ask(0, 8, epoch=1)
-    assert cursor(driver).watermark == 8
-    driver.read(0, epoch=4)
-    assert cursor(driver).watermark == 8
-
-
-def test_a_call_that_a_report_has_overtaken_does_not_move_the_lane():
-    driver = Driver(lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 8, yielded=3)
-    for position in range(4):
-        driver.read(position)
-    driver.ask(3, 4, yielded=3)
-    assert cursor(driver).watermark == 4
-
-
-def test_asking_again_is_no_news():
-    driver = Driver(lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 4)
-    driver.read(0)
-    driver.ask(0, 4, yielded=2)
-    assert (cursor(driver).watermark, cursor(driver).asked) == (1, 4)
-
-
-def test_a_new_epoch_ends_the_one_that_was_abandoned():
-    driver = Driver()
-    driver.open()
-    driver.ask(0, 8, yielded=2)
-    driver.read(0)
-    driver.ask(0, 8, epoch=1)
-    assert cursor(driver).watermark == 1
-    driver.ask(4, 8, epoch=1, yielded=3)
-    assert cursor(driver).watermark == 8
-
-
 def test_two_iterators_of_one_sampler_both_get_their_batches():
     driver = Driver(size=80, lookahead_batches=2, random=True)
     plan = driver.open()
@@ -226,27 +162,6 @@ def test_two_iterators_of_one_sampler_both_get_their_batches():
                 driver.answer_all()
             assert (driver.core.states(driver.key(epoch), wanted) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
-
-
-def test_a_silent_rank_is_forgotten_after_a_long_time_and_its_job_with_the_last():
-    driver = Driver(forget_s=100.0)
-    driver.open(replicas=2, batch_size=4)
-    driver.open(rank=1, replicas=2, batch_size=4)
-    driver.answer_all()
-    driver.wait(90.0)
-    driver.ask(0, 1, rank=1)
-    driver.wait(60.0)
-    assert list(driver.core.job("job").cursors) == [1]
-    driver.wait(100.0)
-    assert driver.core.jobs == []
-
-
-def test_closing_what_is_not_open_changes_nothing():
-    driver = Driver()
-    driver.open()
-    driver.step(JobClosed("job", 5))
-    driver.step(JobClosed("unknown", 0))
-    assert [job.name for job in driver.core.jobs] == ["job"]
 
 
 def test_after_the_last_job_nothing_is_requested_whatever_is_due():
@@ -264,34 +179,6 @@ def test_after_the_last_job_nothing_is_requested_whatever_is_due():
     assert driver.in_state(S.WAITING) == []
     assert driver.wait(100.0) == []
     assert not driver.core.knows(DATASET), "of which nobody has anything any more"
-
-
-def test_a_job_that_closes_and_opens_again_keeps_its_accounts_apart():
-    driver = Driver(capacity=1, request_samples=8)
-    driver.open()
-    driver.step(JobClosed("job", 0))
-    driver.open()
-    driver.answer_all()
-    assert driver.core.job("job").counters.requests_in_flight == 0
-
-
-def test_a_dataset_that_is_added_again_stays():
-    driver = Driver()
-    driver.open()
-    driver.answer_all()
-    driver.step(type(driver.state.datasets[b"data"])(b"data", 64, False, 5, False))
-    assert len(driver.in_state(S.RESIDENT)) == 64
-
-
-def test_plans_with_padding_report_offsets_of_the_padded_batch():
-    driver = Driver(size=5, lookahead_batches=2)
-    plan: Plan = driver.open(batch_size=2, replicas=4, rank=3, shuffle=False)
-    driver.answer_all()
-    padded = plan.batch(0, 0, 3)
-    assert padded.padding.any()
-    driver.read(0, missed=(0, 1), corrupt=(0, 1), rank=3)
-    driver.tell(driver.audits[0], [0] * driver.audits[0].indices.size)
-    assert sorted(driver.requested()) == sorted(set(padded.indices.tolist()))
 
 
 @pytest.mark.parametrize("reopens", [True, False])
@@ -314,11 +201,160 @@ def test_a_sampler_that_begins_anew_a_little_earlier_is_followed(reopens):
     assert set(wanted.tolist()) <= set(driver.in_state(S.RESIDENT)) | set(driver.in_state(S.IN_FLIGHT))
 
 
-def test_a_call_that_a_report_overtook_is_no_new_beginning():
-    driver = Driver(size=800, capacity=64, request_samples=8)
+FAR = [(7919 * number) % 100_003 for number in range(1, 301)]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answered):
+    driver = Driver(size=64, random=True, lookahead_batches=2)
+    plan = driver.open()
+    for epoch in FAR:
+        driver.ask(0, 8, epoch=epoch)
+        if answered:
+            driver.answer_all()
+        assert len(driver.state.sets) <= EPOCH_SETS_MAX
+    driver.read(3, missed=tuple(range(8)), epoch=FAR[-1])
+    driver.answer_all()
+    driver.read(3, missed=tuple(range(8)), epoch=FAR[-1], after_s=0.1)
+    driver.answer_all()
+    for audit in list(driver.audits):
+        driver.tell(audit, [1000] * audit.indices.size)
+    indices = plan.batch(FAR[-1], 3, 0).indices
+    assert set(driver.core.states(driver.key(epoch=FAR[-1]), indices)) == {SampleState.RESIDENT}
+    assert len(driver.state.sets) <= EPOCH_SETS_MAX
+    driver.step(JobClosed("job", 0))
+    assert all(samples.resident_count for samples in driver.state.sets.values())
+
+
+def test_forged_reports_of_far_off_epochs_make_nothing():
+    driver = Driver(size=64, random=True, lookahead_batches=2)
     driver.open()
-    driver.ask(0, 20, yielded=4)
-    for position in range(8):
-        driver.read(position)
-    driver.ask(0, 20, yielded=6)
-    assert driver.core.job("job").cursors[0].watermark == 8
+    driver.ask(0, 8)
+    driver.answer_all()
+    before = driver.core.job("job").counters.batches_read
+    for epoch in FAR:
+        assert driver.read(0, missed=(1,), corrupt=(1,), epoch=epoch + 100) == []
+        assert driver.read(0, epoch=epoch + 100) == []
+    assert len(driver.state.sets) == 1
+    assert driver.core.job("job").counters.batches_read == before
+
+
+def two_jobs(**settings) -> Driver:
+    driver = Driver(**{"size": 200, "capacity": 1, "request_samples": 8, "lease_s": 15.0, **settings})
+    driver.open("gone", seed=1)
+    driver.open("here", seed=2)
+    return driver
+
+
+def test_a_lease_that_is_not_renewed_lapses():
+    driver = two_jobs()
+    driver.wait(14.9)
+    assert not driver.core.job("gone").lapsed
+    driver.wait(0.2)
+    assert driver.core.job("gone").lapsed
+
+
+def test_asking_and_reading_renew_it():
+    driver = two_jobs()
+    for second in range(40):
+        driver.wait(1.0)
+        if second % 2:
+            driver.ask(0, 1, job="here")
+        else:
+            driver.read(0, job="here")
+    assert driver.core.job("gone").lapsed
+    assert not driver.core.job("here").lapsed
+
+
+def test_nothing_is_asked_for_a_job_that_has_lapsed():
+    driver = two_jobs()
+    driver.wait(20.0)
+    driver.ask(0, 1, job="here")
+    before = driver.core.job("gone").counters.invocations
+    driver.answer_all()
+    assert driver.core.job("gone").counters.invocations == before
+    assert driver.core.job("here").counters.invocations > 0
+    assert driver.core.job("gone").cursors[0].wanted_bytes == 0, "and it takes no share of the budget"
+
+
+def test_it_goes_on_where_it_was_when_it_comes_back():
+    driver = two_jobs()
+    driver.answer_all()
+    driver.ask(0, 8, job="gone", yielded=4)
+    for position in range(4):
+        driver.read(position, job="gone")
+    driver.wait(600.0)
+    assert driver.core.job("gone").lapsed
+    cursor = driver.core.job("gone").cursors[0]
+    assert cursor.watermark == 4
+    driver.ask(4, 8, job="gone", yielded=4)
+    driver.answer_all()
+    assert not driver.core.job("gone").lapsed
+    assert cursor.watermark == 4
+    assert cursor.lookahead > 8
+
+
+def test_it_is_forgotten_after_half_an_hour():
+    driver = two_jobs(forget_s=1800.0)
+    driver.wait(1790.0)
+    assert driver.core.job("gone") is not None
+    driver.wait(70.0)
+    assert driver.core.job("gone") is None
+
+
+def test_what_only_a_lapsed_job_will_read_goes_before_what_others_will_and_after_what_nobody_will():
+    driver = two_jobs()
+    everything = np.arange(driver.size)
+    alive_s = next_use_s(driver.key(), everything, [driver.core.job("here")])
+    driver.wait(14.0)
+    driver.ask(0, 1, job="here")
+    driver.wait(2.0)
+    lapsed_s = next_use_s(driver.key(), everything, [driver.core.job("gone")])
+    assert lapsed_s.min() > alive_s.max()
+    assert np.isfinite(lapsed_s).all()
+    assert (next_use_s(driver.key(), everything, driver.core.jobs) <= alive_s.max()).all()
+
+
+def test_one_silent_rank_does_not_hold_its_job_back():
+    driver = Driver(size=200, capacity=4, lease_s=15.0)
+    for rank in (0, 1):
+        driver.open("job", rank=rank, replicas=2, batch_size=4)
+    driver.answer_all()
+    driver.ask(0, 20, rank=0)
+    for position in range(15):
+        driver.read(position, rank=0)
+        driver.wait(1.5)
+    job = driver.core.job("job")
+    assert not job.lapsed
+    assert [cursor.lapsed for cursor in job.cursors.values()] == [False, True]
+    assert job.watermark == 15
+
+
+TAKEN = int(footprint(1000))
+
+
+def test_past_epochs_of_a_random_recipe_do_not_fill_memory():
+    driver = Driver(size=16, random=True, budget_bytes=20 * TAKEN, lookahead_batches=2)
+    driver.open()
+    for epoch in range(50):
+        for position in range(2):
+            driver.ask(position, position + 1, epoch=epoch, yielded=position)
+            driver.answer_all()
+            driver.read(position, epoch=epoch, after_s=20.0)
+            driver.answer_all()
+    driver.wait(40.0)
+    assert len(driver.state.sets) <= 4
+    assert driver.core.resident_bytes <= driver.core.budget_bytes
+
+
+def test_what_holds_something_is_kept():
+    driver = Driver(size=16, random=True, lookahead_batches=2)
+    driver.open()
+    driver.answer_all()
+    driver.ask(0, 2, epoch=9)
+    driver.answer_all()
+    driver.wait(100.0)
+    assert driver.key(0) in driver.state.sets
+    driver.step(CacheReset())
+    driver.wait(100.0)
+    assert driver.key(0) not in driver.state.sets

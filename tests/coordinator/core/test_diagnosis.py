@@ -1,4 +1,4 @@
-"""Each batch that a reader waited for has one cause, by what was known and what functions did meanwhile."""
+"""What people are told: the life of a batch, why it was late, thrash."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     BatchRead,
-    CacheReset,
-    ExecutorResized,
+    CacheResized,
     FailureKind,
+    JobClosed,
     RequestDone,
 )
-from superdl.coordinator.core.journal import RECENT_STALLS, Cause
+from superdl.coordinator.core.journal import RECENT_STALLS, Cause, Thrash
+from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import Prefetch
+
 
 ALL = tuple(range(8))
 
@@ -168,21 +171,6 @@ def test_a_record_that_came_since_the_reader_looked_is_no_loss():
     assert causes(driver) == [Cause.DECODE]
 
 
-def test_a_stall_whose_first_report_was_lost_is_counted_all_the_same():
-    driver = driver_under_way()
-    stalled(driver, 1)
-    assert causes(driver) == [Cause.UNKNOWN]
-
-
-def test_repeated_misses_do_not_change_what_the_first_has_told():
-    driver = driver_under_way()
-    driver.read(6, missed=ALL)
-    driver.read(6, missed=ALL)  # in flight by now
-    driver.answer_all()
-    stalled(driver, 6)
-    assert causes(driver) == [Cause.LATE_PLANNING]
-
-
 def test_each_stall_is_in_the_totals_and_the_newest_are_told():
     driver = driver_under_way()
     for _ in range(RECENT_STALLS + 5):
@@ -191,12 +179,6 @@ def test_each_stall_is_in_the_totals_and_the_newest_are_told():
     assert job is not None
     assert sum(job.stalls.batches.values()) == job.counters.stalls == RECENT_STALLS + 5
     assert len(job.stalls.recent) == RECENT_STALLS
-
-
-def test_a_batch_that_hit_is_no_stall():
-    driver = driver_under_way()
-    driver.read(1)
-    assert causes(driver) == []
 
 
 def test_readers_that_never_tell_the_end_do_not_fill_memory(monkeypatch):
@@ -210,14 +192,104 @@ def test_readers_that_never_tell_the_end_do_not_fill_memory(monkeypatch):
     assert causes(driver) == [Cause.UNKNOWN, Cause.LATE_PLANNING, Cause.LATE_PLANNING]
 
 
-def test_no_function_at_all_is_a_start_that_has_not_happened():
-    driver = Driver(lookahead_batches=2, capacity=64)
-    driver.step(ExecutorResized(0))
+DATA = b"data"
+
+
+def note(thrash: Thrash, needed: int, again: int, now: float) -> bool:
+    thrash.needed(DATA, needed, now)
+    return thrash.produced_again(DATA, again, now)
+
+
+def test_producing_again_what_was_dropped_is_thrash_once_it_is_much():
+    thrash = Thrash()
+    began = [note(thrash, 100, 50, second) for second in range(10)]
+    assert began.count(True) == 1
+    assert thrash.thrashing
+
+
+def test_a_little_of_it_is_none():
+    thrash = Thrash()
+    assert not any(note(thrash, 100, 1, second) for second in range(100))
+
+
+def test_it_ends_and_may_begin_again():
+    thrash = Thrash()
+    for second in range(20):
+        note(thrash, 100, 90, second)
+    for second in range(20, 800):
+        note(thrash, 100, 0, second)
+    assert not thrash.thrashing
+    assert any(note(thrash, 100, 90, second) for second in range(800, 900))
+
+
+@pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])
+def test_a_server_with_the_memory_named_leaves_as_much_for_records(megabytes):
+    budget_bytes = megabytes * 2**20
+    limit = maxmemory_for(budget_bytes)
+    assert budget_bytes <= limit - headroom_bytes(limit) <= budget_bytes + 2
+
+
+def test_what_is_told_of_thrash_ends_with_the_jobs_and_with_the_memory_that_was_named():
+    taken = int(footprint(np.array([RECORD_BYTES]))[0])
+    driver = Driver(size=800, capacity=4, request_samples=8, budget_bytes=400 * taken)
     driver.open()
-    driver.ask(0, 8)
-    driver.read(0, missed=ALL)
-    driver.step(ExecutorResized(64))
-    driver.step(CacheReset())
+    for epoch in range(3):
+        read_epoch(driver, epoch)
+    assert driver.core.thrashing
+    driver.step(CacheResized(driver.core.needed_bytes))
+    assert not driver.core.thrashing
+    driver.step(CacheResized(400 * taken))
+    driver.step(JobClosed("job", 0))
+    assert not driver.core.thrashing
+
+
+def read_epoch(driver: Driver, epoch: int) -> None:
+    for position in range(100):
+        driver.ask(position, position + 1, epoch=epoch, yielded=position)
+        driver.answer_all()
+        driver.read(position, epoch=epoch, after_s=0.05)
+
+
+def words(driver: Driver, position: int, *, job: str = "job") -> list[str]:
+    history = driver.core.history(job, 0, 0, position)
+    assert [at_s for at_s, _ in history] == sorted(at_s for at_s, _ in history)
+    return [what for _, what in history]
+
+
+def test_the_life_of_a_batch():
+    driver = Driver(size=64, capacity=1, request_samples=8)
+    driver.open(shuffle=False)
+    driver.ask(0, 2)
+    driver.fail(driver.requests[0], FailureKind.THROTTLED)
+    driver.wait(1.0)
+    driver.read(0, missed=(3,))
     driver.answer_all()
-    stalled(driver, 0)
-    assert causes(driver) == [Cause.COLD_START]
+    driver.read(0)
+    told = words(driver, 0)
+    assert told[0].startswith("looked ahead")
+    assert "request 1 for 8 of its samples, on account of job" in told
+    assert "the sampler was told of it" in told
+    assert "request 1 ended: the executor takes no more requests now: because" in told
+    assert "a reader missed 1 of its samples" in told
+    assert told[-1] == "read, 8 samples at the first attempt"
+
+
+def test_a_request_that_was_made_for_another_job_is_told_of():
+    driver = Driver(size=64, capacity=1, request_samples=8)
+    driver.open("first", shuffle=False)
+    driver.open("second", shuffle=False)
+    driver.answer_all(Outcome.CACHED)
+    driver.ask(0, 2, job="second")
+    assert any("on account of first" in what for what in words(driver, 0, job="second"))
+
+
+def test_memory_is_bounded():
+    driver = Driver(size=6400, capacity=4, request_samples=4, lookahead_batches=4)
+    driver.open()
+    for position in range(600):
+        driver.ask(position, position + 1, yielded=position)
+        driver.answer_all()
+        driver.read(position)
+    assert len(driver.core.job("job").cursors[0].notes) == 256
+    assert words(driver, 599)
+    assert not any("read" in what for what in words(driver, 0))

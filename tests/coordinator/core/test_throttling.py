@@ -1,23 +1,20 @@
-"""The bound on requests in flight: stated, ramped, halved by throttling, raised by answers."""
+"""How much an executor is given: a bound that follows throttling, and a circuit breaker."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.throttling import Concurrency
+from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 
 
 def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf) -> Concurrency:
     concurrency = Concurrency()
     concurrency.resize(capacity, backlog=backlog, burst=burst, per_s=per_s, now=0.0)
     return concurrency
-
-
-def test_without_functions_there_is_no_place():
-    assert Concurrency().places(0, 0.0) == 0
 
 
 def test_a_backlog_keeps_functions_from_idling():
@@ -63,13 +60,6 @@ def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
     assert concurrency.limit(2.0) == 100
 
 
-def test_throttling_never_stops_all():
-    concurrency = made(100)
-    for second in range(100):
-        concurrency.throttled(0, float(second * 2))
-    assert concurrency.limit(200.0) == 1
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["use", "throttle", "succeed"]), st.integers(0, 200), st.floats(0.0, 20.0)),
@@ -95,3 +85,60 @@ def test_a_backlog_does_not_hide_the_first_throttling():
     concurrency = made(100, backlog=100)
     concurrency.throttled(199, 0.0)
     assert concurrency.limit(0.0) == 50
+
+
+def until_s(breaker: CircuitBreaker) -> float:
+    return breaker.open_until_s()
+
+
+def test_a_refusal_sets_aside_at_once():
+    breaker = CircuitBreaker()
+    breaker.refused("throttled", 10.0, 10.0)
+    assert breaker.tripped
+    assert breaker.reason == "throttled"
+    assert until_s(breaker) > 10.0
+
+
+def test_failures_set_aside_once_there_are_several_in_a_row():
+    breaker = CircuitBreaker()
+    for now in (1.0, 2.0):
+        breaker.failed("raised", now, now)
+    breaker.worked()
+    for now in (3.0, 4.0):
+        breaker.failed("raised", now, now)
+    assert not breaker.tripped
+    breaker.failed("raised", 5.0, 5.0)
+    assert breaker.tripped
+
+
+def test_each_pause_is_longer_up_to_a_bound():
+    breaker, now, pauses = CircuitBreaker(), 0.0, []
+    for _ in range(12):
+        breaker.refused("gone", now, now)
+        pauses.append(until_s(breaker) - now)
+        now = until_s(breaker)
+    assert pauses == sorted(pauses)
+    assert pauses[1] == pytest.approx(2 * pauses[0])
+    assert pauses[-1] == pytest.approx(OPEN_MAX_S)
+
+
+def test_many_that_fail_together_make_one_pause():
+    breaker = CircuitBreaker()
+    breaker.refused("gone", 0.5, 1.0)
+    first_s = until_s(breaker)
+    for _ in range(20):
+        breaker.refused("gone", 0.9, 1.01)
+    assert until_s(breaker) == first_s
+    breaker.refused("gone", 1.02, 1.03)
+    assert until_s(breaker) > first_s, "that one was made to see whether it works again"
+
+
+def test_success_forgives_all():
+    breaker = CircuitBreaker()
+    breaker.refused("gone", 1.0, 1.0)
+    breaker.refused("gone", 60.0, 60.0)
+    breaker.worked()
+    assert not breaker.tripped
+    assert breaker.reason == ""
+    breaker.refused("gone", 100.0, 100.0)
+    assert until_s(breaker) == pytest.approx(100.5)
