@@ -71,24 +71,23 @@ def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: 
         state.stalls.record_lost(asker)
         state.retry_queue.add_urgent(asked.samples, absent, asker)
         return
-    found = state.cursor(asker.job, asker.rank)
-    if found is not None and found[1].watermark < asker.stop <= found[1].lookahead:
-        found[1].put(Ahead(asker.start, asker.stop, asked.samples, absent))
-        state.wake(*found)
+    cursor = state.cursor(asker.job, asker.rank)
+    if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
+        cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
+        state.wake(cursor)
 
 
 def _tell_watchers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
     """Let the other ranks that have passed over these samples look at them again."""
     for name, rank in state.audit_watchers.get(asked.samples, {}):
-        found = state.cursor(name, rank)
-        if found is None or (isinstance(asked.asker, CursorSpan) and asked.asker[:2] == (name, rank)):
+        cursor = state.cursor(name, rank)
+        if cursor is None or (isinstance(asked.asker, CursorSpan) and asked.asker[:2] == (name, rank)):
             continue
-        job, cursor = found
-        places = job.watermark + next_use(asked.samples, absent, job)
+        places = cursor.job.watermark + next_use(asked.samples, absent, cursor.job)
         ahead = places[places >= cursor.watermark]
         if ahead.size:
             cursor.look_back(int(ahead.min()))
-            state.wake(job, cursor)
+            state.wake(cursor)
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
@@ -104,20 +103,18 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
     state.foreign_bytes = 0
     state.emptied = True
     state.room_search.reset()
-    for job in state.jobs.values():
-        for cursor in job.cursors.values():
-            cursor.look_again()
-            state.wake(job, cursor)
+    for cursor in state.cursors:
+        cursor.look_again()
+        state.wake(cursor)
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
     """Ask again about what is believed resident, as each rank comes to it."""
     for samples in state.sets.values():
         samples.doubt()
-    for job in state.jobs.values():
-        for cursor in job.cursors.values():
-            cursor.look_again()
-            state.wake(job, cursor)
+    for cursor in state.cursors:
+        cursor.look_again()
+        state.wake(cursor)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
@@ -140,6 +137,5 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
     if not grew:
         return
     state.room_search.reset()
-    for job in state.jobs.values():
-        for cursor in job.cursors.values():
-            state.wake(job, cursor)
+    for cursor in state.cursors:
+        state.wake(cursor)

@@ -14,7 +14,7 @@ from superdl.coordinator.core.samples import SampleState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.state import Request, State
 
 __all__ = ["problems", "stuck_work"]
 
@@ -60,7 +60,7 @@ def _waits(state: State) -> Iterator[str]:
         yield f"{state.samples_in_flight} samples are counted as in flight"
 
 
-def _unpaired(requests: dict[int, RequestInFlight]) -> Iterator[RequestInFlight]:
+def _unpaired(requests: dict[int, Request]) -> Iterator[Request]:
     """Of two requests that race, the first; and all that do not."""
     for number, request in requests.items():
         if request.rival not in requests or number < (request.rival or 0):
@@ -83,7 +83,7 @@ def stuck_work(state: State, now: float) -> Iterator[str]:
     for job in state.jobs.values():
         eligible = state.eligible_for(job.dataset)
         for cursor in job.cursors.values():
-            key = (job.name, cursor.rank)
+            key = cursor.key
             queued = key in eligible.ready or key in eligible.deferred or key in state.room_search.waiting
             if cursor.pending and not cursor.lapsed and not queued:
                 yield f"{key} has found something to look ahead to, and nobody will look at it again"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.core import auditing, events, ranks, requesting, results
 from superdl.coordinator.core.consistency import problems, stuck_work
-from superdl.coordinator.core.diagnosis import needed_bytes
+from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
-from superdl.coordinator.core.journal import history
 from superdl.coordinator.core.state import State
 
 if TYPE_CHECKING:
@@ -226,13 +225,7 @@ class Core:
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
-        found = self._state.cursor(name, rank)
-        if found is None:
-            return []
-        job, cursor = found
-        indices = job.plan.batch(epoch, position, rank).indices
-        requests = self._state.notes.of(job.samples_of(epoch), indices)
-        return history(cursor.notes, requests, job.absolute(epoch, position))
+        return history(self._state, name, rank, epoch, position)
 
     def problems(self) -> Iterator[str]:
         """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleSet
     from superdl.coordinator.core.state import State
 
-__all__ = ["batch_missed", "headroom_bytes", "maxmemory_for", "needed_bytes", "stall_ended", "thrash_text"]
+__all__ = [
+    "batch_missed",
+    "headroom_bytes",
+    "history",
+    "maxmemory_for",
+    "needed_bytes",
+    "stall_ended",
+    "thrash_text",
+]
 
 _NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _HEADROOM_SHARE = 0.1
@@ -35,21 +43,51 @@ _HEADROOM_BYTES = 64 * 2**20
 _HEADROOM_SHARE_MAX = 0.25
 _MARGIN = 1.02
 """Records that have not been seen may be larger than those that have."""
+
 _FRESH_MARGIN = 1.06
 """Windows move by batches and requests, and what was read goes only when room is looked for."""
+
 _ROUNDS = 64
+
+
+def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
+    """What happened to a batch, as far as it is remembered: times and words, oldest first."""
+    cursor = state.cursor(name, rank)
+    if cursor is None:
+        return []
+    job = cursor.job
+    place, key = job.absolute(epoch, position), job.samples_of(epoch)
+    told = [
+        (note.at_s, note.kind.value.format(note.number))
+        for note in cursor.notes
+        if note.start <= place < note.stop
+    ]
+    indices = job.plan.batch(epoch, position, rank).indices
+    requests = [request for request in state.recent_requests if request.samples == key]
+    # All at once: thousands of requests are remembered.
+    named = np.isin(np.concatenate([indices[:0], *(request.indices for request in requests)]), indices)
+    ends = np.cumsum([0, *(request.indices.size for request in requests)])
+    for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
+        count = int(np.count_nonzero(named[begin:end]))
+        if not count:
+            continue
+        why = f", racing request {request.hedge_of}" if request.hedge_of is not None else ""
+        account = f"on account of {request.job}{why}"
+        told.append((request.made_s, f"request {request.number} for {count} of its samples, {account}"))
+        if request.ended_s is not None:
+            told.append((request.ended_s, f"request {request.number} ended: {request.ending}"))
+    return sorted(told, key=lambda entry: entry[0])
 
 
 def batch_missed(
     state: State, place: BatchPlace, samples: SampleSet, indices: NDArray[np.int64], now: float
 ) -> None:
     """A reader misses samples; the first time is what counts."""
-    stalls, found = state.stalls, state.cursor(place.job, place.rank)
-    if place in stalls.waits or not indices.size or found is None:
+    stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
+    if place in stalls.waits or not indices.size or cursor is None:
         return
-    job, cursor = found
-    cause = _cause_at_once(state, job, cursor, samples, indices, now)
-    stalls.begin(place, cause, job.dataset)
+    cause = _cause_at_once(state, cursor, samples, indices, now)
+    stalls.begin(place, cause, cursor.job.dataset)
 
 
 def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
@@ -62,7 +100,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 
 
 def _cause_at_once(
-    state: State, job: Job, cursor: Cursor, samples: SampleSet, indices: NDArray[np.int64], now: float
+    state: State, cursor: Cursor, samples: SampleSet, indices: NDArray[np.int64], now: float
 ) -> Cause | None:
     """The cause, where what most of the missing samples were doing decides it; ``None``: functions were at
     work on them, or on others before them.
@@ -70,16 +108,16 @@ def _cause_at_once(
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
-        return Cause.THROTTLE if _is_limited(state, job, now) else Cause.RETRY
+        return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
     if commonest not in _NOT_ASKED_FOR:
         return None  # also where a record came since the reader looked
     if cursor.fresh:
         return Cause.COLD_START
-    if samples.dropped[indices].any() or (job.name, cursor.rank) in state.room_search.waiting:
+    if samples.dropped[indices].any() or cursor.key in state.room_search.waiting:
         return Cause.CACHE_MEMORY
     if state.ledger.spending is not Spending.FREELY:
         return Cause.SPENDING
-    return Cause.LATE_PLANNING if state.eligible_for(job.dataset).idle(now) > 0 else None
+    return Cause.LATE_PLANNING if state.eligible_for(cursor.job.dataset).idle(now) > 0 else None
 
 
 def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
@@ -120,7 +158,7 @@ def needed_bytes(state: State) -> int:
         read = [job.watermark * job.plan.batch_size * job.plan.replicas for job in jobs]
         kept += (max(read) - min(read)) * _batch_bytes(state, jobs[0]) / jobs[0].plan.batch_size
     batches = {
-        (job.name, cursor.rank): batches_wanted(state, job, cursor, caution=1.0)
+        cursor.key: batches_wanted(state, cursor, caution=1.0)
         for job in state.jobs.values()
         for cursor in job.cursors.values()
     }

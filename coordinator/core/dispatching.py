@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.jobs import Ahead, Cursor, Job
+    from superdl.coordinator.core.jobs import Ahead, Cursor
     from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.state import State
 
@@ -72,10 +72,10 @@ def dispatch(state: State, now: float) -> None:
         key = soonest[0].ready.pop()
         if key is None:  # never: it has a deadline
             break
-        job, cursor = state.jobs[key[0]], state.jobs[key[0]].cursors[key[1]]
-        ahead = find_absent(state, job, cursor, now)
+        cursor = state.jobs[key[0]].cursors[key[1]]
+        ahead = find_absent(state, cursor, now)
         if ahead is not None:
-            _look_ahead(state, job, cursor, ahead, now)
+            _look_ahead(state, cursor, ahead, now)
 
 
 def _wake_deferred(state: State, now: float) -> None:
@@ -83,25 +83,22 @@ def _wake_deferred(state: State, now: float) -> None:
     for eligible in state.fleet.groups:
         if eligible.deferred and (now >= eligible.defer_until_s or eligible.has_changed(now)):
             cursors, eligible.deferred, eligible.defer_until_s = eligible.deferred, {}, math.inf
-            for name, rank in cursors:
-                found = state.cursor(name, rank)
-                if found is not None:
-                    state.wake(*found)
+            state.wake_those(cursors)
 
 
-def _look_ahead(state: State, job: Job, cursor: Cursor, ahead: Ahead, now: float) -> None:
+def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     """Request what a rank has found, as much of it as one request takes, unless another rank goes first, or
     it waits for a cheaper executor.
     """
-    soonest = state.fleet.soonest(now)
+    job, soonest = cursor.job, state.fleet.soonest(now)
     cursor.pending.appendleft(ahead)
     if soonest is not None and cursor.deadline_s() > soonest[1]:
-        state.wake(job, cursor)
+        state.wake(cursor)
         return
-    executor = _executor_for(state, job, cursor, now)
+    executor = _executor_for(state, cursor, now)
     if executor is None:
         return
-    count = min(ahead.indices.size, _request_samples(state, executor, job, cursor, now))
+    count = min(ahead.indices.size, _request_samples(state, executor, cursor, now))
     room = count
     if not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
@@ -110,21 +107,22 @@ def _look_ahead(state: State, job: Job, cursor: Cursor, ahead: Ahead, now: float
         cursor.pending[0] = ahead._replace(indices=ahead.indices[room:])
         request(state, executor, ahead.samples, ahead.indices[:room], job.name, now)
     if room == count:
-        state.wake(job, cursor)
+        state.wake(cursor)
     else:
-        state.room_search.waiting[job.name, cursor.rank] = None
+        state.room_search.waiting[cursor.key] = None
 
 
-def _executor_for(state: State, job: Job, cursor: Cursor, now: float) -> ExecutorState | None:
+def _executor_for(state: State, cursor: Cursor, now: float) -> ExecutorState | None:
     """Who is to have what a rank has found; ``None`` if that waits, and then it is noted until when."""
-    eligible, soon = state.eligible_for(job.dataset), cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
+    job, soon = cursor.job, cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
+    eligible = state.eligible_for(job.dataset)
     slack_s = _slack_s(cursor, now) if cursor.pace.known or soon else math.inf
     samples = min(cursor.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
     executor = eligible.choose(now, slack_s=slack_s, soon=soon, samples=samples)
     if executor is None:
         if not eligible.deferred:
             eligible.has_changed(now)  # than from now on
-        eligible.deferred[job.name, cursor.rank] = None
+        eligible.deferred[cursor.key] = None
         defer_until_s = now + eligible.deferral_ends_in_s(now, slack_s=slack_s, samples=samples) + _MOMENT_S
         eligible.defer_until_s = min(eligible.defer_until_s, defer_until_s)
     return executor
@@ -141,17 +139,14 @@ def _wake_waiting_for_room(state: State, now: float) -> None:
     """Let the ranks that wait for room look for it again, once that may help."""
     if state.room_search.waiting and state.room_search.over(state.events, now):
         cursors, state.room_search.waiting = state.room_search.waiting, {}
-        for name, rank in cursors:
-            found = state.cursor(name, rank)
-            if found is not None:
-                state.wake(*found)
+        state.wake_those(cursors)
 
 
-def _request_samples(state: State, executor: ExecutorState, job: Job, cursor: Cursor, now: float) -> int:
+def _request_samples(state: State, executor: ExecutorState, cursor: Cursor, now: float) -> int:
     """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
         executor.latency,
-        wanted=min(cursor.pending[0].indices.size, job.plan.batch_size),
+        wanted=min(cursor.pending[0].indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now),
         most=state.settings.request_samples,
@@ -228,7 +223,7 @@ def _leave_to_lookahead(state: State, retry: Retry, wanted: NDArray[np.int64]) -
         position = job.watermark + int(next_use(retry.samples, wanted, job).min())
         for cursor in job.cursors.values():
             cursor.look_back(position)
-            state.room_search.waiting[job.name, cursor.rank] = None
+            state.room_search.waiting[cursor.key] = None
 
 
 def _soonest_first(

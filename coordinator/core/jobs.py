@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.timing import Pace
 
 __all__ = ["Ahead", "Cursor", "CursorSpan", "Job", "JobCounters"]
@@ -77,7 +78,7 @@ class Ahead(NamedTuple):
     indices: NDArray[np.int64]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Cursor:
     """Where one rank stands in its job's plan.
 
@@ -87,6 +88,7 @@ class Cursor:
     one.
     """
 
+    job: Job = field(repr=False)
     rank: int
     watermark: int
     lookahead: int
@@ -108,6 +110,11 @@ class Cursor:
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
     pending: deque[Ahead] = field(default_factory=deque)
+
+    @property
+    def key(self) -> CursorKey:
+        """Its name, by job and rank."""
+        return self.job.name, self.rank
 
     def seek(self, position: int, now: float) -> None:
         """The sampler went elsewhere: all plans for this rank begin anew at ``position``."""
@@ -181,7 +188,7 @@ class Cursor:
         return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """A training run's view of a dataset: its plan, its ranks seen here, and its account."""
 

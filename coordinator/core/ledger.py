@@ -85,7 +85,7 @@ class Costs:
     @property
     def usd(self) -> float:
         """All of them together."""
-        return sum(getattr(self, name) for name in self.__slots__)
+        return math.fsum(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.jobs import Cursor, Job
+    from superdl.coordinator.core.jobs import Cursor
     from superdl.coordinator.core.state import State
 
 __all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of", "window_end"]
@@ -27,16 +27,17 @@ LEAST_BATCHES = 2
 """Beyond what the sampler has given out, so much is looked ahead at the least."""
 
 
-def window_end(state: State, job: Job, cursor: Cursor) -> int:
+def window_end(state: State, cursor: Cursor) -> int:
     """Where looking ahead ends: as many batches ahead as the job will read while a slow request is answered
     (Little's law), bounded by settings and by this rank's share of the budget.
 
     It is beyond what the sampler has given out, for which readers wait, however long the reports of reading
     stay away.
     """
+    job = cursor.job
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
-    wanted = batches_wanted(state, job, cursor, caution=cursor.caution)
+    wanted = batches_wanted(state, cursor, caution=cursor.caution)
     state.want(cursor, int(wanted * batch_bytes))
     scarcity = WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
     return max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
@@ -52,10 +53,11 @@ def _stride(cursor: Cursor, end: int) -> int:
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
-def batches_wanted(state: State, job: Job, cursor: Cursor, *, caution: float) -> int:
+def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
     """Batches that the job will read in the time of a slow request, with some to spare, but no more than are
     allowed; that many without measurements.
     """
+    job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
     if slow_s is None:
@@ -64,17 +66,18 @@ def batches_wanted(state: State, job: Job, cursor: Cursor, *, caution: float) ->
     return min(state.settings.lookahead_batches, needed)
 
 
-def find_absent(state: State, job: Job, cursor: Cursor, now: float) -> Ahead | None:
+def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
     """The next absent samples in the rank's window, removed from the rank; ``None`` if all is seen to.
 
     The look-ahead moves over what is resident or on its way. What nobody has asked the cache about is
     audited first, and returns to the rank if it is absent.
     """
+    job = cursor.job
     while True:
         epoch = job.epoch_and_position(cursor.lookahead)[0]
         is_read = epoch == job.epoch_and_position(cursor.watermark)[0]
         if not state.admits(job.samples_of(epoch), waited_for=is_read):
-            state.room_search.waiting[job.name, cursor.rank] = None
+            state.room_search.waiting[cursor.key] = None
             return None
         while cursor.pending:
             ahead = cursor.pending.popleft()
@@ -82,7 +85,7 @@ def find_absent(state: State, job: Job, cursor: Cursor, now: float) -> Ahead | N
                 absent = state.set_of(ahead.samples).among(ahead.indices, SampleState.ABSENT)
                 if absent.size:
                     return ahead._replace(indices=absent)
-        end = window_end(state, job, cursor)
+        end = window_end(state, cursor)
         room = end - cursor.lookahead
         given_out = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may wait for it
         if room <= 0 or (room < _stride(cursor, end) and not given_out):
@@ -107,5 +110,5 @@ def find_absent(state: State, job: Job, cursor: Cursor, now: float) -> Ahead | N
         cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
         asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
         if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this rank too
-            state.audit_watchers.setdefault(key, {})[job.name, cursor.rank] = None
+            state.audit_watchers.setdefault(key, {})[cursor.key] = None
         audit(state, key, samples.to_check(indices), asker)

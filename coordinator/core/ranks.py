@@ -39,6 +39,7 @@ __all__ = [
 
 _UNREPORTED_BATCHES = 256
 """So many batches given out may be unread at once; those before them were read, though no report says so."""
+
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
 _EPOCHS_MAX = 2**40
@@ -64,27 +65,27 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         cursor.seek(start, now)
     if cursor is None:
         cursor = Cursor(
-            event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
+            job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
         job.cursors[event.rank] = cursor
         job.lapsed_changed()
         state.cursors_of[job.dataset] += 1
         state.ledger.joined(job.name)
-    renew(state, job, cursor, now)
-    state.wake(job, cursor)
+    renew(state, cursor, now)
+    state.wake(cursor)
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
     """Forget a rank, and the job with its last one; what it has in the cache stays until memory is short."""
-    found = state.cursor(event.job, event.rank)
-    if found is None:
+    cursor = state.cursor(event.job, event.rank)
+    if cursor is None:
         return
-    job, cursor = found
+    job = cursor.job
     del job.cursors[cursor.rank]
     state.want(cursor, 0)
     state.cursors_of[job.dataset] -= 1
-    state.rest(job, cursor.rank)
+    state.rest(cursor)
     state.room_search.reset()
     if job.cursors:
         job.lapsed_changed()
@@ -101,11 +102,11 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     """A page of the plan went out. Asking again is no news; asking elsewhere moves the rank there."""
-    found = state.cursor(event.job, event.rank)
-    if found is None:
+    cursor = state.cursor(event.job, event.rank)
+    if cursor is None:
         return
-    job, cursor = found
-    renew(state, job, cursor, now)
+    job = cursor.job
+    renew(state, cursor, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
     if start > cursor.asked or _goes_back(cursor, yielded):
@@ -118,7 +119,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if event.yielded > 0:  # an epoch that goes on has ended the one before it
         cursor.skip_to(job.absolute(event.epoch, 0))
     cursor.skip_to(cursor.yielded - _UNREPORTED_BATCHES)
-    state.wake(job, cursor)
+    state.wake(cursor)
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
@@ -130,17 +131,17 @@ def _goes_back(cursor: Cursor, yielded: int) -> bool:
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:
     """A read report came: the rank moves on, misses are seen to at once."""
-    found = state.cursor(event.job, event.rank)
-    if found is None:
+    cursor = state.cursor(event.job, event.rank)
+    if cursor is None:
         return
-    job, cursor = found
+    job = cursor.job
     if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
         return
     position = job.absolute(event.epoch, event.position)
     # Nobody can have read what nobody was given; an earlier coordinator may have given out a little more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
-    renew(state, job, cursor, now)
+    renew(state, cursor, now)
     place = BatchPlace(job.name, event.rank, event.epoch, event.position)
     if event.done:
         counters = job.counters
@@ -158,7 +159,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         if position < cursor.asked:
             cursor.notes.append(BatchNote(now, NoteKind.READ, position, position + 1, event.hits))
             cursor.read(position, now, stalled=event.hits < event.samples)
-        state.wake(job, cursor)
+        state.wake(cursor)
     elif event.missed.size:
         cursor.notes.append(BatchNote(now, NoteKind.MISSED, position, position + 1, event.missed.size))
         _missed(state, job, place, event, now)
@@ -186,31 +187,31 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)
 
 
-def renew(state: State, job: Job, cursor: Cursor, now: float) -> None:
+def renew(state: State, cursor: Cursor, now: float) -> None:
     """A rank shows a sign of life."""
     cursor.last_seen_s = now
-    if (job.name, cursor.rank) not in state.leases:  # one entry each, looked at again if it was renewed
-        state.leases.add((job.name, cursor.rank), now + state.settings.lease_s)
+    if cursor.key not in state.leases:  # one entry each, looked at again if it was renewed
+        state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False
-        job.lapsed_changed()
-        state.wake(job, cursor)
+        cursor.job.lapsed_changed()
+        state.wake(cursor)
 
 
 def lapse(state: State, now: float) -> None:
     """See whose lease has ended."""
     for name, rank in state.leases.take_until(now):
-        found = state.cursor(name, rank)
-        if found is None:
+        cursor = state.cursor(name, rank)
+        if cursor is None:
             continue
-        job, cursor = found
+        job = cursor.job
         ends_s = cursor.last_seen_s + state.settings.lease_s
         if ends_s > now:
             state.leases.add((name, rank), ends_s)
             continue
         cursor.lapsed = True
         job.lapsed_changed()
-        state.rest(job, rank)
+        state.rest(cursor)
         state.want(cursor, 0)
 
 

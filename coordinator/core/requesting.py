@@ -12,6 +12,7 @@ requests.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +20,8 @@ import numpy as np
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, Prefetch, Warn
 from superdl.coordinator.core.jobs import JobCounters
-from superdl.coordinator.core.journal import RequestNote
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.state import RequestInFlight
+from superdl.coordinator.core.state import Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,17 +56,15 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
     """Some executors are not to be asked for a dataset, and all others are."""
     if event.executors == state.ineligible.get(event.dataset, frozenset()):
         return
-    reading = [job for job in state.jobs.values() if job.dataset == event.dataset]
-    for job in reading:
-        for rank in job.cursors:
-            state.rest(job, rank)
+    reading = [cursor for cursor in state.cursors if cursor.job.dataset == event.dataset]
+    for cursor in reading:
+        state.rest(cursor)
     if event.executors:
         state.ineligible[event.dataset] = event.executors
     else:
         state.ineligible.pop(event.dataset, None)
-    for job in reading:
-        for cursor in job.cursors.values():
-            state.wake(job, cursor)
+    for cursor in reading:
+        state.wake(cursor)
 
 
 def request(
@@ -89,7 +87,8 @@ def request(
     state.samples_in_flight += indices.size
     counters = state.jobs[job].counters if job in state.jobs else JobCounters()
     unsettled = np.ones(indices.size, dtype=np.bool_)
-    made = RequestInFlight(key, indices, job, counters, reserved, now, unsettled, executor.number)
+    number = next(state.numbers)
+    made = Request(number, key, indices, job, counters, reserved, now, unsettled, executor.number)
     _send(state, made, now)
 
 
@@ -108,26 +107,25 @@ def _race(state: State, number: int, now: float) -> bool:
         return False
     state.stragglers.raced(number)
     late.counters.hedges += 1
-    rival = RequestInFlight(
-        late.samples,
-        late.indices,
-        late.job,
-        late.counters,
-        0,
-        now,
-        late.unsettled,
-        executor.number,
+    rival = replace(
+        late,
+        number=next(state.numbers),
+        reserved_bytes=0,
+        made_s=now,
+        executor=executor.number,
         rival=number,
+        hedge_of=number,
     )
-    late.rival = _send(state, rival, now)
+    late.rival = rival.number
+    _send(state, rival, now)
     return True
 
 
-def _send(state: State, made: RequestInFlight, now: float) -> int:
-    number = next(state.numbers)
+def _send(state: State, made: Request, now: float) -> None:
     made.counters.invocations += 1
     made.counters.requests_in_flight += 1
-    state.requests[number] = made
+    state.requests[made.number] = made
+    state.recent_requests.append(made)
     executor = state.fleet.executors[made.executor]
     executor.in_flight += 1
     executor.samples_in_flight += made.indices.size
@@ -136,20 +134,18 @@ def _send(state: State, made: RequestInFlight, now: float) -> int:
     eligible = state.eligible_for(made.samples.dataset)
     late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
     if made.rival is None:
-        state.stragglers.watch(number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
-    state.notes.made(RequestNote(number, made.samples, made.indices, made.job, now, made.rival))
+        state.stragglers.watch(made.number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.actions.append(
         Prefetch(
-            number,
+            made.number,
             made.job,
             made.samples,
             made.indices,
             state.settings.request_ttl_s,
-            hedge_of=made.rival,
+            hedge_of=made.hedge_of,
             executor=made.executor,
         )
     )
-    return number
 
 
 def stragglers_to_race(state: State, now: float) -> list[int]:
@@ -173,7 +169,7 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
     return unproven + chosen[:allowed]
 
 
-def _is_unproven(state: State, request: RequestInFlight) -> bool:
+def _is_unproven(state: State, request: Request) -> bool:
     """Whether the executor of a straggler has never answered, though there is another: no share of all
     requests bounds its rivals, but that it is soon set aside.
     """
@@ -183,16 +179,14 @@ def _is_unproven(state: State, request: RequestInFlight) -> bool:
     )
 
 
-def _is_missed(state: State, request: RequestInFlight, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
+def _is_missed(state: State, request: Request, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
     if request.samples not in misses:
         return False
     in_flight = state.set_of(request.samples).among(misses[request.samples], SampleState.IN_FLIGHT)
     return bool(np.isin(in_flight, request.indices).any())
 
 
-def charge(
-    state: State, request: RequestInFlight, gb_s: float, now: float, *, answer: RequestDone | None
-) -> float:
+def charge(state: State, request: Request, gb_s: float, now: float, *, answer: RequestDone | None) -> float:
     """Account for an invocation, whatever came of it; what it cost in US dollars."""
     counters = request.counters
     counters.gb_s += gb_s
@@ -221,7 +215,7 @@ def charge(
     return usd
 
 
-def settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -> None:
+def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
     """It is known what becomes of these samples, also for the request that races this one, which takes over
     the memory that this one has kept free.
     """
@@ -237,7 +231,7 @@ def settle(state: State, request: RequestInFlight, settled: NDArray[np.bool_]) -
                 holder.reserved_bytes = 0
 
 
-def landed(state: State, request_id: int) -> RequestInFlight | None:
+def landed(state: State, request_id: int) -> Request | None:
     """A request was answered, or came to nothing; ``None`` for one that is not in flight."""
     request = state.requests.pop(request_id, None)
     if request is not None:

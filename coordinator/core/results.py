@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.events import RecordReadBack, RequestDone, RequestFailed
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.state import RequestInFlight, State
+    from superdl.coordinator.core.state import Request, State
 
 __all__ = ["choose_to_read_back", "record_read_back", "request_done", "request_failed"]
 
@@ -41,8 +41,10 @@ _EXPIRED_EARLY = (
 )
 _UNANSWERED_MAX = 5
 """So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
+
 _BLAMED_ON_EXECUTOR_MAX = 2
 """So often at most a failure is blamed on an executor that was set aside, where there is another."""
+
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
@@ -101,9 +103,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     expired_early = _expired_early(state, request, event, now)
     uncounted = open_ & _UNCOUNTED[event.outcomes] & (not expired_early)
     counted = open_ & ~(cached | tombstoned | uncounted)
-    state.notes.ended(
-        event.request_id, now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not"
-    )
+    request.end(now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not")
     _drop_late(state, request, indices[~open_ & (event.outcomes == CACHED)])
     settle(state, request, cached | tombstoned)
     if request.rival in state.requests:
@@ -124,7 +124,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     _try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
-def _make_room_for_refused(state: State, request: RequestInFlight, refused: int) -> None:
+def _make_room_for_refused(state: State, request: Request, refused: int) -> None:
     """The cache had no memory for samples for which there was room by our account: the account is wrong.
 
     So what seems free is not, and as much as was refused is to be dropped, until the next looks at the
@@ -145,7 +145,7 @@ def _judge(executor: ExecutorState, event: RequestDone, made_s: float, now: floa
         executor.breaker.failed(why, made_s, now)
 
 
-def _judge_loser(state: State, winner: RequestInFlight, now: float) -> None:
+def _judge_loser(state: State, winner: Request, now: float) -> None:
     """An executor whose request was overtaken by a later one elsewhere may answer none at all."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
@@ -153,13 +153,13 @@ def _judge_loser(state: State, winner: RequestInFlight, now: float) -> None:
         state.fleet.executors[loser.executor].breaker.failed(reason, loser.made_s, now)
 
 
-def _expired_early(state: State, request: RequestInFlight, event: RequestDone, now: float) -> bool:
+def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
     """Whether a function has begun nothing since its time was over, long before it was by our clock."""
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
     return is_early and bool((event.outcomes == _EXPIRED).all())
 
 
-def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd: float, now: float) -> None:
+def _all_cached(state: State, request: Request, event: RequestDone, usd: float, now: float) -> None:
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
     state.set_of(request.samples).store(request.indices, event.record_bytes)
@@ -169,7 +169,7 @@ def _all_cached(state: State, request: RequestInFlight, event: RequestDone, usd:
     state.outages = 0
     state.samples_in_flight -= count
     state.reserved_bytes -= request.reserved_bytes
-    state.notes.ended(event.request_id, now, f"{count} cached")
+    request.end(now, f"{count} cached")
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
@@ -192,7 +192,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         executor.breaker.refused(message, request.made_s, now)
     else:
         executor.breaker.failed(message, request.made_s, now)
-    state.notes.ended(event.request_id, now, message)
+    request.end(now, message)
     if request.rival in state.requests:
         settle(state, request, np.zeros_like(request.unsettled))
         return  # the rival may still bring all
@@ -208,7 +208,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     _try_again(state, request, left, messages, now, counts=counts, alone=alone)
 
 
-def _unsuspected(state: State, request: RequestInFlight, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Which samples of a request to which no answer came are not suspected yet.
 
     An executor that drops requests says no more than a function that dies of a sample. So the first silence
@@ -224,7 +224,7 @@ def _unsuspected(state: State, request: RequestInFlight, offsets: NDArray[np.int
     return unsuspected
 
 
-def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64]) -> None:
+def _drop_late(state: State, request: Request, written: NDArray[np.int64]) -> None:
     """Delete what the loser of a race has written after it was dropped: nobody would account for it."""
     late = state.set_of(request.samples).among(written, SampleState.ABSENT)
     if late.size:
@@ -233,7 +233,7 @@ def _drop_late(state: State, request: RequestInFlight, written: NDArray[np.int64
 
 def _try_again(
     state: State,
-    request: RequestInFlight,
+    request: Request,
     offsets: NDArray[np.intp],
     messages: dict[int, str],
     now: float,
@@ -276,7 +276,7 @@ def _try_again(
 
 
 def _turn_elsewhere(
-    state: State, request: RequestInFlight, offsets: NDArray[np.intp], now: float, *, counts: bool
+    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
     """Have what an executor that was set aside did not produce tried at another at once; what is left.
 
@@ -313,7 +313,7 @@ def _outage_wait_s(state: State, reason: str, now: float) -> float:
 
 def choose_to_read_back(
     state: State,
-    request: RequestInFlight,
+    request: Request,
     indices: NDArray[np.int64],
     record_bytes: NDArray[np.int64],
     now: float,

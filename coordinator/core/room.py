@@ -41,18 +41,23 @@ __all__ = [
 
 _UNNEEDED_SHARE = 1 / 32
 """Share of the budget freed by one search where no job needs what goes, so that searches are few."""
+
 _NEEDED_SHARE = 1 / 128
 """The same where it is needed again."""
+
 _ANY_TIME_S = -1.0
 _NOT_NOW_S = 0.0
 CANDIDATES_LEAST = 2048
 """Up to so many resident samples, all are looked at."""
+
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
 _CANDIDATES_PER_SET = 1024
 """On average at least: fewer cost as much time, since each job is asked about all of a set at once."""
+
 _FRESH_TIMES = 8
 """So many times more of what a random recipe has left is looked at."""
+
 _LOOKUPS_MAX = 1_000_000
 """Next uses computed in one search, over all jobs."""
 

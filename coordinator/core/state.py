@@ -15,7 +15,7 @@ import numpy as np
 
 from superdl.coordinator.core.events import Drop, WriteTombstones
 from superdl.coordinator.core.fleet import Fleet
-from superdl.coordinator.core.journal import RequestNotes, Stalls, Thrash
+from superdl.coordinator.core.journal import Stalls, Thrash
 from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
 from superdl.coordinator.core.queues import (
     BatchPlace,
@@ -28,7 +28,7 @@ from superdl.coordinator.core.queues import (
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["EPOCH_SETS_MAX", "FAILURES_MAX", "AuditInFlight", "RequestInFlight", "State"]
+__all__ = ["EPOCH_SETS_MAX", "FAILURES_MAX", "AuditInFlight", "Request", "State"]
 
 EPOCH_SETS_MAX = 8
 """So many epochs of a random recipe have a sample set at once, for each job that reads it."""
@@ -46,13 +46,16 @@ EPOCH_SETS_MAX = 8
 FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
 
+REQUESTS_KEPT = 4096
+
 _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
-class RequestInFlight:
-    """A prefetch request that has not been answered, and the cache memory kept free for it."""
+class Request:
+    """A prefetch request, the cache memory kept free for it, and once it has ended, how."""
 
+    number: int
     samples: SetKey
     indices: NDArray[np.int64]
     job: str
@@ -66,6 +69,14 @@ class RequestInFlight:
     """Whose functions carry it out."""
     rival: int | None = None
     """The request that races this one, whichever came first."""
+    hedge_of: int | None = None
+    """The straggler that this one was made to race."""
+    ended_s: float | None = None
+    ending: str = ""
+
+    def end(self, now: float, ending: str) -> None:
+        """It was answered, or came to nothing."""
+        self.ended_s, self.ending = now, ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class State:
     """Those that nobody had anything of when that was looked at last."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
-    requests: dict[int, RequestInFlight] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
     """Ranks that have passed over samples of which the cache was being asked on behalf of others."""
@@ -104,7 +115,8 @@ class State:
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
-    notes: RequestNotes = field(default_factory=RequestNotes)
+    recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=REQUESTS_KEPT))
+    """The newest ones, ended or not, for people who ask about a batch."""
     cursors_of: Counter[bytes] = field(default_factory=Counter)
     """Number of open ranks by dataset."""
     wanted_bytes: int = 0
@@ -239,11 +251,15 @@ class State:
         """The executors that can produce a dataset."""
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
-    def cursor(self, job: str, rank: int) -> tuple[Job, Cursor] | None:
-        """The job and its rank; ``None`` for one that is unknown (closed, or of before a restart)."""
+    def cursor(self, job: str, rank: int) -> Cursor | None:
+        """A rank's cursor; ``None`` for one that is unknown (closed, or of before a restart)."""
         found = self.jobs.get(job)
-        cursor = found.cursors.get(rank) if found else None
-        return (found, cursor) if found and cursor else None
+        return found.cursors.get(rank) if found else None
+
+    @property
+    def cursors(self) -> list[Cursor]:
+        """Those of all open ranks."""
+        return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
 
     def wants(self, dataset: bytes) -> bool:
         """Whether any open job reads that dataset."""
@@ -254,21 +270,28 @@ class State:
         self.wanted_bytes += wanted_bytes - cursor.wanted_bytes
         cursor.wanted_bytes = wanted_bytes
 
-    def wake(self, job: Job, cursor: Cursor) -> None:
+    def wake(self, cursor: Cursor) -> None:
         """A rank may have something to look ahead to, unless it has shown no sign of life lately."""
         if cursor.lapsed:
             return
-        self.room_search.waiting.pop((job.name, cursor.rank), None)
-        eligible = self.eligible_for(job.dataset)
-        eligible.deferred.pop((job.name, cursor.rank), None)
-        eligible.ready.add((job.name, cursor.rank), cursor.deadline_s())
+        self.room_search.waiting.pop(cursor.key, None)
+        eligible = self.eligible_for(cursor.job.dataset)
+        eligible.deferred.pop(cursor.key, None)
+        eligible.ready.add(cursor.key, cursor.deadline_s())
 
-    def rest(self, job: Job, rank: int) -> None:
+    def wake_those(self, keys: Iterable[CursorKey]) -> None:
+        """Wake what is left of these."""
+        for name, rank in keys:
+            cursor = self.cursor(name, rank)
+            if cursor is not None:
+                self.wake(cursor)
+
+    def rest(self, cursor: Cursor) -> None:
         """A rank has nothing to look ahead to, or is to have nothing."""
-        eligible = self.eligible_for(job.dataset)
-        eligible.ready.discard((job.name, rank))
-        eligible.deferred.pop((job.name, rank), None)
-        self.room_search.waiting.pop((job.name, rank), None)
+        eligible = self.eligible_for(cursor.job.dataset)
+        eligible.ready.discard(cursor.key)
+        eligible.deferred.pop(cursor.key, None)
+        self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
         """Keep why a sample failed; of very many failures, the newest."""

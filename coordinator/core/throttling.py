@@ -25,6 +25,7 @@ _WARM_S = 300.0
 _LATELY_S = 60.0
 _LATE_S = 2.0
 """Lambda begins an event within milliseconds, or tries again after 1, 2, 4 ... seconds."""
+
 _FAILURES = 3
 _FIRST_S = 0.5
 OPEN_MAX_S = 30.0

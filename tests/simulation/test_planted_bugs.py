@@ -157,10 +157,10 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
 def test_a_core_that_loses_ranks_is_caught(monkeypatch):
     wake = State.wake
 
-    def sleepy(self, job, cursor):
-        wake(self, job, cursor)
+    def sleepy(self, cursor):
+        wake(self, cursor)
         if cursor.pending:
-            self.rest(job, cursor.rank)
+            self.rest(cursor)
 
     monkeypatch.setattr(State, "wake", sleepy)
     assert caught("nobody will look at it again")
@@ -262,9 +262,7 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
 
     monkeypatch.setattr(Core, "handle", unfair)
     wake = State.wake
-    monkeypatch.setattr(
-        State, "wake", lambda self, job, cursor: job.name == "slow" or wake(self, job, cursor)
-    )
+    monkeypatch.setattr(State, "wake", lambda self, cursor: cursor.job.name == "slow" or wake(self, cursor))
     with pytest.raises(InvariantError, match="slow/0 starves"):
         World(model).run()
 

@@ -194,7 +194,7 @@ plans = st.builds(
 def job_at(plan: Plan, *lows: int, name: str = "job", random: bool = False, interval_s: float = 1.0) -> Job:
     job = Job(name, NAME, random, plan)
     for rank, low in enumerate(lows):
-        job.cursors[rank] = Cursor(rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
+        job.cursors[rank] = Cursor(job, rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
         job.cursors[rank].pace.interval_s = interval_s
     return job
 
