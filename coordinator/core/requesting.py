@@ -43,12 +43,7 @@ def executor_resized(state: State, event: ExecutorResized, now: float) -> None:
     """An executor takes another number of requests at once."""
     backlog = event.capacity if event.backlog is None else event.backlog
     state.fleet.executors[event.executor].concurrency.resize(
-        event.capacity,
-        backlog=backlog,
-        burst=event.burst,
-        per_s=event.per_s,
-        queues=event.queues,
-        now=now,
+        event.capacity, backlog=backlog, burst=event.burst, per_s=event.per_s, queues=event.queues, now=now
     )
 
 

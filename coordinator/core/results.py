@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.events import (
-    CACHED,
-    OUTCOME_ORDER,
-    Drop,
-    FailureKind,
-    ReadBack,
-    Warn,
-)
+from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
 from superdl.coordinator.core.requesting import charge, landed, settle
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
@@ -312,11 +305,7 @@ def _outage_wait_s(state: State, reason: str, now: float) -> float:
 
 
 def choose_to_read_back(
-    state: State,
-    request: Request,
-    indices: NDArray[np.int64],
-    record_bytes: NDArray[np.int64],
-    now: float,
+    state: State, request: Request, indices: NDArray[np.int64], record_bytes: NDArray[np.int64], now: float
 ) -> None:
     """Have one of the records that an answer brought read back, if it is time to."""
     executor = state.fleet.executors[request.executor]
