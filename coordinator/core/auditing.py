@@ -91,7 +91,7 @@ def _tell_watchers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Believe nothing of the cache any more; what was being asked of it is answered anew, as absent."""
+    """Believe nothing of the cache any more; what it is asked about will be answered as absent."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)

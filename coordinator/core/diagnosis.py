@@ -143,7 +143,7 @@ def _is_limited(state: State, job: Job, now: float) -> bool:
 def needed_bytes(state: State) -> int:
     """The budget with which nothing would be dropped that recurs.
 
-    That is all that recurs, whoever reads it and however far it is looked ahead. Beside it, of random
+    That is all that recurs, for any reader and however far it is looked ahead. Beside it, of random
     recipes, what ranks look ahead to with that budget, and what the first of several jobs has read and the
     last has yet to read.
     """

@@ -138,7 +138,7 @@ class EligibleExecutors:
 
     def deferral_ends_in_s(self, now: float, *, slack_s: float, samples: int) -> float:
         """In what time a request that :meth:`choose` lets wait does so no more; infinite if it waits for
-        a place, whoever has one, or for answers.
+        a place at any of them, or for answers.
         """
         free = next((executor for executor in self.executors if self.places_of(executor, now) > 0), None)
         enough_s = None if free is None else self._deferrable_s(self._cheaper(free), free, samples)

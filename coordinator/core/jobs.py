@@ -117,7 +117,7 @@ class Cursor:
         return self.job.name, self.rank
 
     def seek(self, position: int, now: float) -> None:
-        """The sampler went elsewhere: all plans for this rank begin anew at ``position``."""
+        """The sampler went elsewhere: all plans for this rank begin again at ``position``."""
         self.watermark = self.lookahead = self.asked = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()

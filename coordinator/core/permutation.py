@@ -13,8 +13,8 @@ Finite Domains" (CT-RSA 2002), are used:
   positions by keyed random words. The table has at most `PREFIX_SIZE_MAX` entries.
 
 The order is part of what users rely on (resume, several ranks, another machine): it depends on integer
-arithmetic modulo 2**64 and on BLAKE2b only, never on a platform or a numpy version, and golden tests pin it.
-It is a shuffle, not encryption. What positions and indices mean is left to `coordinator.core.plan`.
+arithmetic modulo 2**64 and on BLAKE2b only, never on a platform or a numpy version, and a test pins some
+orders. It is a shuffle, not encryption. What positions and indices mean is left to `coordinator.core.plan`.
 """
 
 from __future__ import annotations

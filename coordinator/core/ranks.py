@@ -61,7 +61,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
     start = job.absolute(event.epoch, event.position)
     if cursor is not None:
         cursor.reach = max(cursor.reach, start)
-    if cursor is not None and start < cursor.watermark:  # another process, which begins anew
+    if cursor is not None and start < cursor.watermark:  # another process, which begins again
         cursor.seek(start, now)
     if cursor is None:
         cursor = Cursor(
@@ -123,7 +123,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    """Whether a sampler began anew at an earlier place: it has given out less than it had, and less than was
+    """Whether a sampler began again at an earlier place: it has given out less than it had, and less than was
     read. A call that a report overtook says no less than the one before.
     """
     return yielded < cursor.watermark and yielded < cursor.yielded
@@ -229,7 +229,7 @@ def forget_silent_ranks(state: State, now: float) -> None:
 
 def forget_empty_sets(state: State, now: float) -> None:
     """Forget sample sets that hold nothing and that nobody is at, and datasets that had none at the last
-    look either; what is asked for again is made anew.
+    look either; what is asked for again is made again.
     """
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):

@@ -60,7 +60,7 @@ class Request:
     indices: NDArray[np.int64]
     job: str
     counters: JobCounters
-    """Whose account it goes on, though the job be closed and opened anew before it is answered."""
+    """Whose account it goes on, though the job be closed and opened again before it is answered."""
     reserved_bytes: int
     made_s: float
     unsettled: NDArray[np.bool_]

@@ -139,7 +139,7 @@ class Pace:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """The rank begins anew; what it did before says nothing of the time until its next batch."""
+        """The rank begins again; what it did before says nothing of the time until its next batch."""
         self._since_s = now
         self._batches = self._stalls = 0
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import CacheEvicted, CacheGrew, CacheReset, JobClosed
+from superdl.coordinator.core.events import CacheEvicted, CacheReset, JobClosed
 from superdl.coordinator.core.samples import footprint
-from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 S = SampleState
@@ -46,16 +45,6 @@ def test_what_is_absent_returns_to_its_place_in_the_plan():
     assert order[16:24] == list(range(8))
 
 
-def test_what_is_found_is_no_longer_memory_of_others():
-    driver = found_before(budget_bytes=100 * TAKEN)
-    driver.step(CacheGrew(40 * TAKEN))
-    before = driver.state.free_bytes
-    for audit in list(driver.audits):
-        driver.tell(audit, [1000] * audit.indices.size)
-    assert driver.core.resident_bytes == 16 * TAKEN
-    assert driver.state.free_bytes == before
-
-
 def test_after_a_reset_all_is_produced_again():
     driver = Driver(size=16, lookahead_batches=2)
     driver.open()
@@ -66,17 +55,7 @@ def test_after_a_reset_all_is_produced_again():
     assert sorted(driver.requested()) == list(range(16))
 
 
-def test_after_a_reset_what_failed_is_tried_again():
-    driver = Driver(size=8, lookahead_batches=2, attempts=1)
-    driver.open()
-    driver.answer_all(Outcome.TOMBSTONE)
-    assert len(driver.in_state(S.FAILED)) == 8
-    driver.step(CacheReset())
-    assert sorted(driver.requested()) == list(range(8))
-    assert driver.core.failure(driver.key(), 0) == ""
-
-
-def test_once_the_server_evicts_what_is_resident_is_asked_about_as_lanes_come_to_it():
+def test_once_the_server_evicts_what_is_resident_is_asked_about_as_ranks_come_to_it():
     driver = Driver(size=64, capacity=64, request_samples=8, lookahead_batches=2)
     plan = driver.open()
     driver.ask(0, 8)

@@ -67,7 +67,7 @@ def test_nobody_waits_for_one_that_was_set_aside():
     assert name_of(eligible.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
 
 
-def test_where_all_are_doubtful_no_pause_is_long():
+def test_where_all_are_set_aside_no_pause_is_long():
     eligible = eligible_for(4, 8)
     for executor in eligible.executors:
         for number in range(8):
@@ -112,14 +112,14 @@ def test_one_that_never_answers_is_late_when_the_slowest_other_would_be():
     assert eligible_for(4).late_s(eligible.executors[0], 8, 0.95) is None
 
 
-def test_looking_ahead_reckons_with_one_after_the_other():
+def test_looking_ahead_allows_for_one_after_the_other():
     eligible = eligible_for(1, 8)
     assert eligible.slow_s(8) is None
     learn(eligible, 2.0, 0.5)
     assert eligible.slow_s(8) == pytest.approx(2.5)
 
 
-def test_of_several_rosters_the_one_with_the_earliest_deadline_goes_first():
+def test_of_several_groups_the_one_with_the_earliest_deadline_goes_first():
     fleet = fleet_of(1, 1)
     late, soon = fleet.eligible(frozenset()), fleet.eligible(frozenset({1}))
     assert fleet.soonest(0.0) is None

@@ -55,7 +55,7 @@ def test_what_was_given_out_is_within_the_window_though_reports_stay_away():
     assert resident == set(plan.span(0, 0, 52, 0).indices.tolist())
 
 
-def test_the_window_is_bounded_by_the_lane_s_share_of_the_budget():
+def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     driver = Driver(
         size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64
     )

@@ -91,24 +91,6 @@ def test_one_that_is_set_aside_is_tried_again_and_has_all_again():
     assert sorted(there(driver)) == [0, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.CRASHED, FailureKind.TIMED_OUT])
-def test_an_executor_that_does_nothing_well_buries_no_sample(kind):
-    driver = mixed(cheap=2, dear=2, attempts=3)
-    driver.open()
-    for _ in range(2000):
-        if not driver.requests:
-            if not driver.wait(5.0):
-                break
-            continue
-        request = driver.requests[0]
-        if request.executor == 0:
-            driver.fail(request, kind)
-        else:
-            driver.answer(request)
-    assert not driver.tombstones
-    assert driver.in_state(SampleState.RESIDENT) == list(range(driver.size))
-
-
 @pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.CACHE_ERROR, Outcome.STEP_ERROR])
 def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
     driver = mixed(cheap=1, dear=1, attempts=5)
@@ -125,7 +107,7 @@ def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
     assert driver.state.fleet.executors[1].samples == driver.size
 
 
-def test_the_unfit_get_none_of_a_dataset():
+def test_the_ineligible_get_none_of_a_dataset():
     driver = mixed(cheap=4, dear=4)
     driver.step(ExecutorsIneligible(DATASET, frozenset({0})))
     driver.open()

@@ -130,7 +130,7 @@ def test_without_shuffle_every_epoch_has_the_natural_order() -> None:
         assert np.array_equal(order(plan, epoch), np.arange(500))
 
 
-def test_golden_order() -> None:
+def test_orders_are_pinned() -> None:
     # Written once, never to change: users resume by these orders.
     plan = Plan(1_281_167, 4, 2, seed=42)
     assert plan.batch(0, 0, 0).indices.tolist() == [291530, 999663, 1213042, 1279972]

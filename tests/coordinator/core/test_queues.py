@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
 from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, RetryQueue, TimeQueue
 
-LANES = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
+CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
 
-@given(st.lists(st.tuples(LANES, st.one_of(st.none(), st.floats(0, 9)))))
-def test_the_last_word_about_a_lane_counts(changes):
+@given(st.lists(st.tuples(CURSORS, st.one_of(st.none(), st.floats(0, 9)))))
+def test_the_last_time_given_for_an_item_counts(changes):
     queue, expected = TimeQueue(), {}
     for cursor, deadline_s in changes:
         if deadline_s is None:
@@ -119,10 +119,7 @@ def test_the_last_report_of_a_batch_counts():
     misses.report(PLACE._replace(job="b"), OTHER, at(4), 0.0)
     misses.report(PLACE, KEY, at(3), 1.0)
     found = misses.by_set(1.0)
-    assert {key: sorted(indices.tolist()) for key, indices in found.items()} == {
-        KEY: [3, 9],
-        OTHER: [4],
-    }
+    assert {key: sorted(indices.tolist()) for key, indices in found.items()} == {KEY: [3, 9], OTHER: [4]}
 
 
 def test_a_reader_that_fell_silent_is_not_waited_for():

@@ -110,7 +110,7 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
     assert driver.core.failure(driver.key(), 0) == ""
 
 
-def test_reading_moves_the_lane_and_counts():
+def test_reading_moves_the_rank_and_counts():
     driver = Driver()
     driver.open()
     driver.ask(0, 8)
@@ -182,7 +182,7 @@ def test_after_the_last_job_nothing_is_requested_whatever_is_due():
 
 
 @pytest.mark.parametrize("reopens", [True, False])
-def test_a_sampler_that_begins_anew_a_little_earlier_is_followed(reopens):
+def test_a_sampler_that_begins_again_a_little_earlier_is_followed(reopens):
     driver = Driver(size=800, capacity=64, request_samples=8, lookahead_batches=8)
     plan = driver.open()
     for position in range(50):
@@ -244,14 +244,6 @@ def two_jobs(**settings) -> Driver:
     driver.open("gone", seed=1)
     driver.open("here", seed=2)
     return driver
-
-
-def test_a_lease_that_is_not_renewed_lapses():
-    driver = two_jobs()
-    driver.wait(14.9)
-    assert not driver.core.job("gone").lapsed
-    driver.wait(0.2)
-    assert driver.core.job("gone").lapsed
 
 
 def test_asking_and_reading_renew_it():

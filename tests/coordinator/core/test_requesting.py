@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.core.events import FailureKind
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
@@ -48,16 +47,6 @@ def test_the_first_answer_wins_and_the_second_changes_nothing(first):
     assert driver.core.job("job").counters.samples_produced == before + one.indices.size
     assert driver.core.job("job").counters.requests_in_flight == driver.core.requests_in_flight
     assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())
-
-
-@pytest.mark.parametrize("kind", [FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.THROTTLED])
-def test_while_one_still_runs_the_failure_of_the_other_costs_no_attempt(kind):
-    driver, straggler, rival = slow_one()
-    driver.fail(straggler, kind)
-    assert (driver.core.states(rival.samples, rival.indices) == S.IN_FLIGHT).all()
-    assert not driver.state.set_of(rival.samples).attempts[rival.indices].any()
-    driver.answer(rival)
-    assert (driver.core.states(rival.samples, rival.indices) == S.RESIDENT).all()
 
 
 def test_what_the_first_answer_lacks_is_left_to_the_rival():

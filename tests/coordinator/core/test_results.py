@@ -87,13 +87,6 @@ def test_attempts_are_bounded_and_end_in_a_tombstone(outcome, attempts):
     assert driver.core.job("job").counters.samples_failed == 4
 
 
-@pytest.mark.parametrize("kind", [FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED])
-def test_attempts_of_requests_that_fail_whole_are_bounded(kind):
-    driver = one_batch(attempts=3, backoff_max_s=1.0)
-    assert attempts_until_quiet(driver, kind) == 3
-    assert driver.core.failure(driver.key(), 1) == f"{kind.value}: because"
-
-
 @pytest.mark.parametrize("reason", [Outcome.CACHE_ERROR, FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
 def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
     driver = one_batch(attempts=2, backoff_s=0.2, backoff_max_s=5.0)

@@ -133,7 +133,7 @@ def test_many_that_fail_together_make_one_pause():
     assert until_s(breaker) > first_s, "that one was made to see whether it works again"
 
 
-def test_success_forgives_all():
+def test_success_ends_all_doubt():
     breaker = CircuitBreaker()
     breaker.refused("gone", 1.0, 1.0)
     breaker.refused("gone", 60.0, 60.0)

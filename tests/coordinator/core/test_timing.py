@@ -20,12 +20,6 @@ def taught(
     return model
 
 
-def test_before_the_first_answer_nothing_is_known():
-    model = LatencyModel()
-    assert (model.sample_s, model.invocation_s, model.expected_s(8)) == (0.0, 0.0, 0.0)
-    assert model.quantile_s(8, 0.99) is None
-
-
 def test_the_line_over_the_number_of_samples_is_found():
     model = taught()
     assert model.sample_s == pytest.approx(0.005)
