@@ -64,6 +64,11 @@ def test_a_price_is_a_finite_number_from_zero(price):
         Prices(gb_s=price)
 
 
+def test_the_coordinator_is_a_part_of_what_is_paid_by_the_hour():
+    with pytest.raises(ConfigError, match="coordinator_hour is a part of hour"):
+        Prices(hour=1.0, coordinator_hour=1.1)
+
+
 def test_before_anything_is_read_the_cost_is_whose_it_was_produced_for():
     book = ledger()
     book.produced(b"a", "one", 30, invoke(book))
