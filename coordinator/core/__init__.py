@@ -4,26 +4,26 @@ What each event changes, and which actions it may cause at once. After each even
 become due (retries, tombstones that expire, leases that end) and dispatches: so any event may cause
 ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a cap on spending, and ``Warn``.
 
-====================== ============================================== ====================================
-event                  changes                                        may cause beside that
-====================== ============================================== ====================================
-``DatasetAdded``       a dataset is known
-``JobOpened``          a job, a rank's cursor, its lease              looking ahead begins
-``JobClosed``          the cursor and the job's share of hours end    room to search again
-``BatchesAsked``       the cursor: asked, yielded; the lease          the cursor seeks another place
-``BatchRead``          watermark, pace, account, lease                urgent retries, ``Audit``, ``Drop``
-``RequestDone``        residency, latency, account                    ``ReadBack``, retries, tombstones
-``RequestFailed``      limits, circuit breaker, account               retries, tombstones
-``RecordReadBack``     circuit breaker, residency                     ``Drop``, ``Warn``, a retry
-``Audited``            residency                                      urgent retries, ranks look back
-``CacheReset``         nothing is resident or failed                  all ranks look again
-``CacheEvicted``       what is resident is doubted                    all ranks look again, and ``Audit``
-``CacheGrew``          memory that is not ours                        ``Drop``
-``CacheResized``       the budget                                     ``Drop``, or waiting ranks go on
-``ExecutorResized``    the bound on an executor's requests
+======================= ============================================= ====================================
+event                   changes                                       may cause beside that
+======================= ============================================= ====================================
+``DatasetAdded``        a dataset is known
+``JobOpened``           a job, a rank's cursor, its lease             looking ahead begins
+``JobClosed``           the cursor and the job's share of hours end   room to search again
+``BatchesAsked``        the cursor: asked, yielded; the lease         the cursor seeks another place
+``BatchRead``           watermark, pace, account, lease               urgent retries, ``Audit``, ``Drop``
+``RequestDone``         residency, latency, account                   ``ReadBack``, retries, tombstones
+``RequestFailed``       limits, circuit breaker, account              retries, tombstones
+``RecordReadBack``      circuit breaker, residency                    ``Drop``, ``Warn``, a retry
+``Audited``             residency                                     urgent retries, ranks look back
+``CacheReset``          nothing is resident or failed                 all ranks look again
+``CacheEvicted``        what is resident is doubted                   all ranks look again, and ``Audit``
+``CacheGrew``           memory that is not ours                       ``Drop``
+``CacheResized``        the budget                                    ``Drop``, or waiting ranks go on
+``ExecutorResized``     the bound on an executor's requests
 ``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
-``Tick``               nothing but the time
-====================== ============================================== ====================================
+``Tick``                nothing but the time
+======================= ============================================= ====================================
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
 ``dispatching``, ``requesting`` and ``results``, of a sample in ``samples``, ``auditing`` and ``room``, of a
