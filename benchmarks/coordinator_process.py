@@ -28,7 +28,7 @@ from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import Catalog, PackedStrings
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Scaling
 from superdl.coordinator.executors.eligibility import Fitness
 from superdl.coordinator.executors.manager import Crew

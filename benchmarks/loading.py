@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import Plan
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.loaders.samples import decode_image, list_samples

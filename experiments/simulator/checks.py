@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import SampleState, SetKey
-from superdl.coordinator.core.actions import Audit, Drop, Prefetch, WriteTombstones
-from superdl.coordinator.core.events import (
+from superdl.coordinator.core import (
+    OUTCOME_ORDER,
+    Audit,
     Audited,
     BatchRead,
     CacheReset,
+    Drop,
     FailureKind,
+    Prefetch,
     RequestDone,
     RequestFailed,
     SampleState,
     SetKey,
     Spending,
+    WriteTombstones,
     footprint,
 )
 from superdl.experiments.simulator.money_check import MoneyCheck
@@ -30,10 +33,7 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core import Core
-    from superdl.coordinator.core.actions import Action
-    from superdl.coordinator.core.events import Event
-    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core import Action, Core, Event, SampleSet
     from superdl.experiments.simulator.trainer_model import TrainerModel
     from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import JobScript
@@ -204,7 +204,7 @@ class Checks:
         unsettled = self._unsettled[action.hedge_of]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
-        unproven = raced and not self._world.core.fleet.members[raced.executor].latency.answers
+        unproven = raced and not self._world.core.fleet.executors[raced.executor].latency.answers
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
-from superdl.coordinator.core.results import OUTCOME_ORDER
+from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.actions import Prefetch
+    from superdl.coordinator.core import Prefetch
     from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import FunctionsModel
 

@@ -159,7 +159,7 @@ class TrainerModel:
         if not world.coordinator_up:
             return False
         job = world.core.job(script.name)
-        if job is None or self.rank not in job.lanes:
+        if job is None or self.rank not in job.cursors:
             data = world.model.datasets[script.dataset]
             world.post(
                 DatasetAdded(

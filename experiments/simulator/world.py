@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.actions import Action
-    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.core import Action, Event
     from superdl.experiments.simulator.world_model import JobScript, WorldModel
 
 __all__ = ["World"]
@@ -265,7 +264,7 @@ class World:
                 )
             )
         for dataset, unfit in self.model.unfit.items():
-            self.post(ExecutorsUnfit(dataset, unfit))
+            self.post(ExecutorsIneligible(dataset, unfit))
 
     def _audit(self, action: Audit, life: int) -> None:
         if life != self.life:

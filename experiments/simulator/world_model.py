@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import CoreSettings, Plan
-from superdl.coordinator.core.prices import Prices
-from superdl.coordinator.core.settings import ExecutorFacts
+from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import Prices
-from superdl.sampler.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.super_wire.errors import ProtocolMismatchError, SourceError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.warm.estimate import Standing

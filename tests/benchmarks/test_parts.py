@@ -22,7 +22,7 @@ from benchmarks.loading import Loading, PlannedOrder
 from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s, run_child
 from benchmarks.results import Column, Started, print_report, to_json
 from benchmarks.trainer import RESNETS, small_resnet
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core import Plan
 from superdl.super_wire.errors import SourceError
 
 BURN_S = 0.05

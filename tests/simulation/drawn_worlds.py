@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices, footprint
-from superdl.experiments.simulator.scenario import DatasetModel, Faults, FunctionsModel, JobScript, Scenario
+from superdl.experiments.simulator.world_model import (
+    DatasetModel,
+    Faults,
+    FunctionsModel,
+    JobScript,
+    WorldModel,
+)
 
 __all__ = ["draw_world"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from superdl.coordinator.core import Core, CoreSettings, Plan, Warn, footprint
-from superdl.experiments.simulator.scenario import DatasetModel, FunctionsModel, JobScript, Scenario
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from superdl.coordinator.core import footprint
-from superdl.experiments.simulator.scenario import Faults, FunctionsModel
-from superdl.experiments.simulator.seeded import draw_scenario
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import Faults, FunctionsModel
 from tests.simulation.drawn_worlds import draw_world

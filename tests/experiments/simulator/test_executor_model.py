@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import CoreSettings, SetKey
-from superdl.coordinator.core.actions import Prefetch
-from superdl.coordinator.core.events import FailureKind, RequestDone, RequestFailed
+from superdl.coordinator.core import CoreSettings, FailureKind, Prefetch, RequestDone, RequestFailed, SetKey
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, WorldModel
 

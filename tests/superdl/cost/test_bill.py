@@ -90,7 +90,7 @@ def lambda_job(hours: float, **changes) -> LoaderCounters:
         usd = ledger.invoked(b"set", now=1.0, **parts)
         ledger.produced(b"set", "job", 64, usd)
     ledger.settle(hours * 3600)
-    return JobCounters(**figures, usd=ledger.job_costs("job").usd)
+    return LoaderCounters(**figures, usd=ledger.job_costs("job").usd)
 
 
 def test_functions_on_lambda_are_taken_apart_and_sum_to_what_the_account_has():
