@@ -108,7 +108,7 @@ def synthetic_catalog(number: int, samples: int) -> Catalog:
     return Catalog.build(f"s3://bench-{number}", packed, PackedStrings(etags, offsets), labels, classes)
 
 
-class AnswersAlone:
+class AnswersAlone(Executor):
     """An executor without functions: it waits as long as they might take, and says that all is cached.
 
     Nothing is fetched, decoded or written.
@@ -117,7 +117,7 @@ class AnswersAlone:
     name = "none"
     remote = False
     region = ""
-    golden = "00" * 16
+    fingerprint = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
 
     async def start(self) -> None:
@@ -157,17 +157,19 @@ async def _serve(spec: CoordinatorSpec) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cache = Cache(spec.cache, owner="bench")
         stack.push_async_callback(cache.close)
-        info, crew = await take_over(cache), Crew([AnswersAlone])
-        await crew.start()
-        await crew.agree(partial(agree_on_golden, cache))
-        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, crew.posts)
+        info, manager = await take_over(cache), ExecutorManager([AnswersAlone])
+        await manager.start()
+        await manager.agree(partial(agree_on_golden, cache))
+        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, manager.executors)
         stack.push_async_callback(engine.close)
-        crew.tell(engine.post)
+        manager.tell_changes(engine.post)
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        fitness = Fitness(crew.posts, [Trials(post, cache.address) for post in crew.posts])
-        service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=True)
+        eligibility = Eligibility(
+            manager.executors, [Preflight(one, cache.address) for one in manager.executors]
+        )
+        service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
         sweep = Sweep(
@@ -180,7 +182,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
             ),
         )
         upkeep = Upkeep(
-            cache, engine, reports, sweep, info=info, golden=crew.golden, cache_bytes=_BUDGET_BYTES
+            cache, engine, reports, sweep, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
         )
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),

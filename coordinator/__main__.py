@@ -18,25 +18,28 @@ from superdl.coordinator.repeated_lines import RepeatedLines
 from superdl.coordinator.server.settings import Settings, load_settings
 from superdl.super_wire.discretion import keep_secrets_out_of_logs, shown_lines
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.executors import EXECUTORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["add_arguments", "main", "run"]
 
+_TYPES = {"int": int, "float": float, "str": str}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the coordinator's options to a parser."""
+    """Add the coordinator's options to a parser; those of executors as their settings state them."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
     parser.add_argument("--listen", help="host:port or unix:/path (127.0.0.1:50051)")
     parser.add_argument("--cache", help="redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)")
     parser.add_argument(
-        "--executor", help="how functions run: local, ray or lambda, or several as local,lambda (local)"
+        "--executor",
+        help=f"how functions run: {', '.join(EXECUTORS)}, or several as local,lambda (local)",
     )
     parser.add_argument(
         "--function", help="module:attribute that local workers run (superdl.lambda_prefetch.handler:handler)"
     )
-    parser.add_argument("--workers", type=int, help="processes of the local executor (1)")
     parser.add_argument(
         "--cache-bytes", help="budget for records, such as 4gb (the server's maxmemory less headroom)"
     )
@@ -88,23 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file-roots",
         help="directories for file:// sources and key lists (any, or none where others reach it)",
     )
-    parser.add_argument(
-        "--lambda-function", help="name, ARN or alias of the deployed function (super-prefetch)"
-    )
-    parser.add_argument("--lambda-region", help="its AWS region, if it is not the environment's")
-    parser.add_argument("--lambda-endpoint-url", help="where Lambda's API is, if it is not AWS")
-    parser.add_argument("--lambda-invocation", help="RequestResponse (default) or Event")
-    parser.add_argument("--lambda-concurrency", type=int, help="invocations at once, at most (100)")
-    parser.add_argument("--lambda-warm", type=int, help="functions to start before the first batch (8)")
-    parser.add_argument("--ray-address", help="of the Ray cluster (auto: the one this machine is a node of)")
-    parser.add_argument("--ray-nodes", help="cpu (default): nodes without accelerators; or all")
-    parser.add_argument("--ray-cpus-per-function", type=float, help="CPUs of a node for each function (1)")
-    parser.add_argument(
-        "--ray-shared-files",
-        action="store_const",
-        const=True,
-        help="the cluster's nodes see this machine's files, for file:// sources",
-    )
+    for one in fields(Settings):
+        if words := one.metadata.get("help"):
+            flag = f"--{one.name.replace('_', '-')}"
+            if one.type == "bool":
+                parser.add_argument(flag, action="store_const", const=True, help=words)
+            else:
+                parser.add_argument(flag, type=_TYPES[str(one.type)], help=words)
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (INFO)")
     parser.add_argument(
         "--exit-with-stdin", action="store_const", const=True, help="end when stdin is closed"

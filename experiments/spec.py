@@ -32,6 +32,7 @@ from superdl.experiments.schema import (
     some_of,
 )
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 __all__ = [
     "LOADER_KINDS",
@@ -242,10 +243,11 @@ class Spec:
                 f"executor={self.executor}, but loader.coordinator names a coordinator, and how functions "
                 "run is its own setting (superdl coordinator --executor): leave one of the two out"
             )
-        if self.executor == "lambda" and not (self.data.train or "").startswith("s3://"):
+        kind = EXECUTORS.get(self.executor)
+        if kind is not None and kind.runs_on is RunsOn.SERVICE and not _is_bucket(self.data.train):
             raise ConfigError(
-                "functions on Lambda see no files of this machine: with executor=lambda the images are in a "
-                "bucket, data.train=s3://bucket/prefix"
+                f"functions on {kind.place} see no files of this machine: with executor={kind.name} the "
+                "images are in a bucket, data.train=s3://bucket/prefix"
             )
 
     def to_mapping(self) -> dict[str, Any]:

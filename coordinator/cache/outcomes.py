@@ -15,8 +15,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors.base import ConnectionLostError
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.outcomes import read_outcome
 
@@ -73,8 +72,7 @@ class OutcomeReader:
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
         """The outcome of a request, for as long as the context lasts; to be entered before it is sent.
 
-        The future fails by :class:`~superdl.coordinator.executors.base.ConnectionLostError` if the outcome
-        may be lost.
+        The future fails by :class:`~superdl.super_wire.errors.CacheError` if the outcome may be lost.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
@@ -104,7 +102,7 @@ class OutcomeReader:
             _log.warning("the outcomes of %d requests may be lost: they are asked for again", len(waiting))
         for future in waiting.values():
             if not future.done():
-                future.set_exception(ConnectionLostError("the cache lost the stream of outcomes"))
+                future.set_exception(CacheError("the cache lost the stream of outcomes"))
 
     async def read_once(self) -> None:
         """Wait up to a second for outcomes, and hand them out.

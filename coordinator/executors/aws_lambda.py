@@ -1,9 +1,20 @@
 """The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
 
-An invocation waits for its answer (``RequestResponse``); where none does, and outcomes come through the
-cache, is :mod:`superdl.coordinator.executors.lambda_events`. Nothing is retried here: the core sees
-throttling and adapts to it. Functions that decode otherwise than those that were warmed refuse before they
-write anything; another version of SUPER is refused with the remedy.
+Nothing is retried here: the core sees throttling and adapts to it. Functions that decode otherwise than those
+that were warmed refuse before they write anything; another version of SUPER is refused with the remedy.
+
+An invocation waits for its answer (``RequestResponse``), or its outcome comes through the cache (``Event``):
+for thousands of functions at once, since a thread is then busy for as long as Lambda takes to say 202. There
+
+- Lambda queues what it has accepted, and would retry what fails. The function is to have no retries and a
+  maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
+- A function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over.
+  What came too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: the core sees it by how
+  late functions begin.
+- A function that may not append to the stream would be silent as well. So the first invocation waits for its
+  answer and for its outcome, and the next ones too, one at a time, until both have come.
+- Lambda tells no bill: an invocation is accounted for with the function's own time, in whole milliseconds,
+  without the start of its environment; one without an outcome not at all.
 """
 
 from __future__ import annotations
@@ -12,45 +23,70 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
+    Executor,
     ExecutorError,
+    FunctionLostError,
     FunctionTimedOutError,
     Scaling,
     ThrottledError,
+    setting,
 )
-from superdl.coordinator.executors.calling_threads import CallingThreads
-from superdl.coordinator.executors.function_clock import FunctionClock
-from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
-from superdl.coordinator.executors.lambda_client import LambdaClient, Target
-from superdl.super_wire.errors import ConfigError
+from superdl.coordinator.executors.messages import FunctionClock, warm_event
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.executors.lambda_answers import Warmed
-    from superdl.coordinator.executors.lambda_client import Reply
+    from superdl.coordinator.executors.base import ExecutorContext, OutcomeStream
+    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply, Target
+    from superdl.coordinator.executors.messages import Warmed
+    from superdl.super_wire.outcomes import Answer
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["LambdaExecutor"]
+__all__ = ["LambdaExecutor", "LambdaSettings"]
 
 _log = logging.getLogger(__name__)
 
 _BURST = 1000
 _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
-_WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
+_READ_MARGIN_S = 30.0  # the engine gives up a function's answer earlier than its connection does
+_EVENT_CALLS = 32
+"""Events sent at once: with some 20 ms each, AWS gets 1,600 requests a second."""
 
 _Read = TypeVar("_Read")
 
 
-class LambdaExecutor:
+@dataclass(frozen=True)
+class LambdaSettings:
+    """Settings of the lambda executor.
+
+    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
+    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
+    for others than AWS.
+    """
+
+    lambda_function: str = setting(
+        "super-prefetch", "name, ARN or alias of the deployed function (super-prefetch)"
+    )
+    lambda_region: str = setting("", "its AWS region, if it is not the environment's")
+    lambda_endpoint_url: str = setting("", "where Lambda's API is, if it is not AWS")
+    lambda_invocation: str = setting(
+        "RequestResponse", "RequestResponse (default) or Event", choices=("RequestResponse", "Event")
+    )
+    lambda_concurrency: int = setting(100, "invocations at once, at most (100)", low=1, high=10_000)
+    lambda_warm: int = setting(8, "functions to start before the first batch (8)", low=0, high=1000)
+
+
+class LambdaExecutor(Executor):
     """A deployed function.
 
     Args:
@@ -58,12 +94,11 @@ class LambdaExecutor:
         cache: address of the cache that it is to reach, as requests will name it.
         region: where it is; by default the region of its ARN or of AWS's own settings.
         endpoint_url: where Lambda's API is, if it is not AWS.
-        concurrency: invocations at once, at most.
+        concurrency: invocations whose outcome has not come yet, at most.
         warm: environments to start before the first request; at least one is.
         read_timeout_s: how long a connection waits for an answer, in seconds; longer than any request's own
             time limit.
-        calls: how many calls are made at once, by a thread each; 0 stands for ``concurrency``, as calls that
-            wait for their answer need.
+        outcomes: brings outcomes through the cache; ``None``: each call waits for its answer.
 
     Raises:
         ConfigError: a setting cannot be meant.
@@ -71,6 +106,10 @@ class LambdaExecutor:
 
     name = "lambda"
     remote = True
+    uses_aws = True
+    told = ("lambda_function", "lambda_region", "lambda_concurrency")
+    own_checks = "superdl.doctor.lambda_function"
+    first_look: ClassVar = {"lambda_warm": 1}
 
     def __init__(
         self,
@@ -82,30 +121,79 @@ class LambdaExecutor:
         concurrency: int = 100,
         warm: int = 8,
         read_timeout_s: float = 90.0,
-        calls: int = 0,
+        outcomes: OutcomeStream | None = None,
     ) -> None:
-        self.scaling = Scaling(concurrency, burst=min(_BURST, concurrency), per_s=_PER_S, backlog=0)
+        # boto3 is slow to import, and who reads settings needs none.
+        from superdl.coordinator.executors.lambda_client import CallingThreads, LambdaClient, Target
+
+        self._scaling = Scaling(
+            concurrency,
+            burst=min(_BURST, concurrency),
+            per_s=_PER_S,
+            backlog=0,
+            queues=outcomes is not None,
+        )
         self._cache = cache
-        self._calls = min(calls or concurrency, concurrency)
+        self._calls = concurrency if outcomes is None else min(_EVENT_CALLS, concurrency)
         self._warm = min(max(1, warm), self._calls)
-        self._golden = ""
+        self._fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
+        self._outcomes = outcomes
+        self._is_trying_stream, self._reaches_stream = False, False
         self._client = LambdaClient(
             Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
-        self._target = self._client.target
         self._threads = CallingThreads(self._calls, "super-lambda")
 
+    @classmethod
+    def of(cls, settings: LambdaSettings, context: ExecutorContext) -> LambdaExecutor:
+        """See :class:`superdl.coordinator.executors.base.Executor`."""
+        return cls(
+            settings.lambda_function,
+            cache=context.cache,
+            region=settings.lambda_region,
+            endpoint_url=settings.lambda_endpoint_url,
+            concurrency=settings.lambda_concurrency,
+            warm=settings.lambda_warm,
+            read_timeout_s=context.request_timeout_s + _READ_MARGIN_S,
+            outcomes=context.outcomes if cls.answers_by_stream(settings) else None,
+        )
+
+    @classmethod
+    def answers_by_stream(cls, settings: LambdaSettings) -> bool:
+        """Where Lambda only takes the event."""
+        return settings.lambda_invocation == "Event"
+
+    @classmethod
+    def functions_at_once(cls, settings: LambdaSettings) -> int:
+        """As many as are set."""
+        return settings.lambda_concurrency
+
+    @classmethod
+    def region_of(cls, settings: LambdaSettings) -> str:
+        """The region that is set; else AWS's own settings have one."""
+        return settings.lambda_region
+
     @property
-    def golden(self) -> str:
-        """Digest of the golden images as the warmed functions decode them; empty before :meth:`start`."""
-        return self._golden
+    def target(self) -> Target:
+        """Which function it is, with its region."""
+        return self._client.target
 
     @property
     def region(self) -> str:
         """Where the function is."""
-        return self._target.region
+        return self.target.region
+
+    @property
+    def scaling(self) -> Scaling:
+        """How AWS adds environments, up to ``concurrency``."""
+        return self._scaling
+
+    @property
+    def fingerprint(self) -> str:
+        """What the warmed functions decode images to; empty before :meth:`start`."""
+        return self._fingerprint
 
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and see that they are what is wanted.
@@ -124,17 +212,16 @@ class LambdaExecutor:
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
             raise error
-        digests = sorted({answer.golden for answer in warmed})
+        digests = sorted({answer.fingerprint for answer in warmed})
         if len(digests) > 1:
-            msg = (
-                f"{self._target} decodes the golden images differently from one environment to the next "
+            raise ConfigError(
+                f"{self.target} decodes images differently from one environment to the next "
                 f"({', '.join(digests)}): deploy it again, for one architecture, from one package"
             )
-            raise ConfigError(msg)
-        self._golden = digests[0]
+        self._fingerprint = digests[0]
         if failures:
             _log.warning("%d of %d environments did not start: %s", len(failures), self._warm, failures[0])
-        _log.info("%s: %d environments are warm", self._target, len(warmed))
+        _log.info("%s: %d environments are warm", self.target, len(warmed))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`.
@@ -142,17 +229,18 @@ class LambdaExecutor:
         Raises:
             ThrottledError: Lambda refused it for now.
             FunctionTimedOutError: no answer within ``timeout_s``, or within the function's own limit.
+            FunctionLostError: no outcome came through the cache within ``timeout_s``.
             FunctionCrashedError: its environment ended.
-            ConnectionLostError: the connection broke before the answer had come.
+            ConnectionLostError: the connection, or the stream of outcomes, broke before the answer had come.
             FunctionRaisedError: the function raised, or answered what is no result of this request.
             PayloadTooLargeError: request or result are larger than Lambda carries.
             ExecutorError: Lambda did not run it.
         """
-        result = await self._call(
-            self._asked(request).to_json().encode(),
-            lambda reply, ran_s: read_result(reply, self._target, request.request_id, ran_s),
-            timeout_s,
-        )
+        asked = self._by_its_clock(request)
+        if self._outcomes is None:
+            result = await self._answer(asked, timeout_s)
+        else:
+            result = await self._outcome(asked, self._outcomes, timeout_s)
         self._clock.told(result.clock_s)
         return result
 
@@ -161,35 +249,101 @@ class LambdaExecutor:
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
-    def _asked(self, request: PrefetchRequest) -> PrefetchRequest:
+    def _by_its_clock(self, request: PrefetchRequest) -> PrefetchRequest:
         """The request by the functions' clock, to be refused by one that is not the one that was warmed."""
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
-            golden=self._golden,
+            golden=self._fingerprint,
             function_version=installed_version(),
         )
 
+    async def _answer(self, asked: PrefetchRequest, timeout_s: float) -> PrefetchResult:
+        """By a call that waits."""
+        from superdl.coordinator.executors.lambda_answers import read_reply
+
+        def read(reply: Reply, ran_s: float) -> PrefetchResult:
+            return read_reply(reply, self.target, asked.request_id, ran_s)
+
+        return await self._call(asked.to_json().encode(), read, timeout_s)
+
+    async def _outcome(
+        self, request: PrefetchRequest, outcomes: OutcomeStream, timeout_s: float
+    ) -> PrefetchResult:
+        """By an event, whose outcome comes through the cache."""
+        from superdl.coordinator.executors.lambda_answers import read_outcome
+
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        asked = replace(request, answer_to=outcomes.stream)
+        with outcomes.expecting(asked.request_id) as outcome:
+            if not (self._reaches_stream or self._is_trying_stream):
+                return await self._try_stream(asked, outcome, until_s, timeout_s)
+            await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
+            taken_s = loop.time()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    answer = await outcome
+            except TimeoutError:
+                raise FunctionLostError(
+                    f"no outcome of {self.target} came through the cache within {timeout_s:.1f} s: it "
+                    "crashed, could not reach the cache, or Lambda dropped the event; see its log and its "
+                    "metrics Errors and AsyncEventsDropped"
+                ) from None
+            except CacheError as error:
+                lost = ConnectionLostError(str(error))
+                lost.ran_s = loop.time() - taken_s  # as long as that at most
+                raise lost from error
+        return read_outcome(answer, self.target)
+
+    async def _try_stream(
+        self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
+    ) -> PrefetchResult:
+        """By a call that waits, so that what keeps functions from appending outcomes is told."""
+        self._is_trying_stream = True
+        try:
+            result = await self._answer(asked, timeout_s)
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await outcome
+            except TimeoutError:
+                error = FunctionTimedOutError(
+                    f"{self.target} answered, and no outcome of it is in the cache at {self._cache}: see "
+                    "that this address leads functions and the coordinator to the same cache"
+                )
+                error.ran_s = result.billed_us / 1e6
+                raise error from None
+            except CacheError as error:
+                raise ConnectionLostError(str(error)) from error
+            self._reaches_stream = True
+        finally:
+            self._is_trying_stream = False
+        return result
+
     async def _warm_one(self) -> Warmed:
         """Start an environment, or meet one that is there; one that is throttled is asked for again."""
-        payload = json.dumps({"super_warm": _WARM_VERSION, "cache": self._cache}).encode()
+        from superdl.coordinator.executors.lambda_answers import read_warm_reply
+
+        payload = json.dumps(warm_event(self._cache)).encode()
 
         def read(reply: Reply, ran_s: float) -> Warmed:
-            return read_warmed(reply, self._target, self._cache, ran_s)
+            return read_warm_reply(reply, self.target, self._cache, ran_s)
 
-        for _ in range(_WARM_ATTEMPTS - 1):
+        attempts = 1
+        while True:
             try:
-                return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
+                warmed = await self._call(payload, read, _WARM_TIMEOUT_S)
             except ThrottledError as error:
+                if attempts == _WARM_ATTEMPTS:
+                    raise
                 if not self._was_throttled:
                     _log.warning("warming waits: %s", error)
                 self._was_throttled = True
+            else:
+                self._clock.told(warmed.clock_s)
+                return warmed
+            attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
-        return self._met(await self._call(payload, read, _WARM_TIMEOUT_S))
-
-    def _met(self, warmed: Warmed) -> Warmed:
-        self._clock.told(warmed.clock_s)
-        return warmed
 
     async def _call(
         self,
@@ -199,37 +353,32 @@ class LambdaExecutor:
         kind: str = "RequestResponse",
     ) -> _Read:
         """Invoke and read the answer, in a thread, so that neither holds the event loop up."""
-        call = _Call(self._client, payload, read, kind)
+        began_s = 0.0
+
+        def call() -> _Read:
+            nonlocal began_s
+            began_s = time.monotonic()
+            return _invoked(self._client, payload, read, kind)
+
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._threads.run(call)
         except TimeoutError:
-            if not call.began_s:
+            if not began_s:
                 msg = f"none of {self._calls} threads was free within {timeout_s} s"
                 raise ThrottledError(msg) from None
-            error = FunctionTimedOutError(f"{self._target} did not answer within {timeout_s:.1f} s")
-            error.ran_s = time.monotonic() - call.began_s
+            error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
+            error.ran_s = time.monotonic() - began_s
             raise error from None
 
 
-class _Call(Generic[_Read]):
-    """One invocation as a thread makes it; ``began_s`` is when, on the monotonic clock, or 0."""
-
-    def __init__(
-        self, client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str
-    ) -> None:
-        self._client = client
-        self._kind = kind
-        self._payload = payload
-        self._read = read
-        self.began_s = 0.0
-
-    def __call__(self) -> _Read:
-        self.began_s = time.monotonic()
-        try:
-            reply = self._client.invoke(self._payload, self._kind)
-        except (ConnectionLostError, FunctionTimedOutError) as error:
-            if self._kind == "RequestResponse":  # the function may have run all the while
-                error.ran_s = time.monotonic() - self.began_s
-            raise
-        return self._read(reply, time.monotonic() - self.began_s)
+def _invoked(client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str) -> _Read:
+    """One invocation as a thread makes it, with its time where a call that failed may have run that long."""
+    began_s = time.monotonic()
+    try:
+        reply: Any = client.invoke(payload, kind)
+    except (ConnectionLostError, FunctionTimedOutError) as error:
+        if kind == "RequestResponse":
+            error.ran_s = time.monotonic() - began_s
+        raise
+    return read(reply, time.monotonic() - began_s)

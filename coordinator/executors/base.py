@@ -1,4 +1,4 @@
-"""What the coordinator asks of an executor, and how an invocation fails.
+"""What the coordinator asks of an executor, what an executor states of itself, and how an invocation fails.
 
     ExecutorError
     ├── ConnectionLostError      the way back of the answer broke; a function may have run
@@ -15,26 +15,39 @@ no errors here; the result tells them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from superdl.super_wire.errors import SuperError
+from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from superdl.super_wire.outcomes import Answer
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
     "ConnectionLostError",
     "Executor",
+    "ExecutorContext",
     "ExecutorError",
     "FunctionCrashedError",
     "FunctionLostError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
+    "OutcomeStream",
     "PayloadTooLargeError",
     "Scaling",
     "ThrottledError",
+    "check_settings",
+    "one_line",
+    "setting",
 ]
+
+_SCAN = 4
 
 
 class ExecutorError(SuperError):
@@ -94,12 +107,85 @@ class Scaling:
     queues: bool = False
 
 
-class Executor(Protocol):
-    """A way to run functions, used from one event loop."""
+class OutcomeStream(Protocol):
+    """What brings the answers of functions that do not return them by call."""
 
     @property
-    def name(self) -> str:
-        """What people call it: ``local``, ``lambda``, ``ray``."""
+    def stream(self) -> str:
+        """The stream's key in the cache, which goes with each request."""
+
+    def expecting(self, request_id: str) -> AbstractContextManager[asyncio.Future[Answer]]:
+        """The answer to a request, for as long as the context lasts; entered before the request is sent.
+
+        The future fails by :class:`~superdl.super_wire.errors.CacheError` if the answer may be lost.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorContext:
+    """What a coordinator gives to each executor beside the executor's own settings.
+
+    Attributes:
+        cache: the cache's address, as requests name it.
+        function: the function's import path, ``module:attribute``.
+        request_timeout_s: how long a function may take before it begins a sample.
+        environment: variables for functions on this machine: what the coordinator allows, they are allowed.
+        outcomes: brings answers through the cache; there only if an executor answers so.
+    """
+
+    cache: str
+    function: str = "superdl.lambda_prefetch.handler:handler"
+    request_timeout_s: float = 60.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    outcomes: OutcomeStream | None = None
+
+
+class Executor(Protocol):
+    """A way to run functions, used from one event loop. Most of what a class states has a default."""
+
+    name: ClassVar[str]
+    """Its row in the registry: ``local``, ``lambda``, ``ray``."""
+
+    told: ClassVar[tuple[str, ...]] = ()
+    """Its settings that clients may know; fields of the protocol's message ``Coordinating``."""
+
+    first_look: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which it starts no more than one function, where only one is to be tried."""
+
+    uses_aws: ClassVar[bool] = False
+    """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
+
+    own_checks: ClassVar[str] = ""
+    """A module of ``superdl doctor`` that checks what only such functions have, if there is one."""
+
+    files_by_others: ClassVar[bool] = False
+    """Whether its functions may read this machine's files as another user than the coordinator's."""
+
+    files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
+    """What helps where its functions do not see a directory."""
+
+    @classmethod
+    def of(cls, settings: Any, context: ExecutorContext) -> Executor:
+        """One that is not started yet.
+
+        Raises:
+            ConfigError: a setting of it is wrong.
+        """
+
+    @classmethod
+    def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
+        """Whether its answers come through the cache, and not by return."""
+        return False
+
+    @classmethod
+    def functions_at_once(cls, settings: Any) -> int:  # noqa: ARG003  # others look at their settings
+        """How many functions run at once at most, as far as settings say; else 0."""
+        return 0
+
+    @classmethod
+    def region_of(cls, settings: Any) -> str:  # noqa: ARG003  # others look at their settings
+        """The AWS region that its functions run in, as far as settings say; else empty."""
+        return ""
 
     @property
     def remote(self) -> bool:
@@ -114,8 +200,8 @@ class Executor(Protocol):
         """How many requests it takes at once."""
 
     @property
-    def golden(self) -> str:
-        """Digest of the golden images as all its functions decode them; empty before :meth:`start`."""
+    def fingerprint(self) -> str:
+        """Digest of some images as all its functions decode them; empty before :meth:`start`."""
 
     async def start(self) -> None:
         """Make ready to invoke, within a bounded time.
@@ -137,3 +223,34 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """End all that was started, within a bounded time. Requests under way fail."""
+
+
+def setting(
+    default: Any, what: str = "", *, choices: tuple[str, ...] = (), low: float = 0, high: float = 0
+) -> Any:
+    """A field of an executor's settings: its default, the help of its argument, and what it may be."""
+    return field(default=default, metadata={"help": what, "choices": choices, "low": low, "high": high})
+
+
+def check_settings(settings: Any) -> None:
+    """See that each field that :func:`setting` has made holds what it may.
+
+    Raises:
+        ConfigError: one does not; the message names it and says what it may be.
+    """
+    for one in fields(settings):
+        value, choices = getattr(settings, one.name), one.metadata.get("choices", ())
+        low, high = one.metadata.get("low", 0), one.metadata.get("high", 0)
+        if choices and value not in choices:
+            raise ConfigError(f"{one.name} is one of {', '.join(choices)}; not {value!r}")
+        if high and not low <= value <= high:
+            raise ConfigError(f"{one.name} is from {low} to {high}; not {value}")
+
+
+def one_line(text: str, most: int) -> str:
+    """At most ``most`` characters of a text from elsewhere, each printable, with one space for what is not.
+
+    Such words end in logs, tombstones and replies.
+    """
+    shown = "".join(letter if letter.isprintable() else " " for letter in clean_text(text[: _SCAN * most]))
+    return " ".join(shown.split())[:most]

@@ -1,43 +1,62 @@
 """The ``local`` executor: functions as worker processes of this machine, each running one request at a time.
 
 A worker that crashes or hangs costs its request alone and is replaced, after a bounded, growing pause if it
-fails again and again. All workers must decode golden images to the same digest. They end with this process,
+fails again and again. All workers must decode images to the same fingerprint. They end with this process,
 however it ends (see :mod:`superdl.coordinator.executors.worker`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, Scaling, ThrottledError
-from superdl.coordinator.executors.local_worker import WARM_TIMEOUT_S, LocalWorker
+from superdl.coordinator.executors.base import (
+    Executor,
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    Scaling,
+    ThrottledError,
+    setting,
+)
+from superdl.coordinator.executors.child_process import ChildProcess, keep_running
+from superdl.coordinator.executors.messages import read_result, result_in, warm_event
+from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, FrameError, frame
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.request import PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from superdl.super_wire.request import PrefetchRequest
+    from superdl.coordinator.executors.base import ExecutorContext
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["LocalExecutor"]
+__all__ = ["LocalExecutor", "LocalSettings"]
 
 _log = logging.getLogger(__name__)
+
+_WARM_TIMEOUT_S = 30.0
+"""How long a worker may take from its start to its answer to the warm event."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
-# On Lambda the operator wants a line and a set of metrics per invocation; on a training machine nobody does.
-_QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
-class LocalExecutor:
+@dataclass(frozen=True)
+class LocalSettings:
+    """Settings of the local executor: how many worker processes it has."""
+
+    workers: int = setting(1, "processes of the local executor (1)", low=1, high=4096)
+
+
+class LocalExecutor(Executor):
     """A pool of worker processes.
 
     Args:
@@ -52,6 +71,7 @@ class LocalExecutor:
     name = "local"
     remote = False
     region = ""
+    first_look: ClassVar = {"workers": 1}
 
     def __init__(
         self,
@@ -61,29 +81,42 @@ class LocalExecutor:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         if workers < 1:
-            msg = f"a local executor has at least 1 worker; not {workers}"
-            raise ConfigError(msg)
+            raise ConfigError(f"a local executor has at least 1 worker; not {workers}")
         module, _, attribute = function.partition(":")
         if not module or not attribute:
-            msg = f"a function is named module:attribute; not {function!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"a function is named module:attribute; not {function!r}")
         # One request more for each worker may wait, so that none idles between two.
-        self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
+        self._scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function = function
         self._environment = dict(environment or {})
-        self._golden = ""
-        self._free: asyncio.Queue[LocalWorker] = asyncio.Queue()  # those who wait are served in their order
-        self._workers: set[LocalWorker] = set()
+        self._fingerprint = ""
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
+        self._workers: set[_Worker] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
         self._ready = asyncio.Event()
         self._failures = 0
         self._last_failure = ""
 
+    @classmethod
+    def of(cls, settings: LocalSettings, context: ExecutorContext) -> LocalExecutor:
+        """See :class:`superdl.coordinator.executors.base.Executor`."""
+        return cls(settings.workers, function=context.function, environment=context.environment)
+
+    @classmethod
+    def functions_at_once(cls, settings: LocalSettings) -> int:
+        """One in each worker."""
+        return settings.workers
+
     @property
-    def golden(self) -> str:
-        """Digest of the golden images as all workers decode them; empty before :meth:`start`."""
-        return self._golden
+    def scaling(self) -> Scaling:
+        """One request for each worker, and as many that wait."""
+        return self._scaling
+
+    @property
+    def fingerprint(self) -> str:
+        """What all workers decode images to; empty before :meth:`start`."""
+        return self._fingerprint
 
     @property
     def worker_pids(self) -> list[int]:
@@ -97,21 +130,21 @@ class LocalExecutor:
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
                 error.
         """
-        self._keepers = [
-            asyncio.create_task(self._keep(), name=f"worker-{n}") for n in range(self.scaling.capacity)
-        ]
+        for _ in range(self._scaling.capacity):
+            keeping = keep_running(
+                self._run_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+            )
+            self._keepers.append(asyncio.create_task(keeping, name="local worker"))
+        late = ""
         try:
-            async with asyncio.timeout(WARM_TIMEOUT_S):
+            async with asyncio.timeout(_WARM_TIMEOUT_S):
                 await self._ready.wait()
         except TimeoutError:
+            late = f" within {_WARM_TIMEOUT_S} s"
+        if not self._fingerprint:
             await self.close()
             reason = self._last_failure or "none of its workers answered"
-            msg = f"the function {self._function} could not be started within {WARM_TIMEOUT_S} s: {reason}"
-            raise ExecutorError(msg) from None
-        if not self._golden:
-            await self.close()
-            msg = f"the function {self._function} could not be started: {self._last_failure}"
-            raise ExecutorError(msg)
+            raise ExecutorError(f"the function {self._function} could not be started{late}: {reason}")
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request on the next free worker; see :class:`superdl.coordinator.executors.base.Executor`.
@@ -133,18 +166,7 @@ class LocalExecutor:
             # A worker that failed, or whose answer nobody waited for, has ended; its keeper starts another.
             if worker.alive:
                 self._free.put_nowait(worker)
-        try:
-            result = PrefetchResult.from_mapping(answer)
-        except ConfigError as error:
-            msg = f"the function {self._function} answered what is no prefetch result: {error}"
-            raise FunctionRaisedError(msg) from error
-        if result.request_id != request.request_id:
-            msg = (
-                f"the function {self._function} was asked for request {request.request_id} and answered "
-                f"for {result.request_id[:80]!r}"
-            )
-            raise FunctionRaisedError(msg)
-        return result
+        return read_result(answer, request.request_id, f"the function {self._function}")
 
     async def close(self) -> None:
         """End all workers, by closing their input and, where that does not help in time, by force."""
@@ -159,7 +181,7 @@ class LocalExecutor:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _next_free(self, timeout_s: float) -> LocalWorker:
+    async def _next_free(self, timeout_s: float) -> _Worker:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -168,26 +190,17 @@ class LocalExecutor:
                         return worker
         except TimeoutError:
             failure = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
-            msg = f"none of the {self.scaling.capacity} local workers was free within {timeout_s} s{failure}"
+            msg = f"none of the {self._scaling.capacity} local workers was free within {timeout_s} s{failure}"
             raise ThrottledError(msg) from None
 
-    async def _keep(self) -> None:
-        """Keep one worker alive until the executor closes."""
-        pause_s = _FIRST_PAUSE_S
-        while not self._closing.is_set():
-            served = await self._run_one()
-            # One that served and then died may have met a bad image; one that never served is likely to fail
-            # again.
-            pause_s = _FIRST_PAUSE_S if served else min(2 * pause_s, _LONGEST_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._closing.wait()
-
     async def _run_one(self) -> bool:
-        """Start a worker, warm it, offer it, and wait for its end; whether it ever served."""
+        """Start a worker, warm it, offer it, and wait for its end; whether it ever served.
+
+        One that served and then died may have met a bad image; one that never served is likely to fail again.
+        """
         worker = None
         try:
-            worker = await LocalWorker.start(self._function, {**_QUIET, **os.environ, **self._environment})
+            worker = await _Worker.start(self._function, {**QUIET, **os.environ, **self._environment})
             self._workers.add(worker)
             self._admit(await worker.warm())
             self._free.put_nowait(worker)
@@ -201,15 +214,14 @@ class LocalExecutor:
                 await worker.wait()
         return worker is not None and worker.served
 
-    def _admit(self, golden: str) -> None:
+    def _admit(self, fingerprint: str) -> None:
         """Refuse a worker that decodes otherwise than the others: equal ids would get other bytes."""
-        self._golden = self._golden or golden
-        if golden != self._golden:
-            msg = (
-                f"a worker decodes the golden images to {golden}, the others to {self._golden}: "
+        self._fingerprint = self._fingerprint or fingerprint
+        if fingerprint != self._fingerprint:
+            raise ExecutorError(
+                f"a worker's decoder has the fingerprint {fingerprint}, the others' {self._fingerprint}: "
                 "restart the coordinator, so that all workers run what is installed now"
             )
-            raise ExecutorError(msg)
         self._ready.set()
 
     def _note_failure(self, reason: str) -> None:
@@ -218,5 +230,96 @@ class LocalExecutor:
         self._last_failure = reason
         self._failures += 1
         _log.warning("a local worker failed and is replaced: %s", reason)
-        if self._failures >= self.scaling.capacity:
+        if self._failures >= self._scaling.capacity:
             self._ready.set()  # start() need not wait any longer
+
+
+class _Worker:
+    """A worker process, and whether it can still be used; made by :meth:`start`."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        self.pid = process.pid
+        self.served = False
+        self._process = process
+        self._given_up = False
+        self._calls = FIRST_CALL - 1
+
+    @classmethod
+    async def start(cls, function: str, environment: Mapping[str, str]) -> _Worker:
+        """Start a process that will run ``function``, or raise an ``ExecutorError``."""
+        module = "superdl.coordinator.executors.worker"
+        return cls(await ChildProcess.start(module, function, environment=environment))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may be called."""
+        return not self._given_up and self._process.alive
+
+    async def warm(self) -> str:
+        """Let the function open what it needs; returns its decoder's fingerprint, or raises."""
+        answer = await self.call(warm_event(cache=""), _WARM_TIMEOUT_S)
+        fingerprint = answer.get("golden")
+        if not isinstance(fingerprint, str) or not fingerprint:
+            raise FunctionRaisedError(
+                f"a worker answered the warm event without a fingerprint: {str(answer)[:200]}"
+            )
+        self.served = False
+        return fingerprint
+
+    async def call(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """What the function answers to ``event``.
+
+        A worker that gave no answer is ended, also when the caller is cancelled.
+
+        Raises:
+            FunctionTimedOutError: it took longer than ``timeout_s``.
+            FunctionCrashedError: its process ended.
+            FunctionRaisedError: the function raised.
+        """
+        answered = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await self._exchange(event, timeout_s)
+            answered = True
+        except TimeoutError:
+            msg = f"the function did not answer within {timeout_s} s; its process {self.pid} was ended"
+            raise FunctionTimedOutError(msg) from None
+        except (asyncio.IncompleteReadError, ConnectionError, FrameError) as error:
+            words = str(error) if isinstance(error, FrameError) else await self._process.last_words()
+            msg = f"the function's process {self.pid} ended before it answered: {words}"
+            raise FunctionCrashedError(msg) from error
+        finally:
+            if not answered:
+                self.kill()
+        result = result_in(message)
+        self.served = True
+        if message.get("ends") is True:  # else what is stuck in it would slow its next requests down
+            self.kill()
+        return result
+
+    def end(self) -> None:
+        """Close its input, upon which it ends."""
+        self._given_up = True
+        self._process.end()
+
+    def kill(self) -> None:
+        """End it by force; it must not be used any more."""
+        self._given_up = True
+        self._process.kill()
+
+    async def wait(self) -> None:
+        """Wait until the process has ended, for whatever reason."""
+        await self._process.wait()
+
+    async def _exchange(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._calls += 1
+        self._process.write(frame({"call": self._calls, "event": event, "timeout_s": timeout_s}))
+        await self._process.drain()
+        while True:
+            message = await self._process.read()
+            call = message.get("call")
+            if call == self._calls:
+                return message
+            if not isinstance(call, int) or not FIRST_CALL <= call < self._calls:
+                raise FrameError(f"it answered call {call!r:.20}, which was never made")
+            _log.warning("process %d answered call %d more than once; this is dropped", self.pid, call)

@@ -1,4 +1,4 @@
-"""The executors at work: started together, told to the core as they come and go, and started anew.
+"""Starts executors together, tells the core as they come and go, and starts those again that are missing.
 
 With one executor its failure to start is the coordinator's. With several, those that do not start are left
 out, told, and tried again; one that decodes otherwise than the records in the cache is left out, too. Which
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["Crew", "Post"]
+__all__ = ["ExecutorManager", "ManagedExecutor"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _LAST_S = 1.0
 _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
-class Post:
-    """The place of one executor, whether or not it is filled; itself an :class:`Executor`.
+class ManagedExecutor:
+    """One executor, whether or not it runs now; used as an :class:`Executor` is.
 
     Args:
         make: makes the executor, again for each attempt to start it.
@@ -47,9 +47,10 @@ class Post:
     def __init__(self, make: Callable[[], Executor]) -> None:
         self._make = make
         self._made = make()  # what is wrong with its settings is told at once
-        self._spent = False
+        self._is_closed = False
         self._ready = False
         self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
+        self.files_remedy = self._made.files_remedy
         self.absence = "it has not been started"
         """Why it is not there; empty while it is."""
 
@@ -59,34 +60,34 @@ class Post:
         return self._made.scaling if self._ready else _NONE
 
     @property
-    def golden(self) -> str:
-        """Digest of the golden images as its functions decode them."""
-        return self._made.golden
+    def fingerprint(self) -> str:
+        """What its functions decode images to."""
+        return self._made.fingerprint
 
     async def start(self) -> None:
-        """Start the executor; it takes requests from :meth:`take_up` on.
+        """Start the executor; it takes requests once it is admitted.
 
         Raises:
             SuperError: why not, whatever it was; it can be tried again.
         """
         try:
-            if self._spent:
-                self._made, self._spent = self._make(), False
+            if self._is_closed:
+                self._made, self._is_closed = self._make(), False
             await self._made.start()
         except SuperError as error:
-            await self.leave(str(error))
+            await self.retire(str(error))
             raise
         except Exception as error:
             words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
             _log.exception("the executor %s: %s", self.name, words)
-            await self.leave(words)
+            await self.retire(words)
             raise ExecutorError(words) from error
 
-    def take_up(self) -> None:
+    def admit(self) -> None:
         """Have it take requests."""
         self._ready, self.absence = True, ""
 
-    async def leave(self, reason: str) -> None:
+    async def retire(self, reason: str) -> None:
         """End the executor; the next start has another one in its place."""
         self._ready, self.absence = False, reason
         await self._end()
@@ -105,15 +106,15 @@ class Post:
         await self._end()
 
     async def _end(self) -> None:
-        """Close what was made, once, and wait for it no longer than is bearable."""
-        if self._spent:
+        """Close what was made, once, and wait for it for a bounded time."""
+        if self._is_closed:
             return
         closing = asyncio.create_task(self._made.close(), name=f"close {self.name}")
         try:
             await asyncio.wait([closing], timeout=_CLOSE_S)
         finally:
             closing.cancel()
-        self._spent = True
+        self._is_closed = True
         await asyncio.wait([closing], timeout=_LAST_S)
         if not closing.done() or closing.cancelled():
             _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
@@ -121,7 +122,7 @@ class Post:
             _log.error("the executor %s did not end well", self.name, exc_info=error)
 
 
-class Crew:
+class ExecutorManager:
     """All executors, in order of preference.
 
     Args:
@@ -132,9 +133,9 @@ class Crew:
     """
 
     def __init__(self, makers: Sequence[Callable[[], Executor]]) -> None:
-        self.posts = tuple(Post(make) for make in makers)
-        self.golden = ""
-        """What the functions of all that are there decode golden images to."""
+        self.executors = tuple(ManagedExecutor(make) for make in makers)
+        self.fingerprint = ""
+        """What the functions of all that are there decode images to."""
         self._told: dict[int, Scaling] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: list[asyncio.Task[None]] = []
@@ -143,7 +144,7 @@ class Crew:
     @property
     def remote(self) -> bool:
         """Whether functions of any run on other machines."""
-        return any(post.remote for post in self.posts)
+        return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
         """Start all; those that take much longer than the first are waited for no more.
@@ -151,7 +152,10 @@ class Crew:
         Raises:
             SuperError: none could be started; what the first said.
         """
-        starting = [asyncio.create_task(post.start(), name=f"start {post.name}") for post in self.posts]
+        starting = [
+            asyncio.create_task(executor.start(), name=f"start {executor.name}")
+            for executor in self.executors
+        ]
         try:
             await _first_success(starting)
             await asyncio.wait(starting, timeout=_GRACE_S)
@@ -160,7 +164,7 @@ class Crew:
             raise
         self._starting = starting
         if all(task.done() and task.exception() for task in starting):
-            if len(self.posts) == 1:
+            if len(self.executors) == 1:
                 starting[0].result()
             raise self._none_left()
 
@@ -168,31 +172,31 @@ class Crew:
         """Take up those that have started, if they decode as ``agree`` wants it; go on with the others.
 
         Args:
-            agree: is given a golden digest, and raises ``ConfigError`` for one that cannot be.
+            agree: is given a fingerprint, and raises ``ConfigError`` for one that cannot be.
 
         Raises:
             SuperError: none is left.
         """
         self._agree = agree
-        for post, starting in zip(self.posts, self._starting, strict=True):
+        for executor, starting in zip(self.executors, self._starting, strict=True):
             if not starting.done():
-                self._watch(self._keep(post, starting))
+                self._watch(self._keep(executor, starting))
                 continue
             try:
                 starting.result()
-                await self._take_up(post)
+                await self._admit(executor)
             except SuperError as error:
-                if len(self.posts) == 1:
+                if len(self.executors) == 1:
                     raise
-                _log.warning("the executor %s is left out for now: %s", post.name, error)
-                self._watch(self._keep(post))
-        if not self.golden:
+                _log.warning("the executor %s is left out for now: %s", executor.name, error)
+                self._watch(self._keep(executor))
+        if not self.fingerprint:
             raise self._none_left()
 
-    def tell(self, post_event: Callable[[Event], None]) -> None:
-        """Tell the core of those that take another number of requests than when it was told last."""
-        for number, post in enumerate(self.posts):
-            scaling = post.scaling
+    def tell_changes(self, post_event: Callable[[Event], None]) -> None:
+        """Tell the core of those that take another number of requests than before."""
+        for number, executor in enumerate(self.executors):
+            scaling = executor.scaling
             if scaling != self._told.get(number):
                 self._told[number] = scaling
                 post_event(ExecutorResized(**asdict(scaling), executor=number))
@@ -200,25 +204,25 @@ class Crew:
     async def close(self) -> None:
         """End all."""
         await cancel_and_wait(*self._tasks, *self._starting)
-        await asyncio.gather(*(post.close() for post in self.posts))
+        await asyncio.gather(*(executor.close() for executor in self.executors))
 
     def _none_left(self) -> SuperError:
         """What to raise if none of several executors can be used."""
-        reasons = "; ".join(f"{post.name}: {post.absence}" for post in self.posts)
+        reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.executors)
         return ExecutorError(f"none of the executors could be started: {reasons}")
 
-    async def _take_up(self, post: Post) -> None:
+    async def _admit(self, executor: ManagedExecutor) -> None:
         if self._agree is None:  # never: it is set before
-            raise ExecutorError("nobody has said what golden images are decoded to")
+            raise ExecutorError("nobody has said what images are decoded to")
         try:
-            await self._agree(post.golden)
+            await self._agree(executor.fingerprint)
         except SuperError as error:
-            await post.leave(str(error))
+            await executor.retire(str(error))
             raise
-        self.golden = self.golden or post.golden
-        post.take_up()
+        self.fingerprint = self.fingerprint or executor.fingerprint
+        executor.admit()
 
-    async def _keep(self, post: Post, starting: asyncio.Task[None] | None = None) -> None:
+    async def _keep(self, executor: ManagedExecutor, starting: asyncio.Task[None] | None = None) -> None:
         """Try again and again to start one that is missing."""
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -226,16 +230,16 @@ class Crew:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
-                await (starting or post.start())
-                await self._take_up(post)
+                await (starting or executor.start())
+                await self._admit(executor)
             except SuperError as error:
-                _log.warning("the executor %s is missing, and is tried again: %s", post.name, error)
+                _log.warning("the executor %s is missing, and is tried again: %s", executor.name, error)
                 starting = None
             except Exception:  # noqa: BLE001  # logged; a bug is no reason to do without it for ever
-                _log.exception("the executor %s is missing, and is tried again", post.name)
+                _log.exception("the executor %s is missing, and is tried again", executor.name)
                 starting = None
             else:
-                _log.info("the executor %s is there", post.name)
+                _log.info("the executor %s is there", executor.name)
                 return
 
     def _watch(self, work: Awaitable[None]) -> None:

@@ -1,12 +1,14 @@
 """Whether a dataset and functions on other machines fit together, found out before a job waits on it.
 
-A directory of this machine is refused at once. Of a bucket it is told where it lies in another region than
-the functions, and three of its samples are asked for, once for each listing and recipe: what is refused for
-all of them will be refused for the millions that follow, and the reason reaches whoever makes the sampler.
-What may pass (throttling, a store that does not answer) is logged and holds nobody up: it is the core's to
-try again. The three are in no job's account. Where there is one executor, a dataset of which the cache holds
-samples is not tried: they were made by its functions, and a job that a coordinator's restart interrupts must
-not end by what may pass. With several, nobody knows whose functions made them, and each is tried.
+A directory of this machine is refused at once. For a bucket in another region than the functions there is a
+warning. Three samples are asked for, once for each listing and recipe: what is refused for all of them will
+be refused for the millions that follow, and the reason reaches the user who makes the sampler. What may pass
+(throttling, a store that does not answer) is logged and holds nobody up: the core tries again. The three are
+in no job's account.
+
+Where there is one executor, a dataset of which the cache holds samples is not tried: its functions have made
+them, and a job that a coordinator's restart interrupts must not end by what may pass. With several, nobody
+knows whose functions made them, and each is tried.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import asyncio
 import logging
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog.regions import bucket_region
 from superdl.coordinator.catalog.source import parse_source
-from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, FunctionTimedOutError
-from superdl.coordinator.executors.calling_threads import CallingThreads
-from superdl.coordinator.server.requests import request_for
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, FunctionTimedOutError
+from superdl.coordinator.executors.lambda_client import CallingThreads
+from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
 from superdl.super_wire.request import Outcome
 
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.executors import Executor
-    from superdl.coordinator.server.datasets import Dataset
+    from superdl.coordinator.executors.base import Executor
+    from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.executors.messages import ListedDataset
     from superdl.super_wire.request import PrefetchResult
 
-__all__ = ["Trials", "made_before", "remedy_for_files"]
+__all__ = ["Preflight", "was_produced"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +57,19 @@ _MAX_WORDS = 1000
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 
-class _UntriedError(Exception):
+class _InconclusiveError(Exception):
     """No function had a look at a dataset: nothing is known of it."""
 
 
-class Trials:
-    """Trials of datasets; for functions that run on this machine there are none.
+class _Passed(NamedTuple):
+    """What a dataset has passed with; not conclusive for want of a function that had a look."""
+
+    warnings: tuple[str, ...]
+    is_conclusive: bool
+
+
+class Preflight:
+    """The preflight of one executor; for functions that run on this machine there is none.
 
     Args:
         executor: what runs functions. cache: its address. audit: tells of ids which records the cache holds,
@@ -70,7 +80,7 @@ class Trials:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Executor | ManagedExecutor,
         cache: str,
         *,
         audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
@@ -82,12 +92,11 @@ class Trials:
         self._region_of = region_of
         # An answer that never comes must not hold up the end, as a thread of asyncio's own would.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
-        self._passed: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()  # with what is to be told
-        self._unclear: set[bytes] = set()
+        self._passed: OrderedDict[bytes, _Passed] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[None]] = {}
         self._count = 0
 
-    def admit(self, source: str) -> None:
+    def check_source(self, source: str) -> None:
         """Refuse a source that functions cannot see, wherever they fetch from.
 
         Raises:
@@ -97,25 +106,27 @@ class Trials:
             msg = (
                 f"{source} is a directory of the coordinator's machine, and the functions of the executor "
                 f"{self._executor.name} run on others, which do not see it: "
-                f"{remedy_for_files(self._executor.name)}, or take the local executor. (A key_list may be a "
+                f"{self._executor.files_remedy}, or take the local executor. (A key_list may be a "
                 "file: the coordinator reads it.)"
             )
             raise ConfigError(msg)
 
-    def passed(self, dataset: Dataset) -> bool:
-        """Whether a listed dataset needs no trial (any more)."""
+    def passed(self, dataset: ListedDataset) -> bool:
+        """Whether a listed dataset need not be tried (any more)."""
         return not self._executor.remote or dataset.content in self._passed
 
-    def warnings(self, dataset: Dataset) -> tuple[str, ...]:
-        """What is to be told of a listed dataset, for people."""
-        return self._passed.get(dataset.content, ())
+    def warnings(self, dataset: ListedDataset) -> tuple[str, ...]:
+        """What people should know of a listed dataset."""
+        passed = self._passed.get(dataset.content)
+        return passed.warnings if passed else ()
 
-    def unclear(self, dataset: Dataset) -> bool:
-        """Whether it has passed for want of a function that had a look, so that another trial is due."""
-        return dataset.content in self._unclear
+    def inconclusive(self, dataset: ListedDataset) -> bool:
+        """Whether it has passed for want of a function that had a look, so that it is to be tried again."""
+        passed = self._passed.get(dataset.content)
+        return passed is not None and not passed.is_conclusive
 
-    async def take(self, dataset: Dataset, wait_s: float | None, *, again: bool = False) -> None:
-        """Put a listed dataset on trial, and wait for the outcome, at most ``wait_s`` if that is said.
+    async def check(self, dataset: ListedDataset, wait_s: float | None, *, again: bool = False) -> None:
+        """Try a listed dataset, and wait for the outcome, at most ``wait_s`` if that is said.
 
         One that has passed is tried no more, or ``again`` where this is wanted.
 
@@ -129,7 +140,7 @@ class Trials:
         content = dataset.content
         task = self._under_way.get(content)
         if task is None:
-            task = asyncio.create_task(self._try(dataset), name=f"trial of {dataset.listing.source}")
+            task = asyncio.create_task(self._try(dataset), name=f"preflight of {dataset.listing.source}")
             self._under_way[content] = task
             task.add_done_callback(lambda ended: self._ended(content, ended))
         await asyncio.wait([task], timeout=wait_s)
@@ -140,51 +151,46 @@ class Trials:
         self._under_way.pop(content, None)
         if not task.cancelled() and task.exception() is not None:  # also where nobody waits for it any more
             self._passed.pop(content, None)
-            self._unclear.discard(content)
-            _log.warning("a trial has failed: %s", task.exception())
+            _log.warning("a preflight has failed: %s", task.exception())
 
     async def close(self) -> None:
-        """Give up trials that are under way."""
+        """Give up what is under way."""
         self._threads.close(SourceError("the coordinator ends"))
         await cancel_and_wait(*self._under_way.values())
 
-    async def _try(self, dataset: Dataset) -> None:
+    async def _try(self, dataset: ListedDataset) -> None:
         source, content = dataset.listing.source, dataset.content
-        told, is_clear = [await self._other_region(dataset)], True
-        if self._audit is None or not await made_before(dataset, self._audit):
+        told, is_conclusive = [await self._other_region(dataset)], True
+        if self._audit is None or not await was_produced(dataset, self._audit):
             try:
                 told.append(await self._tried(dataset))
-            except _UntriedError as error:
+            except _InconclusiveError as error:
                 told.append(str(error))
-                is_clear = False
+                is_conclusive = False
         warnings = tuple(f"{source}: {words}" for words in told if words)
         for warning in warnings:
             _log.warning("%s", warning)
-        self._passed[content] = warnings
-        if is_clear:
-            self._unclear.discard(content)
-        else:
-            self._unclear.add(content)
+        self._passed[content] = _Passed(warnings, is_conclusive)
         if len(self._passed) > _REMEMBERED:
-            self._unclear.discard(self._passed.popitem(last=False)[0])
+            self._passed.popitem(last=False)
 
-    async def _tried(self, dataset: Dataset) -> str:
-        """What is to be told of attempts to produce a few samples; what does not pass is raised."""
+    async def _tried(self, dataset: ListedDataset) -> str:
+        """The warning of attempts to produce a few samples, if any; what does not pass is raised."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._try_once(dataset)
             except SuperError as error:
-                _log.info("a trial has failed, it is made again: %s", error)
+                _log.info("a preflight has failed, it is made again: %s", error)
             await asyncio.sleep(_PAUSE_S)
         return await self._try_once(dataset)
 
-    async def _try_once(self, dataset: Dataset) -> str:
+    async def _try_once(self, dataset: ListedDataset) -> str:
         self._count += 1
         request = request_for(
             dataset,
             _some(dataset, _SAMPLES),
             epoch=0,
-            request_id=f"trial-{self._count}",
+            request_id=f"preflight-{self._count}",
             cache=self._cache,
             expires_in_s=_EXPIRES_S,
         )
@@ -201,8 +207,8 @@ class Trials:
                 "own region, or by NAT"
             )
         except ExecutorError as error:
-            msg = f"it was not tried, functions have other worries: {error}"
-            raise _UntriedError(msg) from error
+            msg = f"it was not tried, since no function took the request: {error}"
+            raise _InconclusiveError(msg) from error
         return self._judged(result, dataset.listing.source)
 
     def _judged(self, result: PrefetchResult, source: str) -> str:
@@ -216,8 +222,9 @@ class Trials:
             return ""
         if outcomes == {Outcome.EXPIRED}:
             said += (
-                f"; a trial lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
-                "the function and of this machine differ, or the function's own time limit is too short"
+                f"; a preflight lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or "
+                "the clocks of the function and of this machine differ, or the function's own time "
+                "limit is too short"
             )
         return f"functions could produce none of {len(result.outcomes)} samples that were tried: {said}"
 
@@ -229,8 +236,8 @@ class Trials:
             )
             raise CacheError(msg)
 
-    async def _other_region(self, dataset: Dataset) -> str:
-        """What is to be told of a bucket in another region: it works, where a network leads there at all."""
+    async def _other_region(self, dataset: ListedDataset) -> str:
+        """The warning of a bucket in another region: it works, where a network leads there at all."""
         bucket, here = dataset.catalog.bucket, self._executor.region
         if not here or not bucket.startswith("s3://"):
             return ""
@@ -251,7 +258,9 @@ class Trials:
         )
 
 
-async def made_before(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
+async def was_produced(
+    dataset: ListedDataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]
+) -> bool:
     """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
     try:
         found = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
@@ -261,16 +270,7 @@ async def made_before(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArr
     return bool((found > 0).any())
 
 
-def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:
+def _some(dataset: ListedDataset, count: int) -> NDArray[np.int64]:
     """Samples from all over a dataset."""
     size = len(dataset.catalog)
     return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
-
-
-def remedy_for_files(name: str) -> str:
-    """What helps where an executor's functions do not see a directory."""
-    remedy = "put the images into a bucket and name it as s3://bucket/prefix"
-    if name != "ray":
-        return remedy
-    shared = "set SUPER_RAY_SHARED_FILES=1 (--ray-shared-files) if all nodes see it at the same place"
-    return f"{shared}, else {remedy}"

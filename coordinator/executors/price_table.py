@@ -1,8 +1,8 @@
 """Reads price tables: ``prices.toml`` beside this file, and a file of the user's that replaces what it names.
 
 A table has a section ``about`` that names region, date and source; one for each executor, with the fields of
-:class:`superdl.coordinator.core.Prices`; and those of
-:mod:`superdl.coordinator.executors.priced_things`. What follows from prices is others':
+:class:`superdl.coordinator.core.prices.Prices`; and sections for machines, nodes of a cache and other pieces
+of a deployment, with the fields of the classes below. What follows from prices is others':
 :mod:`superdl.coordinator.core.ledger` for what is spent, :mod:`superdl.cost` for plans.
 """
 
@@ -13,26 +13,102 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from superdl.coordinator.core import Prices
-from superdl.coordinator.executors.priced_things import (
-    Address,
-    CacheNode,
-    Endpoint,
-    Fargate,
-    Machine,
-    NatGateway,
-    Storage,
-    Transfer,
-)
+from superdl.coordinator.core.prices import Prices
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PriceTable", "load_prices"]
+__all__ = ["Machine", "PriceTable", "load_prices"]
 
 _DEFAULT = Path(__file__).with_name("prices.toml")
 _TEXTS = ("region", "date", "source")
+_Table = dict[str, dict[str, Any]]
+_Thing = TypeVar("_Thing")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that is paid for by the hour.
+
+    ``vcpus`` of x86 are hyperthreads, two to a core; those of ``arm`` are cores. ``gpu`` names the kind of
+    its ``gpus``, if it has any.
+    """
+
+    hour: float
+    vcpus: int
+    memory_gib: float
+    gpus: int = 0
+    gpu: str = ""
+    arm: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.vcpus or not self.memory_gib:
+            raise ConfigError("vcpus and memory_gib are above 0")
+        if bool(self.gpus) != bool(self.gpu):
+            raise ConfigError("gpus and gpu go together: how many, and their name")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNode:
+    """A node of a cache: its maxmemory before what is reserved, and the network that is always there."""
+
+    hour: float
+    memory_gib: float
+    network_gbps: float
+
+    def __post_init__(self) -> None:
+        if not self.memory_gib or not self.network_gbps:
+            raise ConfigError("memory_gib and network_gbps are above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Fargate:
+    """A container for an hour, by its vCPUs and its GB of memory."""
+
+    vcpu_hour: float
+    gb_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An interface endpoint in one zone: an hour of it, and a GB through it."""
+
+    hour: float
+    gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class NatGateway:
+    """A NAT gateway: an hour of it, and a GB through it."""
+
+    hour: float
+    gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An hour of a public IPv4 address."""
+
+    hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A GB between availability zones, both sides together, and a GB out to the internet."""
+
+    between_zones_gb: float
+    internet_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A GB for a month, in the object store and on a disk."""
+
+    s3_gb_month: float
+    disk_gb_month: float
+
+
 _PIECES: dict[str, type] = {
     "fargate": Fargate,
     "endpoint": Endpoint,
@@ -43,9 +119,6 @@ _PIECES: dict[str, type] = {
 }
 _KINDS: dict[str, type] = {"machine": Machine, "cache_node": CacheNode}
 """Sections of sections, by the name of the thing."""
-
-_Table = dict[str, dict[str, Any]]
-_Thing = TypeVar("_Thing")
 
 
 @dataclass(frozen=True, slots=True)

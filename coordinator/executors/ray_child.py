@@ -1,19 +1,15 @@
-"""The driver's process, seen from the coordinator: start, call, cancel, end. Many calls are under way.
+"""Ray's driver, seen from the coordinator: calls to nodes, many under way at once, and what becomes of them.
 
-What runs inside it is :mod:`superdl.coordinator.executors.ray_driver`'s; when it is started again, and what
-is called on which node, :mod:`superdl.coordinator.executors.ray_executor`'s.
+What runs in that process is :mod:`superdl.coordinator.executors.ray_driver`'s; when it is started again, and
+what is called on which node, :mod:`superdl.coordinator.executors.ray_executor`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
-import signal
-import sys
 import time
-from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.base import (
@@ -24,27 +20,24 @@ from superdl.coordinator.executors.base import (
     FunctionTimedOutError,
     PayloadTooLargeError,
     ThrottledError,
+    one_line,
 )
-from superdl.coordinator.executors.framing import (
+from superdl.coordinator.executors.child_process import ChildProcess
+from superdl.coordinator.executors.worker import (
     FIRST_CALL,
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
-    FramingError,
-    body_length,
+    FrameError,
     frame,
-    parse,
 )
-from superdl.coordinator.executors.strange_words import one_line
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["NodeFailedError", "RayChild"]
 
-_EXIT_TIMEOUT_S = 5.0
 _PING_S = 1.0
-_SILENCES = 30
+_MAX_SILENT_PINGS = 30
 """A driver that says nothing for so many pings hangs; while this process stands still none is counted."""
 _MAX_WORDS = 1000
 _OURS = ("SUPER_", "AWS_")
@@ -90,7 +83,7 @@ class _Call:
 class RayChild:
     """A driver process, made by :meth:`start`; it is of no use any more once :meth:`ended` has returned."""
 
-    def __init__(self, process: Process, address: str, on_nodes: Callable[[list[Any]], None]) -> None:
+    def __init__(self, process: ChildProcess, address: str, on_nodes: Callable[[list[Any]], None]) -> None:
         self.pid = process.pid
         self._process = process
         self._address = address
@@ -119,20 +112,13 @@ class RayChild:
         Raises:
             ExecutorError: the system has no room for another process.
         """
-        command = (sys.executable, "-P", "-m", "superdl.coordinator.executors.ray_driver")
-        try:
-            # A process group of its own: Ctrl-C at the terminal is the coordinator's to answer. Ray makes its
-            # working directory a place where workers look for modules, so it is one that has none.
-            process = await asyncio.create_subprocess_exec(
-                *(*command, address, function, str(cpus)),
-                stdin=PIPE,
-                stdout=PIPE,
-                env=_without_secrets(os.environ),
-                process_group=0,
-                cwd="/",
-            )
-        except OSError as error:
-            raise ExecutorError(f"no process for Ray's driver could be started: {error}") from error
+        # The driver gets Ray's variables, and no credentials of ours. Ray makes its working directory a place
+        # where workers look for modules, so it is one that has none.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        module = "superdl.coordinator.executors.ray_driver"
+        process = await ChildProcess.start(
+            module, address, function, str(cpus), environment=environment, directory="/"
+        )
         return cls(process, address, on_nodes)
 
     async def ready(self, timeout_s: float) -> str:
@@ -182,7 +168,7 @@ class RayChild:
                 return await call.answer
         except TimeoutError:
             if not call.is_sent:
-                raise _refused(ExecutorError(f"Ray's driver took no call for {begin_s:.0f} s")) from None
+                raise _unsent(ExecutorError(f"Ray's driver took no call for {begin_s:.0f} s")) from None
             if not call.begun_s:
                 raise ThrottledError(f"not begun within {begin_s:.0f} s") from None
             late = FunctionTimedOutError(f"the function did not answer within {timeout_s:.1f} s")
@@ -191,7 +177,7 @@ class RayChild:
         finally:
             del self._calls[number]
             if call.is_sent and not call.is_over:
-                self._tell({"cancel": number})
+                self._process.tell({"cancel": number})
 
     def lose(self, node: str, words: str, *, begun_too: bool) -> None:
         """A node is gone: fail its calls that have not begun, or all of them."""
@@ -202,87 +188,64 @@ class RayChild:
     async def ended(self) -> str:
         """Wait for its end, for whatever reason; how it ended."""
         await asyncio.wait([self._reader])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                await self._process.wait()
-        return self._reason or self._how_it_ended()
+        return self._reason or await self._process.last_words()
 
     def end(self) -> None:
         """Close its input, upon which it ends."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.end()
 
     async def kill(self) -> None:
         """End it by force, and wait until it is gone, which it may be slow at where the machine hangs."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
         self._reader.cancel()
         await asyncio.wait([self._reader])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                await self._process.wait()
+        await self._process.last_words()
         self._give_up("it was ended")
 
     async def _send(self, call: _Call, framed: bytes) -> None:
         """Write a call once the driver has read what was written before, so that little is ever buffered."""
         if len(framed) > LENGTH_BYTES + MAX_FRAME_BYTES:
-            raise _refused(PayloadTooLargeError(f"a request of {len(framed)} bytes: lower request_samples"))
-        to_child = self._process.stdin
-        if to_child is None:  # never: it was asked for
-            return
+            raise _unsent(PayloadTooLargeError(f"a request of {len(framed)} bytes: lower request_samples"))
         try:
             async with self._sending:
-                await to_child.drain()
+                await self._process.drain()
                 if not call.is_over:  # its node may have gone meanwhile
-                    to_child.write(framed)
+                    self._process.write(framed)
                     call.is_sent = True
         except (ConnectionError, RuntimeError) as error:  # the transport is closed
             raise ExecutorError(f"Ray's driver has ended: {error}") from error
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        """Write a few bytes at once; to a driver that is gone there is nothing to say."""
-        to_child = self._process.stdin
-        if to_child is not None and not to_child.is_closing():
-            to_child.write(frame(message))
-
     async def _watch(self) -> None:
         """End a driver that says nothing any more, not even to pings."""
-        silences = 0
+        silent = 0
         for number in itertools.count():
-            if not silences:
-                self._tell({"ping": number})
+            if not silent:
+                self._process.tell({"ping": number})
             self._heard = False
             await asyncio.sleep(_PING_S)
-            silences = 0 if self._heard else silences + 1
-            if silences == _SILENCES:
+            silent = 0 if self._heard else silent + 1
+            if silent == _MAX_SILENT_PINGS:
                 break
-        self._give_up(f"it gave no sign of life for {_SILENCES * _PING_S:.0f} s, and was killed")
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._reader.cancel()  # its output stays open where its end takes long
+        self._give_up(f"it gave no sign of life for {_MAX_SILENT_PINGS * _PING_S:.0f} s, and was killed")
+        self._process.kill()
 
     async def _read(self) -> None:
-        from_child = self._process.stdout
-        if from_child is None:  # never: it was asked for
-            return
+        """Take what it says, until it ends or says what is no message."""
         reason = ""
         try:
             while True:
-                prefix = await from_child.readexactly(LENGTH_BYTES)
-                self._take(parse(await from_child.readexactly(body_length(prefix))))
+                message = await self._process.read()
+                self._take(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except FramingError as error:
+        except FrameError as error:
             reason = str(error)
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
         finally:
             if self._watcher is not None:
                 self._watcher.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                    await self._process.wait()
-            self._give_up(reason or self._how_it_ended())
+            words = await self._process.last_words()
+            self._give_up(reason or words)
 
     def _take(self, message: dict[str, Any]) -> None:
         self._heard = True
@@ -330,12 +293,6 @@ class RayChild:
             "RAY_AUTH_MODE and RAY_AUTH_TOKEN, or RAY_USE_TLS and its files, in this environment too"
         )
 
-    def _how_it_ended(self) -> str:
-        code = self._process.returncode
-        if code is None:
-            return "it closed its output"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
     def _give_up(self, reason: str) -> None:
         """Fail all that waits for it, and whoever comes."""
         self._reason = self._reason or reason
@@ -346,12 +303,7 @@ class RayChild:
             call.fail(ConnectionLostError(f"Ray's driver ended: {reason}"))
 
 
-def _refused(error: ExecutorError) -> ExecutorError:
+def _unsent(error: ExecutorError) -> ExecutorError:
     """An error that comes before any function was asked."""
     error.refused = True
     return error
-
-
-def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the driver needs of an environment: Ray's variables, and no credentials of ours."""
-    return {name: value for name, value in environment.items() if not name.startswith(_OURS)}

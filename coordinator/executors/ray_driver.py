@@ -3,14 +3,14 @@ coordinator.
 
 Ray ends its driver's process when it loses the cluster, unpickles what nodes answer and needs memory of its
 own; none of that shall happen to a coordinator. This process reads calls from its standard input and writes
-what became of them to its standard output, as frames (:mod:`superdl.coordinator.executors.framing`), many at
+what became of them to its standard output, in frames (:mod:`superdl.coordinator.executors.worker`), many at
 a time:
 
     in   {"call": 7, "node": id, "event": text, "timeout_s": 60.0}      {"cancel": 7}    {"ping": 3}
     out  {"ready": version of Ray}    {"nodes": [...]}    {"begun": 7}    {"call": 7, "answer": text}
          {"call": 7, "failed": kind, "message": words}
          {"refused": words, "wrong_settings": true}    there is no cluster to work with; it ends after that
-         {"pong": 3}    it reads, works and writes: who hears nothing for long may end it
+         {"pong": 3}    it reads, works and writes: a parent that hears nothing for long may end it
 
 It ends when its input ends. On which node a call runs, how long it may wait, and what follows from a failure
 is :mod:`superdl.coordinator.executors.ray_executor`'s.
@@ -27,15 +27,16 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from superdl.coordinator.executors.framing import (
+from superdl.coordinator.executors.worker import (
+    BEGUN,
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
-    FramingError,
-    body_length,
+    FrameError,
     frame,
-    parse,
+    read_frame,
+    run_task,
+    take_standard_streams,
 )
-from superdl.coordinator.executors.ray_task import BEGUN, run
 from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def main(arguments: list[str]) -> int:
     """Connect, and serve until the input ends: arguments are address, function, CPUs of a function."""
     address, function, cpus = arguments[0], arguments[1], float(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to answer
-    calls_in, answers_out = _take_standard_streams()
+    # What Ray prints of its own accord goes nowhere.
+    calls_in, answers_out = take_standard_streams(os.open(os.devnull, os.O_WRONLY))
 
     def tell(message: dict[str, Any]) -> None:
         answers_out.write(_framed(message))
@@ -114,17 +116,6 @@ def _is_for_good(error: Exception) -> bool:
     return isinstance(error, (ValueError, RuntimeError)) and "mismatch" in str(error).lower()
 
 
-def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Input and output for messages alone; what Ray prints of its own accord goes nowhere."""
-    calls_in = os.fdopen(os.dup(0), "rb")
-    answers_out = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
-    return calls_in, answers_out
-
-
 class _Driver:
     """Calls as Ray's tasks, on one event loop."""
 
@@ -134,7 +125,7 @@ class _Driver:
         self._decoders = max(1, int(cpus))
         self._tell = tell
         # Retries are the coordinator's, which counts them. The generator's items come one by one.
-        self._task = ray.remote(max_retries=0, num_cpus=cpus, num_returns="streaming")(run)
+        self._task = ray.remote(max_retries=0, num_cpus=cpus, num_returns="streaming")(run_task)
         self._kinds = [
             (getattr(ray.exceptions, name), kind) for name, kind in _KINDS if hasattr(ray.exceptions, name)
         ]
@@ -159,9 +150,9 @@ class _Driver:
         """Hand calls over; end the process when there will be no more, whatever the event loop does."""
         code = 0
         try:
-            while prefix := calls_in.read(LENGTH_BYTES):
-                loop.call_soon_threadsafe(self._take, parse(calls_in.read(body_length(prefix))))
-        except (FramingError, OSError) as error:
+            while (message := read_frame(calls_in)) is not None:
+                loop.call_soon_threadsafe(self._take, message)
+        except (FrameError, OSError) as error:
             print(f"super ray driver {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201  # no logger is set up here
             code = 1
         goodbye = threading.Timer(_GOODBYE_S, os._exit, (code,))

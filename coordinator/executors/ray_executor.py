@@ -14,34 +14,44 @@ import json
 import logging
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import (
+    Executor,
     ExecutorError,
     FunctionCrashedError,
+    FunctionRaisedError,
     Scaling,
     ThrottledError,
+    one_line,
+    setting,
 )
-from superdl.coordinator.executors.ray_answers import read_result, read_warmed
+from superdl.coordinator.executors.child_process import keep_running
+from superdl.coordinator.executors.messages import (
+    read_object,
+    read_result,
+    read_warmed,
+    result_in,
+    warm_event,
+)
 from superdl.coordinator.executors.ray_child import NodeFailedError, RayChild
-from superdl.coordinator.executors.ray_nodes import RayNodes
-from superdl.coordinator.executors.ray_preflight import RayFitness
+from superdl.coordinator.executors.ray_nodes import NodePreflight, RayNodes
 from superdl.super_wire.address import CacheAddress
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.version import installed_version
 
 if TYPE_CHECKING:
+    from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.ray_nodes import RayNode
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["RayExecutor"]
+__all__ = ["RayExecutor", "RaySettings"]
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 30.0
-_WARM_VERSION = 1
 _WARM_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = _CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S
 _BEGIN_S = 15.0
@@ -51,9 +61,30 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 _BACKLOG_SHARE = 4
+_MAX_WORDS = 600
+_LASTED_S = 2 * _LONGEST_PAUSE_S
 
 
-class RayExecutor:
+@dataclass(frozen=True)
+class RaySettings:
+    """Settings of the ray executor.
+
+    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
+    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
+    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
+    """
+
+    ray_address: str = setting("auto", "of the Ray cluster (auto: the one this machine is a node of)")
+    ray_nodes: str = setting(
+        "cpu", "cpu (default): nodes without accelerators; or all", choices=("cpu", "all")
+    )
+    ray_cpus_per_function: float = setting(1.0, "CPUs of a node for each function (1)", low=0.1, high=64)
+    ray_shared_files: bool = setting(
+        default=False, what="the cluster's nodes see this machine's files, for file:// sources"
+    )
+
+
+class RayExecutor(Executor):
     """Nodes of a Ray cluster.
 
     Args:
@@ -70,6 +101,11 @@ class RayExecutor:
 
     name = "ray"
     region = ""
+    files_by_others = True
+    files_remedy = (
+        "set SUPER_RAY_SHARED_FILES=1 (--ray-shared-files) if all nodes see it at the same place, else "
+        f"{Executor.files_remedy}"
+    )
 
     def __init__(
         self,
@@ -82,7 +118,7 @@ class RayExecutor:
         shared_files: bool = False,
     ) -> None:
         _check_address(address)
-        self.remote = not shared_files
+        self._shared_files = shared_files
         self._cache = cache
         self._cache_is_local = CacheAddress.parse(cache).local
         self._address = address
@@ -92,14 +128,32 @@ class RayExecutor:
         self._nodes = RayNodes(cpus=cpus, everywhere=nodes == "all")
         self._child: RayChild | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._fitness = RayFitness(self._nodes, self._warm)
+        self._preflight = NodePreflight(self._nodes, self._warm)
         self._closing = asyncio.Event()
         self._failure = ExecutorError("Ray's driver has not been started")
+        self._told = ""
+
+    @classmethod
+    def of(cls, settings: RaySettings, context: ExecutorContext) -> RayExecutor:
+        """See :class:`superdl.coordinator.executors.base.Executor`."""
+        return cls(
+            cache=context.cache,
+            address=settings.ray_address,
+            nodes=settings.ray_nodes,
+            cpus=settings.ray_cpus_per_function,
+            function=context.function,
+            shared_files=settings.ray_shared_files,
+        )
 
     @property
-    def golden(self) -> str:
-        """Digest of the golden images as all nodes decode them; empty before :meth:`start`."""
-        return self._fitness.golden
+    def remote(self) -> bool:
+        """Unless the nodes see this machine's files."""
+        return not self._shared_files
+
+    @property
+    def fingerprint(self) -> str:
+        """What all nodes decode images to; empty before :meth:`start`."""
+        return self._preflight.fingerprint
 
     @property
     def scaling(self) -> Scaling:
@@ -118,12 +172,15 @@ class RayExecutor:
         Raises:
             ExecutorError: there is no cluster, or no node that can run the function; the message says why.
         """
-        self._fitness.settled.clear()
+        self._preflight.settled.clear()
         self._closing.clear()
-        self._keeper = asyncio.create_task(self._keep(), name="ray")
+        keeping = keep_running(
+            self._keep_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+        )
+        self._keeper = asyncio.create_task(keeping, name="ray")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._fitness.settled.wait()
+                await self._preflight.settled.wait()
         if not self._nodes.capacity:
             failure = self._why_not()
             await self.close()
@@ -190,7 +247,7 @@ class RayExecutor:
                 timeout_s=timeout_s,
                 on_begun=on_begun,
             )
-            result = read_result(text, request.request_id)
+            result = _result_of(text, request.request_id)
         except ThrottledError as error:
             self._nodes.late(node)
             msg = f"{node.name}: {error}: other jobs have its CPUs, {node.running} of {node.slots} are ours"
@@ -217,27 +274,20 @@ class RayExecutor:
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + node.clock.ahead_s),
-            golden=self._fitness.golden,
+            golden=self._preflight.fingerprint,
             function_version=installed_version(),
         )
 
-    async def _keep(self) -> None:
-        """Have a driver, starting another one when it ends, until the executor is closed."""
-        pause_s, told = _FIRST_PAUSE_S, ""
-        while not self._closing.is_set():
-            began_s = time.monotonic()
-            await self._drive()
-            if self._closing.is_set():
-                return
-            if self._fitness.golden and str(self._failure) != told:
-                told = str(self._failure)
-                _log.warning("Ray's driver is started again: %s", told)
-            self._fitness.settled.set()  # start() need not wait any longer
-            lasted = time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S
-            pause_s = _FIRST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._closing.wait()
+    async def _keep_one(self) -> bool:
+        """Have one driver until it ends; whether it served for long."""
+        began_s = time.monotonic()
+        await self._drive()
+        if not self._closing.is_set():
+            if self._preflight.fingerprint and str(self._failure) != self._told:
+                self._told = str(self._failure)
+                _log.warning("Ray's driver is started again: %s", self._told)
+            self._preflight.settled.set()  # start() need not wait any longer
+        return time.monotonic() - began_s > _LASTED_S
 
     async def _drive(self) -> None:
         """Start a driver and wait for its end."""
@@ -255,7 +305,7 @@ class RayExecutor:
         finally:
             self._child = None
             self._nodes.clear(str(self._failure))
-            await self._fitness.stop()
+            await self._preflight.stop()
             if child is not None:
                 await child.kill()
 
@@ -264,17 +314,17 @@ class RayExecutor:
         come, gone = self._nodes.update(told)
         for node in gone:
             _log.warning("Ray: the node %s is gone", node.name)
-            self._fitness.gone(node)
+            self._preflight.gone(node)
             if self._child is not None:
                 self._child.lose(node.node_id, f"the node {node.name} is gone", begun_too=True)
-        self._fitness.come(come)
+        self._preflight.come(come)
 
     def _why_not(self) -> ExecutorError:
         """Why nothing could be started."""
         if self._child is None:
             return self._failure
         if len(self._nodes):
-            why = self._fitness.failure or f"none has answered within {_START_TIMEOUT_S:.0f} s"
+            why = self._preflight.failure or f"none has answered within {_START_TIMEOUT_S:.0f} s"
             return ExecutorError(f"no node of the Ray cluster at {self._address} is fit: {why}")
         return ExecutorError(self._nobody())
 
@@ -291,30 +341,35 @@ class RayExecutor:
         )
 
     async def _warm(self, node: RayNode) -> str:
-        """Let a node's function open what it needs; the digest of its golden images."""
+        """Let a node's function open what it needs; the fingerprint of its decoder."""
         if self._cache_is_local and not node.here:
             raise ExecutorError(
                 f"the cache's address, {self._cache}, is the coordinator's machine by a name that means "
                 "another there: give it one that all nodes reach it by (rediss://host:port)"
             )
         child = self._check_alive()
-        event = json.dumps({"super_warm": _WARM_VERSION, "cache": self._cache})
         answer = await child.call(
             node.node_id,
-            event,
+            json.dumps(warm_event(self._cache)),
             begin_s=_WARM_TIMEOUT_S,
             timeout_s=_WARM_TIMEOUT_S,
             on_begun=lambda: None,
         )
-        warmed = read_warmed(answer)
+        warmed = read_warmed(result_in(read_object(answer, "it"), "it"), "it", "install SUPER there")
+        version = warmed.function_version
+        if version != installed_version():
+            raise ExecutorError(
+                f"SUPER {version[:80]} is installed there, the coordinator is SUPER {installed_version()}: "
+                f"install {installed_version()} there, and restart its Ray workers"
+            )
         node.clock.told(warmed.clock_s)
-        return warmed.golden
+        return warmed.fingerprint
 
     def _lost(self, node: RayNode, error: NodeFailedError) -> None:
         """A call found out that a node is gone, or cannot run the function: seconds before Ray says so."""
         if not node.fit:
             return
-        self._fitness.lost(node, str(error))
+        self._preflight.lost(node, str(error))
         if self._child is not None:
             self._child.lose(node.node_id, str(error), begun_too=False)
 
@@ -332,3 +387,12 @@ def _crashed(error: NodeFailedError) -> FunctionCrashedError:
     crashed = FunctionCrashedError(str(error))
     crashed.ran_s = error.ran_s
     return crashed
+
+
+def _result_of(text: str, request_id: str) -> PrefetchResult:
+    """The result in a node's answer; its words of others in one line each, of bounded length."""
+    result = read_result(result_in(read_object(text, "it"), "it"), request_id, "it")
+    samples, messages = len(result.outcomes), result.messages
+    if len(messages) > samples:
+        raise FunctionRaisedError(f"it answered {len(messages)} messages for {samples} samples")
+    return replace(result, messages={place: one_line(words, _MAX_WORDS) for place, words in messages.items()})

@@ -1,25 +1,41 @@
-"""Nodes of a Ray cluster and the places that functions have on them: who may run how many, and where next.
+"""Nodes of a Ray cluster: the places that functions have on them, and which nodes are fit to run any.
 
 A node has a place for each function that fits into its CPUs. Ray keeps a task waiting while others have them,
 without saying so: a node where a call was not begun in time is crowded, has only as many places as functions
-do run there, and gets one back with each call that begins at once. Crowded nodes are taken last. Which nodes
-are fit to run the function at all is found out by :mod:`superdl.coordinator.executors.ray_executor`.
+do run there, and gets one back with each call that begins at once. Crowded nodes are taken last.
+
+Each node passes a preflight before it gets requests, and one that fails is tried again and again. At the
+start they agree on how images are decoded: as most do, by the functions that fit there. From then on all are
+held to that. How a node is tried is :mod:`superdl.coordinator.executors.ray_executor`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import logging
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import ExecutorError
-from superdl.coordinator.executors.function_clock import FunctionClock
+from superdl.coordinator.executors.messages import FunctionClock
 
-__all__ = ["RayNode", "RayNodes"]
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+__all__ = ["NodePreflight", "RayNode", "RayNodes"]
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE_S = 2.0
 _ROUNDING = 1e-9
+
+_AGREE_S = 10.0
+"""A node that hangs holds the others up no longer than this once one has answered."""
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,12 +123,12 @@ class RayNodes:
         """It is not fit to be called (any more). If none is, nobody waits any longer."""
         node.fit = False
         if not self.capacity:
-            self._despair(reason)
+            self._fail_waiting(reason)
 
     def clear(self, reason: str) -> None:
         """Forget all nodes, and let nobody wait."""
         self.update([])
-        self._despair(reason)
+        self._fail_waiting(reason)
 
     async def take(self, timeout_s: float) -> RayNode | None:
         """A place on some node, in the order of asking; ``None`` if there is none in time.
@@ -170,7 +186,7 @@ class RayNodes:
                 node.calls += 1
                 future.set_result(node)
 
-    def _despair(self, reason: str) -> None:
+    def _fail_waiting(self, reason: str) -> None:
         self._reason = reason
         while self._waiting:
             future = self._waiting.popleft()
@@ -184,3 +200,111 @@ class RayNodes:
             return future.result()
         future.cancel()
         return None
+
+
+class NodePreflight:
+    """Tries nodes; those that pass are admitted.
+
+    Args:
+        nodes: where they are admitted.
+        warm: tries one, and tells its fingerprint or raises :class:`ExecutorError`.
+
+    Attributes:
+        fingerprint: what nodes are held to; empty until they have agreed.
+        settled: set once a node was admitted, or all were tried in vain.
+        failure: why a node was not fit, the last one of which that was found; empty if none was.
+    """
+
+    def __init__(self, nodes: RayNodes, warm: Callable[[RayNode], Awaitable[str]]) -> None:
+        self.fingerprint = ""
+        self.settled = asyncio.Event()
+        self.failure = ""
+        self._nodes = nodes
+        self._warm = warm
+        self._agreed = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._undecided: set[str] = set()
+        self._votes: Counter[str] = Counter()
+
+    def come(self, nodes: Iterable[RayNode]) -> None:
+        """Try new nodes."""
+        for node in nodes:
+            if not self.fingerprint:
+                self._undecided.add(node.node_id)
+            self._try(node)
+        self._decide()
+
+    def gone(self, node: RayNode) -> None:
+        """Try a node no more."""
+        if (task := self._tasks.pop(node.node_id, None)) is not None:
+            task.cancel()
+        self._undecided.discard(node.node_id)
+        self._decide()
+
+    def lost(self, node: RayNode, reason: str) -> None:
+        """A call found out that a node is not fit any more: leave it out, and try it again."""
+        _log.warning("Ray: the node %s is left out: %s", node.name, reason)
+        self._nodes.dismiss(node, reason)
+        self._try(node, _FIRST_PAUSE_S)
+
+    async def stop(self) -> None:
+        """Try none any more; what they have agreed on stays."""
+        self._undecided.clear()
+        self._votes.clear()
+        await cancel_and_wait(*self._tasks.values())
+        self._tasks.clear()
+
+    def _try(self, node: RayNode, pause_s: float = 0.0) -> None:
+        self._tasks[node.node_id] = asyncio.create_task(
+            self._until_fit(node, pause_s), name=f"ray node {node.name}"
+        )
+
+    async def _until_fit(self, node: RayNode, pause_s: float) -> None:
+        told = ""
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._agree(node, await self._warm(node))
+            except ExecutorError as error:
+                if str(error) != told:
+                    _log.warning("Ray: the node %s is left out: %s", node.name, error)
+                told = str(error)
+                self.failure = f"{node.name}: {error}"
+            else:
+                self._tasks.pop(node.node_id, None)
+                self._nodes.admit(node)
+                self.settled.set()
+                return
+            self._undecided.discard(node.node_id)
+            self._decide()
+            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+    async def _agree(self, node: RayNode, fingerprint: str) -> None:
+        """See that it decodes as the others do."""
+        if not self.fingerprint:
+            if not self._votes:
+                asyncio.get_running_loop().call_later(_AGREE_S, self._decide_anyway)
+            self._votes[fingerprint] += node.slots
+            self._undecided.discard(node.node_id)
+            self._decide()
+        await self._agreed.wait()
+        if fingerprint != self.fingerprint:
+            raise ExecutorError(
+                f"its decoder has the fingerprint {fingerprint}, the others' {self.fingerprint}: install the "
+                "same SUPER and Pillow there"
+            )
+
+    def _decide(self) -> None:
+        """Once all were tried: what the others are held to, or that there is none."""
+        if self.fingerprint or self._undecided:
+            return
+        if self._votes:
+            self.fingerprint = self._votes.most_common(1)[0][0]
+            self._agreed.set()
+        else:
+            self.settled.set()
+
+    def _decide_anyway(self) -> None:
+        if self._votes:
+            self._undecided.clear()
+            self._decide()

@@ -1,15 +1,18 @@
-"""A worker process of the local executor: runs the function that it is told by name, one request at a time.
+"""What runs functions: a worker process of the local executor, or a task on a node of a Ray cluster.
 
 ``python -m superdl.coordinator.executors.worker module:attribute`` reads requests from its standard input and
 writes answers to its standard output; what the function prints goes to standard error. It ends when its input
-ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. It imports
-neither grpc nor torch.
+ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. Messages are
+JSON, preceded by their length as 4 big-endian bytes; Ray's driver speaks in such frames too. This module
+imports neither asyncio nor grpc, ray or torch.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
+import json
 import os
 import queue
 import signal
@@ -18,39 +21,114 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from superdl.coordinator.executors.framing import (
-    FIRST_CALL,
-    LENGTH_BYTES,
-    FramingError,
-    body_length,
-    frame,
-    parse,
-)
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["main"]
+__all__ = [
+    "BEGUN",
+    "FIRST_CALL",
+    "LENGTH_BYTES",
+    "MAX_FRAME_BYTES",
+    "QUIET",
+    "FrameError",
+    "InvocationContext",
+    "body_length",
+    "frame",
+    "main",
+    "parse",
+    "read_frame",
+    "run_task",
+    "take_standard_streams",
+]
+
+FIRST_CALL = 1
+"""Number of the first call to a worker; what it says unasked, that it cannot serve, answers that one."""
+
+BEGUN = b"begun"
+"""What a task on Ray says first."""
+
+LENGTH_BYTES = 4
+MAX_FRAME_BYTES = 64 * 2**20
+
+# On Lambda the operator wants a line and a set of metrics per invocation; on other machines nobody does.
+QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 _OVERTIME_S = 5.0
-"""How much later than the executor a worker that is over its time ends itself: the executor may be gone."""
+"""How much later than the executor a process that is over its time ends itself: the executor may be gone."""
+
+_STDERR = 2
 
 
-class LocalContext:
-    """What the function may ask of its invocation, named as AWS Lambda names it."""
+class FrameError(Exception):
+    """The other side sent what is no message."""
 
-    function_name = "super-prefetch-local"
-    function_version = "local"
-    invoked_function_arn = "arn:aws:lambda:local:000000000000:function:super-prefetch-local"
+
+def frame(message: dict[str, Any]) -> bytes:
+    """A message with its length."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def body_length(prefix: bytes) -> int:
+    """The length that follows from a message's first bytes."""
+    length = int.from_bytes(prefix, "big")
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a message of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The message in a frame's body."""
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise FrameError(f"a message is JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise FrameError(f"a message is a mapping; not {type(message).__name__}")
+    return message
+
+
+def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
+    """The next message; ``None`` where the stream has ended."""
+    prefix = stream.read(LENGTH_BYTES)
+    return parse(stream.read(body_length(prefix))) if prefix else None
+
+
+def take_standard_streams(output: int) -> tuple[BinaryIO, BinaryIO]:
+    """Input and output for messages alone.
+
+    From now on standard input is empty, and what is printed goes to the file descriptor ``output``.
+    """
+    messages_in = os.fdopen(os.dup(0), "rb")
+    messages_out = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    return messages_in, messages_out
+
+
+class InvocationContext:
+    """What the function may ask of its invocation, named as AWS Lambda names it.
+
+    Args:
+        executor: whose invocation it is: ``local`` or ``ray``.
+        invocation: what it is called in logs.
+        timeout_s: how long it may take, from now on.
+    """
+
     memory_limit_in_mb = 0  # none of its own: nobody bills it
 
-    def __init__(self, invocation: int, timeout_s: float) -> None:
-        self.aws_request_id = f"local-{os.getpid()}-{invocation}"
+    def __init__(self, executor: str, invocation: str, timeout_s: float) -> None:
+        self.function_name = f"super-prefetch-{executor}"
+        self.function_version = executor
+        self.invoked_function_arn = f"arn:aws:lambda:{executor}:000000000000:function:{self.function_name}"
+        self.aws_request_id = invocation
         self._deadline = time.monotonic() + timeout_s
         self.ends = False
 
     def end_when_answered(self) -> None:
-        """Have the executor end this process once it has the answer: a thread in it cannot be ended else."""
+        """End this process once the answer is taken: a thread in it cannot be ended else."""
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
@@ -58,12 +136,37 @@ class LocalContext:
         return max(0, int((self._deadline - time.monotonic()) * 1000))
 
 
+def run_task(
+    function: str, event: bytes, invocation: str, timeout_s: float, decoders: int
+) -> Iterator[bytes]:
+    """One request as a task on Ray: say :data:`BEGUN`, then the answer as JSON.
+
+    So the time that it waited for CPUs is not taken for the function's. No object of ours is ever pickled,
+    nor is an exception.
+
+    Args:
+        function: the function's import path, ``module:attribute``.
+        event: the event as JSON.
+        invocation: what this invocation is called in logs.
+        timeout_s: how long it may take, from now on.
+        decoders: how many images it decodes at once, unless the node's environment says so itself.
+    """
+    yield BEGUN
+    for name, value in {**QUIET, "SUPER_DECODERS": str(decoders)}.items():
+        os.environ.setdefault(name, value)
+    context = InvocationContext("ray", invocation, timeout_s)
+    answer = _invoke(function, json.loads(event), context, timeout_s, _encoded)
+    if context.ends:  # once Ray has taken the answer; a task that begins here before that puts it off
+        faulthandler.dump_traceback_later(_OVERTIME_S, exit=True, file=_STDERR)
+    yield answer
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to answer
-    requests_in, answers_out = _take_standard_streams()
+    requests_in, answers_out = take_standard_streams(_STDERR)
     try:
-        handler = _load(arguments[0])
+        _load(arguments[0])
     except Exception as error:  # noqa: BLE001  # whatever an import may raise is the answer to the first request
         words = {"error": type(error).__name__, "message": f"{arguments[0]}: {error}"}
         answers_out.write(frame({"call": FIRST_CALL, **words}))
@@ -73,62 +176,62 @@ def main(arguments: list[str]) -> int:
     reader = threading.Thread(target=_read, args=(requests_in, requests), name="super-requests", daemon=True)
     reader.start()
     while True:
-        message = requests.get()
-        answers_out.write(_invoke(handler, message["event"], message["call"], message["timeout_s"]))
+        answers_out.write(_serve(arguments[0], requests.get()))
         answers_out.flush()
-
-
-def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Input and output for messages alone.
-
-    What the function reads is empty, what it prints goes to standard error.
-    """
-    requests_in = os.fdopen(os.dup(0), "rb")
-    answers_out = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests_in, answers_out
-
-
-def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
-    module, _, attribute = name.partition(":")
-    handler: Callable[[dict[str, Any], Any], dict[str, Any]] = getattr(
-        importlib.import_module(module), attribute
-    )
-    return handler
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Hand requests over; end the process at once when there will be no more."""
     try:
-        while prefix := requests_in.read(LENGTH_BYTES):
-            requests.put(parse(requests_in.read(body_length(prefix))))
-    except (FramingError, OSError) as error:
+        while (message := read_frame(requests_in)) is not None:
+            requests.put(message)
+    except (FrameError, OSError) as error:
         print(f"super worker {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201  # no logger is set up in a worker
         os._exit(1)
     # Not sys.exit: the function may be busy for long, and nobody waits for its answer any more.
     os._exit(0)
 
 
+def _serve(function: str, message: dict[str, Any]) -> bytes:
+    """The framed answer to one call, whose number it repeats: so it is never taken for the next one's."""
+    call, timeout_s = message["call"], message["timeout_s"]
+    context = InvocationContext("local", f"local-{os.getpid()}-{call}", timeout_s)
+
+    def encoded(answer: dict[str, Any]) -> bytes:
+        return frame({"call": call, **answer, "ends": context.ends})
+
+    return _invoke(function, message["event"], context, timeout_s, encoded)
+
+
 def _invoke(
-    handler: Callable[[dict[str, Any], Any], dict[str, Any]],
+    function: str,
     event: dict[str, Any],
-    call: int,
+    context: InvocationContext,
     timeout_s: float,
+    encode: Callable[[dict[str, Any]], bytes],
 ) -> bytes:
-    """The framed answer: the function's result, or type and words of what it raised."""
-    # This watchdog is a thread of the C library: it ends a worker that hangs in native code too.
-    faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True)
-    context = LocalContext(call, timeout_s)
+    """The function's result, or type and words of what it raised, encoded."""
+    # This watchdog is a thread of the C library: it ends a process that hangs in native code too.
+    faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)
     try:
-        result = handler(event, context)
-        return frame({"call": call, "result": result, "ends": context.ends})
+        return encode({"result": _load(function)(event, context)})
     except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
-        return frame({"call": call, "error": type(error).__name__, "message": str(error)})
+        return encode({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode()
+
+
+@functools.cache
+def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
+    module, _, attribute = name.partition(":")
+    handler: Callable[[dict[str, Any], Any], dict[str, Any]] = getattr(
+        importlib.import_module(module), attribute
+    )
+    return handler
 
 
 if __name__ == "__main__":

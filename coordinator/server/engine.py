@@ -44,7 +44,7 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
-from superdl.coordinator.server.requests import request_for
+from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import (
     CacheError,
     CacheUnreachableError,
@@ -60,8 +60,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.core import CoreSettings, SetKey
-    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.settings import CoreSettings
+    from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.datasets import Dataset
     from superdl.super_wire.request import PrefetchResult
 
@@ -105,7 +106,7 @@ class Engine:
         self,
         settings: CoreSettings,
         cache: Cache,
-        executors: Sequence[Executor],
+        executors: Sequence[ManagedExecutor],
         *,
         function_memory_mb: int = 1769,
     ) -> None:

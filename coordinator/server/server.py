@@ -23,10 +23,10 @@ from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.core import CoreSettings, ExecutorFacts
-from superdl.coordinator.executors.eligibility import Fitness
-from superdl.coordinator.executors.making import make_executor
-from superdl.coordinator.executors.manager import Crew
+from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts
+from superdl.coordinator.executors import ExecutorContext, executor_classes
+from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
@@ -59,8 +59,8 @@ class _Running(NamedTuple):
     """What goes on while a coordinator serves."""
 
     engine: Engine
-    crew: Crew
-    fitness: Fitness
+    manager: ExecutorManager
+    eligibility: Eligibility
     upkeep: Upkeep
     reports: ReportReader
     outcomes: OutcomeReader | None
@@ -92,7 +92,7 @@ async def serve(settings: Settings) -> None:
         _log.info("serving on %s", settings.listen)
         loops = [
             loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
-            loop.create_task(_follow(running.crew, running.fitness, running.engine), name="crew"),
+            loop.create_task(_follow(running.manager, running.eligibility, running.engine), name="executors"),
             loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
         ]
         if running.outcomes is not None:
@@ -127,28 +127,30 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
-    by_event = "lambda" in settings.executors and settings.lambda_invocation == "Event"
-    outcomes = OutcomeReader(cache) if by_event else None
-    crew = Crew([partial(make_executor, name, settings, outcomes) for name in settings.executors])
-    stack.push_async_callback(crew.close)
-    info = await _warm_and_take_over(crew, cache)
+    executors = executor_classes(settings.executors)
+    by_stream = any(executor.answers_by_stream(settings) for executor in executors)
+    outcomes = OutcomeReader(cache) if by_stream else None
+    context = _context(settings, outcomes)
+    manager = ExecutorManager([partial(executor.of, settings, context) for executor in executors])
+    stack.push_async_callback(manager.close)
+    info = await _warm_and_take_over(manager, cache)
     if outcomes is not None:
         await outcomes.begin()
-    await crew.agree(partial(agree_on_golden, cache))
+    await manager.agree(partial(agree_on_golden, cache))
     core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
-    engine = Engine(core_settings, cache, crew.posts, function_memory_mb=settings.function_memory_mb)
+    engine = Engine(core_settings, cache, manager.executors, function_memory_mb=settings.function_memory_mb)
     stack.push_async_callback(engine.close)
-    crew.tell(engine.post)
+    manager.tell_changes(engine.post)
     datasets = DatasetRegistry(
         max_age_s=settings.catalog_max_age_s,
         lister=partial(list_source, allowed=allowed_to_listings(settings)),
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    fitness = Fitness.of(crew.posts, settings.cache, cache.audit)
-    stack.push_async_callback(fitness.close)
+    eligibility = Eligibility.of(manager.executors, settings.cache, cache.audit)
+    stack.push_async_callback(eligibility.close)
     service = CoordinatorService(
-        engine, datasets, reports, fitness, cache_was_empty=info.keys == 0, settings=settings
+        engine, datasets, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
     )
     sweep = Sweep(
         cache,
@@ -165,7 +167,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         reports,
         sweep,
         info=info,
-        golden=crew.golden,
+        golden=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
         outcomes=outcomes,
     )
@@ -178,16 +180,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
     stack.callback(health.end)
-    return _Running(engine, crew, fitness, upkeep, reports, outcomes)
+    return _Running(engine, manager, eligibility, upkeep, reports, outcomes)
 
 
-async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
+async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
     """Start functions while the cache is reached: both take a while.
 
     Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
     """
-    info = await take_over(cache) if crew.remote else None
-    warming = asyncio.create_task(crew.start(), name="warm")
+    info = await take_over(cache) if manager.remote else None
+    warming = asyncio.create_task(manager.start(), name="warm")
     try:
         if info is None:
             info = await take_over(cache)
@@ -198,6 +200,20 @@ async def _warm_and_take_over(crew: Crew, cache: Cache) -> CacheInfo:
     finally:
         await cancel_and_wait(warming)
     return info
+
+
+def _context(settings: Settings, outcomes: OutcomeReader | None) -> ExecutorContext:
+    """What executors get of the coordinator. Functions of this machine may do what it may."""
+    environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
+    roots = allowed_to_listings(settings).link_roots
+    environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
+    return ExecutorContext(
+        cache=settings.cache,
+        function=settings.function,
+        request_timeout_s=settings.request_timeout_s,
+        environment=environment,
+        outcomes=outcomes,
+    )
 
 
 def _core_settings(
@@ -248,11 +264,13 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         raise ConfigError(msg) from error
 
 
-async def _follow(crew: Crew, fitness: Fitness, engine: Engine) -> None:
-    """Tell the core of executors that come, go, grow and shrink, and what those that come are fit for."""
+async def _follow(manager: ExecutorManager, eligibility: Eligibility, engine: Engine) -> None:
+    """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
     while True:
-        fitness.tell((one for one in engine.datasets if engine.core.knows(one.content)), engine.post)
-        crew.tell(engine.post)
+        eligibility.tell_changes(
+            (one for one in engine.datasets if engine.core.knows(one.content)), engine.post
+        )
+        manager.tell_changes(engine.post)
         await asyncio.sleep(_UPKEEP_S)
 
 

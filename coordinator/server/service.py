@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
-    from superdl.coordinator.core import Job
-    from superdl.coordinator.executors.eligibility import Fitness
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.executors.eligibility import Eligibility
     from superdl.coordinator.server.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
@@ -104,7 +104,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: core and hands.
         datasets: what has been registered.
         reports: follows the jobs' report streams.
-        fitness: which executors can produce a dataset.
+        eligibility: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
         settings: what is told of this coordinator; nothing where none are given.
     """
@@ -114,7 +114,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: Engine,
         datasets: DatasetRegistry,
         reports: ReportReader,
-        fitness: Fitness,
+        eligibility: Eligibility,
         *,
         cache_was_empty: bool,
         settings: Settings | None = None,
@@ -123,7 +123,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._engine = engine
         self._datasets = datasets
         self._reports = reports
-        self._fitness = fitness
+        self._eligibility = eligibility
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
         self._jobs: dict[str, Dataset] = {}
@@ -141,7 +141,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"install the same version of SUPER on both sides"
             )
             raise ProtocolMismatchError(msg)
-        self._fitness.admit(request.source)
+        self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
         await self._wait(dataset, listed=0, wait_s=0)
@@ -206,7 +206,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 known_absent=self._cache_was_empty,
             )
         )
-        self._engine.post(self._fitness.verdict(dataset))
+        self._engine.post(self._eligibility.event_for(dataset))
         self._engine.post(
             JobOpened(
                 request.job,
@@ -296,7 +296,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cache=cache_stats(core, self._engine.now_s()),
             coordinating=coordinating(self._settings) if self._settings else None,
             prices=executor_prices(core),
-            executors=executor_stats(core, self._fitness.absences),
+            executors=executor_stats(core, self._eligibility.absences),
         )
 
     async def _wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
@@ -304,10 +304,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
-            await self._fitness.take(dataset, max(0.0, until_s - self._engine.now_s()))
+            await self._eligibility.check(dataset, max(0.0, until_s - self._engine.now_s()))
 
     def _is_ready(self, dataset: Dataset) -> bool:
-        return dataset.ready and self._fitness.passed(dataset)
+        return dataset.ready and self._eligibility.is_known(dataset)
 
     def _dataset(self, dataset_id: bytes) -> Dataset:
         dataset = self._datasets.get(dataset_id)
@@ -359,5 +359,5 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
-            answer.warnings.extend((*catalog.warnings, *self._fitness.warnings(dataset)))
+            answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
         return answer

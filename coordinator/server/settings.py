@@ -15,8 +15,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors.aws_lambda import LambdaSettings
+from superdl.coordinator.executors.base import check_settings
+from superdl.coordinator.executors.local import LocalSettings
+from superdl.coordinator.executors.ray_executor import RaySettings
 from superdl.coordinator.server.trust import check_trust
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import executor_names
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
 
 if TYPE_CHECKING:
@@ -25,22 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_EXECUTORS = ("local", "ray", "lambda")
 _CHOICES = {
-    "lambda_invocation": ("RequestResponse", "Event"),
-    "ray_nodes": ("cpu", "all"),
     "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
 }
 _RANGES = {
-    "workers": (1, 4096),
     "catalog_max_samples": (1, 2**40),
     "cache_bytes": (0, 2**60),
     "lookahead_batches": (1, 2**20),
     "request_samples": (1, MAX_SAMPLES_PER_REQUEST),
     "function_memory_mb": (128, 10_240),
-    "lambda_concurrency": (1, 10_000),
-    "lambda_warm": (0, 1000),
-    "ray_cpus_per_function": (0.1, 64),
 }
 _SECRETS = ("token", "tls_key")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -60,12 +58,12 @@ def parse_bytes(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a coordinator runs.
+@dataclass(frozen=True)
+class Settings(LocalSettings, RaySettings, LambdaSettings):
+    """How a coordinator runs; what an executor wants beside that is in its own settings.
 
-    ``executor`` is ``local`` or ``lambda``, or both with a comma between: the first has what it can take, the
-    next what is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0
+    ``executor`` names executors, several with commas between: the first has what it can take, the next what
+    is left over. ``prices`` is the file of a price table; ``max_usd`` and ``max_usd_per_hour`` of 0
     mean no cap.
 
     ``listen`` is ``host:port`` or ``unix:/path``; ``cache`` is ``redis://host:port[/db]``,
@@ -80,21 +78,12 @@ class Settings:
     alone is told. ``file_roots`` are the directories, separated as in PATH, that ``file://`` sources and key
     lists must lie in, and links lead to; none means any, or, where others can reach the coordinator, none.
     ``catalog_max_samples`` bounds a source.
-
-    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
-    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
-    for others than AWS.
-
-    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
-    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
-    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
     """
 
     listen: str = "127.0.0.1:50051"
     cache: str = "redis://127.0.0.1:6379"
     executor: str = "local"
     function: str = "superdl.lambda_prefetch.handler:handler"
-    workers: int = 1
     cache_bytes: int = 0
     lookahead_batches: int = 64
     request_samples: int = 64
@@ -115,28 +104,13 @@ class Settings:
     token_file: str = ""
     health_listen: str = ""
     file_roots: str = ""
-    lambda_function: str = "super-prefetch"
-    lambda_region: str = ""
-    lambda_endpoint_url: str = ""
-    lambda_invocation: str = "RequestResponse"
-    lambda_concurrency: int = 100
-    lambda_warm: int = 8
-    ray_address: str = "auto"
-    ray_nodes: str = "cpu"
-    ray_cpus_per_function: float = 1.0
-    ray_shared_files: bool = False
     exit_with_stdin: bool = False
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
+        executor_names(self.executor)
         check_trust(self)
-        executors = self.executors
-        if not set(executors) <= set(_EXECUTORS) or len(set(executors)) < len(executors):
-            msg = (
-                f"executor is one of {', '.join(_EXECUTORS)}, or several of them with commas between, the "
-                f"cheapest first; not {self.executor!r}"
-            )
-            raise ConfigError(msg)
+        check_settings(self)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 msg = f"{name} is one of {', '.join(choices)}; not {getattr(self, name)!r}"
@@ -157,7 +131,7 @@ class Settings:
     @property
     def executors(self) -> tuple[str, ...]:
         """How functions run: the executors in order of preference, the cheapest first; at least one."""
-        return tuple(name.strip() for name in self.executor.split(","))
+        return executor_names(self.executor)
 
 
 def load_settings(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.executors import executor_classes
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.version import installed_version
@@ -71,10 +72,9 @@ def coordinating(settings: Settings) -> pb.Coordinating:
         request_timeout_s=settings.request_timeout_s,
         lookahead_batches=settings.lookahead_batches,
     )
-    if "lambda" in settings.executors:
-        told.lambda_function = settings.lambda_function
-        told.lambda_region = settings.lambda_region
-        told.lambda_concurrency = settings.lambda_concurrency
+    for executor in executor_classes(settings.executors):
+        for name in executor.told:
+            setattr(told, name, getattr(settings, name))
     return told
 
 

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.allowed import Allowed, parse_roots
+from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.server.addresses import (
     check_cache_address,
     check_listen_address,
@@ -57,8 +58,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     """What clients may have listed: no file of this machine where they may be on another, unless said so."""
     roots = parse_roots(settings.file_roots)
     anywhere = not roots and not leaves_this_machine(settings.listen)
-    # Ray's functions run on hosts, and as users, of others.
-    own = "ray" not in settings.executors
+    own = not any(executor.files_by_others for executor in executor_classes(settings.executors))
     return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
 
 

@@ -14,24 +14,12 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.address import CacheAddress, Credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EXECUTORS", "ExecutorChoice", "executor_names"]
-
-EXECUTORS = ("local", "ray", "lambda")
-
-_WHERE = {"lambda": "Lambda", "ray": "the nodes of a Ray cluster"}
-_DECIDES = (
-    "SUPER_LAMBDA_FUNCTION",
-    "SUPER_LAMBDA_REGION",
-    "SUPER_LAMBDA_ENDPOINT_URL",
-    "SUPER_LAMBDA_INVOCATION",
-    "SUPER_RAY_ADDRESS",
-    "SUPER_RAY_NODES",
-    "SUPER_RAY_SHARED_FILES",
-)
+__all__ = ["ExecutorChoice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +41,16 @@ class ExecutorChoice:
             ConfigError: there is no such executor, or what it needs is missing; says what to set.
         """
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
-        if names == ("local",):
-            return cls()
+        chosen = [EXECUTORS[name] for name in names]
+        elsewhere = [kind for kind in chosen if kind.runs_on is not RunsOn.THIS_HOST]
+        if not elsewhere:
+            return cls() if names == ("local",) else cls(",".join(names), variant=",".join(names))
         cache, executor = environment.get("SUPER_CACHE", ""), ",".join(names)
-        elsewhere = next(_WHERE[name] for name in names if name in _WHERE)
-        _check_cache(cache, Credentials.from_environment(environment), elsewhere)
+        _check_cache(cache, Credentials.from_environment(environment), elsewhere[0].place)
         _check_one_host(environment, executor)
-        facts = [executor, cache, *(environment.get(name, "") for name in _DECIDES)]
+        decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
+        facts = [executor, cache, *(environment.get(name, "") for name in decisive)]
         return cls(executor, cache, "\n".join(facts))
-
-
-def executor_names(text: str, setting: str) -> tuple[str, ...]:
-    """The executors that a setting names, in its order.
-
-    Raises:
-        ConfigError: there is no such executor, or one is named twice.
-    """
-    names = tuple(name.strip() for name in text.split(","))
-    if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "
-            f"cheapest first; not {text!r}"
-        )
-    return names
 
 
 def _check_cache(cache: str, credentials: Credentials, elsewhere: str) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.loader_counters import LoaderCounters, added
+from superdl.experiments.job_counters import JobCounters, added
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,7 @@ def bill_of(
     left_out = [] if rest is not None else _untold(epochs)
     if rest is None and executor is not None:
         left_out.append("what was used after the last whole epoch, of which the coordinator told nothing")
-    if executor is None or executor in prices.by_executor:
+    if executor is None or (executor in prices.by_executor and executor in EXECUTORS):
         lines += _loading(time, counted, cost, executor, prices)
     else:
         lines.append(_account(counted, executor))
@@ -228,12 +229,13 @@ def _functions(
 ) -> BillLine:
     if executor is None:
         return time.nothing("functions", "none were called")
-    if executor == "lambda" or any(calls):
+    runs_on = EXECUTORS[executor].runs_on
+    if runs_on is RunsOn.SERVICE or any(calls):
         how = (
             f"{total.invocations:,} calls at {of.invocation:g} USD and {total.gb_s:,.6g} GB s at {of.gb_s:g}"
         )
         return _spent("functions", calls, how)
-    if executor == "local":
+    if runs_on is RunsOn.THIS_HOST:
         return time.nothing("functions", "they run on the training machine")
     if cost.data_machine is not None:
         return time.nothing("functions", "they run on the data machines")
@@ -247,13 +249,17 @@ def _standing(
     of = prices.of(executor)
     task_hour = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
     task = f"a container of {_TASK_VCPUS} vCPU and {_TASK_GB} GB at {task_hour:g} USD an hour"
-    named = cost.machine is not None or (executor != "local" and cost.data_machine is not None)
+    runs_on = EXECUTORS[executor].runs_on
+    is_here = runs_on is RunsOn.THIS_HOST
+    named = cost.machine is not None or (not is_here and cost.data_machine is not None)
     here = "it runs on a machine of the bill" if named else "it runs on a machine that cost does not name"
     if cost.cache_node is not None:
         node_hour = prices.cache_node(cost.cache_node).hour
         nodes = f"{cost.cache_nodes} x {cost.cache_node} at {node_hour:g} USD an hour, by the spec"
         lines = [time.hours("cache", cost.cache_nodes * node_hour, nodes)]
-        if executor == "lambda":  # the nodes of the spec stand in the place of those that the account has
+        if (
+            runs_on is RunsOn.SERVICE
+        ):  # the nodes of the spec stand in the place of those that the account has
             return [*lines, time.hours("coordinator", task_hour, task)]
         return [*lines, time.nothing("coordinator", here), *_others(rest)]
     if of.hour and math.fsum(rest) >= 0:
@@ -261,7 +267,7 @@ def _standing(
     if of.hour:
         zero = "less than nothing is left of the account: other jobs bear it"
         return [time.nothing("cache", zero), time.nothing("coordinator", zero), *_others(rest)]
-    if executor == "local" or cost.data_machine is not None:
+    if is_here or cost.data_machine is not None:
         return [time.nothing("cache", here), time.nothing("coordinator", here), *_others(rest)]
     why = f"[{executor}] of the price table has no hour, and cost.cache_node names none"
     return [_absent("cache", why), _absent("coordinator", why), *_others(rest)]

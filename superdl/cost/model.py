@@ -15,8 +15,7 @@ from superdl.cost.reuse import embedded_reuse, reuse
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.coordinator.executors.priced_things import Machine
+    from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
 __all__ = ["MONTH_HOURS", "Bill", "Period", "bills"]

@@ -10,8 +10,7 @@ from superdl.coordinator.cache.info import CacheInfo, combined
 from superdl.coordinator.core import footprint
 
 if TYPE_CHECKING:
-    from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.coordinator.executors.priced_things import Machine
+    from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
 __all__ = ["cache_samples", "embedded_reuse", "reuse"]

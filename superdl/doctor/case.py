@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
+
 if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.super_dataset import SuperDataset
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.coordinator_pb2 import CacheStats, Coordinating
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Case", "Clock", "Seen"]
+__all__ = ["Case", "Clock", "Seen", "Started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,17 @@ class Clock:
     within_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An executor that was started for a look: its decoder's fingerprint, how many functions it has room for,
+    and the seconds until it answered.
+    """
+
+    fingerprint: str
+    places: int = 0
+    answer_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Seen:
     """What checks leave for later ones; ``None``, empty or 0 where it was not seen.
@@ -71,10 +84,9 @@ class Seen:
     object_key: str = ""
     object_bytes: int = 0
     record_bytes: int = 0
-    golden: str = ""
-    golden_on_ray: str = ""
     function_name: str = ""
-    places_on_ray: int = 0
+    started: dict[str, Started] = field(default_factory=dict)
+    """What executors told that were started here, by name."""
     capacities: dict[str, int] = field(default_factory=dict)
     """Functions at once at most, by executor, as the coordinator tells; none for one that is not there."""
     dataset: SuperDataset | None = None
@@ -96,11 +108,8 @@ class Seen:
         told = self.coordinating
         if told is None:
             return case.settings
-        theirs: dict[str, Any] = {
-            "executor": ",".join(told.executors),
-            "lambda_function": told.lambda_function,
-            "lambda_region": told.lambda_region,
-            "lambda_concurrency": told.lambda_concurrency,
-        }
+        theirs: dict[str, Any] = {"executor": ",".join(told.executors)}
+        for executor in executor_classes(told.executors):
+            theirs |= {name: getattr(told, name) for name in executor.told}
         known = {name: value for name, value in theirs.items() if value and name not in case.given}
         return replace(case.settings, **known)

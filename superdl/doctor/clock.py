@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.finding import bad, doubtful, good, skipped
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ _REFUSED_S = 300.0
 """AWS takes nothing that was signed by a clock so far off."""
 
 _NOTICED_S = 5.0
-"""From here on :mod:`superdl.coordinator.executors.function_clock` steps in."""
+"""From here on :mod:`superdl.coordinator.executors.messages.FunctionClock` steps in."""
 
 
 def check_clock(case: Case, seen: Seen) -> Found:
     """How far apart they are, where that was measured."""
-    aws = case.source.startswith("s3:") or "lambda" in seen.functions(case).executors
+    executors = executor_classes(seen.functions(case).executors)
+    aws = case.source.startswith("s3:") or any(executor.uses_aws for executor in executors)
     return judge_clocks(seen.clocks, aws=aws)
 
 

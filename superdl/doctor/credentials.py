@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.aws import DEFAULT_REGION, aws_client, is_other_store, judge_refusal, note_clock
 from superdl.doctor.finding import bad, doubtful, good, skipped
 
@@ -58,7 +59,8 @@ def check_credentials(case: Case, seen: Seen) -> Found:
 
 
 def _are_needed(case: Case) -> bool:
-    return case.source.startswith("s3://") or "lambda" in case.settings.executors
+    executors = executor_classes(case.settings.executors)
+    return case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)
 
 
 def _kind(credentials: Any) -> str:

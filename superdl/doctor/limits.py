@@ -3,79 +3,31 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superdl.doctor.aws import aws_client, is_denied
+from superdl.coordinator.executors import executor_class
 from superdl.doctor.cache import cache_clients
-from superdl.doctor.finding import bad, doubtful, good, skipped
-from superdl.doctor.function import lambda_target
+from superdl.doctor.finding import combined, doubtful, good, skipped
+from superdl.doctor.function import own_checks
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
 
-__all__ = ["check_clients", "check_concurrency", "check_open_files", "judge_concurrency"]
+__all__ = ["check_clients", "check_concurrency", "check_open_files"]
 
 _COORDINATORS_OWN = 16
 _FEW_FILES = 1024
-_NO_LIMIT = -1
 
 
 def check_concurrency(case: Case, seen: Seen) -> Found:
-    """Whether Lambda lets as many functions run at once as the coordinator may ask for."""
+    """Whether as many functions may run at once as the coordinator may ask for, where that is limited."""
     settings = seen.functions(case)
-    if "lambda" not in settings.executors:
-        return skipped("no function runs on Lambda")
-    from botocore import exceptions
-
-    target = lambda_target(settings)
-    client = aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)
-    name = seen.function_name or target.function
-    try:
-        account: dict[str, Any] = client.get_account_settings()["AccountLimit"]
-        reserved = client.get_function_concurrency(FunctionName=name).get(
-            "ReservedConcurrentExecutions", _NO_LIMIT
-        )
-    except exceptions.ClientError as error:
-        words = f"Lambda does not tell its limits: {error}"
-        if is_denied(error):
-            grant = "allow lambda:GetAccountSettings and lambda:GetFunctionConcurrency to this identity"
-            return skipped(words, f"to look, {grant}")
-        return skipped(words)
-    except exceptions.BotoCoreError as error:
-        return doubtful(f"Lambda does not answer: {error}", "check lambda_region and the network")
-    finally:
-        client.close()
-    return judge_concurrency(
-        settings.lambda_concurrency,
-        whole=int(account.get("ConcurrentExecutions", 0)),
-        unreserved=int(account.get("UnreservedConcurrentExecutions", account.get("ConcurrentExecutions", 0))),
-        reserved=int(reserved),
-    )
-
-
-def judge_concurrency(wanted: int, *, whole: int, unreserved: int, reserved: int) -> Found:
-    """What limits mean for ``wanted`` functions at once; ``reserved`` is -1 where the function has none."""
-    limit = unreserved if reserved == _NO_LIMIT else reserved
-    which = (
-        f"{limit:,} of the account's {whole:,} are unreserved"
-        if reserved == _NO_LIMIT
-        else f"{limit:,} are reserved"
-    )
-    words = f"lambda_concurrency is {wanted:,}, {which}"
-    measured = {"wanted": wanted, "limit": limit}
-    if limit == 0:
-        return bad(
-            f"{words}: no invocation will be taken", "give the function concurrency: 0 stops it", **measured
-        )
-    if limit < wanted:
-        if reserved == _NO_LIMIT:
-            remedy = f"lower --lambda-concurrency to {limit}, or ask for more in Service Quotas"
-        else:
-            remedy = f"reserve {wanted} for the function, or lower --lambda-concurrency to {limit}"
-        return doubtful(f"{words}: more than that is throttled", remedy, **measured)
-    return good(words, **measured)
+    checks = [module for name in settings.executors if (module := own_checks(name)) is not None]
+    if not checks:
+        return skipped("no function runs on a service that limits how many there are")
+    return combined([module.check_concurrency(seen, settings) for module in checks])
 
 
 def check_clients(case: Case, seen: Seen) -> Found:
@@ -91,12 +43,11 @@ def check_clients(case: Case, seen: Seen) -> Found:
             "this user may not ask the cache for its clients (INFO)", "to look, use the coordinator's"
         )
     settings = seen.functions(case)
-    if seen.coordinating is None:
-        places = {"lambda": settings.lambda_concurrency, "local": settings.workers, "ray": seen.places_on_ray}
-    else:
-        places = {**seen.capacities}
-        if "lambda" in settings.executors:
-            places["lambda"] = settings.lambda_concurrency
+    places = seen.capacities | {name: one.places for name, one in seen.started.items()}
+    for name in settings.executors:
+        executor = executor_class(name)
+        if seen.coordinating is None or executor.told:  # else these settings are not the coordinator's
+            places[name] = executor.functions_at_once(settings) or places.get(name, 0)
     unknown = [name for name in settings.executors if not places.get(name)]
     if unknown:
         words = f"how many functions run at once is not known of {', '.join(unknown)}"

@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.finding import doubtful, good, size_text, skipped
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -164,19 +166,20 @@ def check_dataset_fits(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all 
 
 def _chosen(case: Case) -> dict[str, str]:
     """What the embedded default reads from the environment, where a coordinator does not decide it."""
-    if case.coordinator or case.settings.executors == ("local",):
-        return {}
     settings = case.settings
-    named = {
-        "SUPER_EXECUTOR": settings.executor,
-        "SUPER_CACHE": case.cache,
-        "SUPER_LAMBDA_FUNCTION": settings.lambda_function,
-        "SUPER_LAMBDA_REGION": settings.lambda_region,
-        "SUPER_LAMBDA_ENDPOINT_URL": settings.lambda_endpoint_url,
-        "SUPER_LAMBDA_CONCURRENCY": str(settings.lambda_concurrency),
-        "SUPER_LAMBDA_WARM": "1",
-    }
+    elsewhere = [name for name in settings.executors if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
+    if case.coordinator or not elsewhere:
+        return {}
+    chosen = {name: getattr(settings, name) for name in case.given}
+    for executor in executor_classes(elsewhere):
+        chosen |= executor.first_look
+    named = {f"SUPER_{name.upper()}": _as_text(value) for name, value in chosen.items()}
+    named |= {"SUPER_EXECUTOR": settings.executor, "SUPER_CACHE": case.cache}
     return {name: value for name, value in named.items() if value}
+
+
+def _as_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.aws import judge_refusal, note_clock
 from superdl.doctor.directory import find_object, first_folders
 from superdl.doctor.finding import bad, doubtful, good, skipped
@@ -246,7 +247,8 @@ def check_region(case: Case, seen: Seen) -> Found:
     except SourceError as error:
         return skipped(f"the store does not tell the bucket's region: {error.__cause__ or error}")
     settings = seen.functions(case)
-    own = settings.lambda_region if "lambda" in settings.executors else ""
+    regions = [executor.region_of(settings) for executor in executor_classes(settings.executors)]
+    own = next(filter(None, regions), "")
     here = own or seen.aws_region
     if not there or not here:
         unknown = "the store tells no region of its bucket" if not there else "this machine has no region set"

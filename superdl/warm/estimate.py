@@ -14,6 +14,7 @@ import numpy as np
 
 from superdl.coordinator.core import footprint
 from superdl.cost.scenario import PRESETS, Scenario
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.warm.allowance import Means, batch_size_for
 
@@ -126,7 +127,8 @@ def estimate_of(
     gb = rates.function_mb / _MIB_PER_GIB
     work_gb_s, more_gb_s = {}, {}
     for name in standing.prices:
-        core = rates.lambda_vcpu if name == "lambda" else 1.0
+        kind = EXECUTORS.get(name)
+        core = rates.lambda_vcpu if kind is not None and kind.runs_on is RunsOn.SERVICE else 1.0
         work_gb_s[name] = gb * rates.function_cpu_ms * _MS / core
         more_gb_s[name] = gb * rates.request_s
     get = 0 if source.startswith("file:") else 1

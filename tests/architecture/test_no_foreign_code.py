@@ -51,11 +51,9 @@ ALLOWED = {
     (
         "coordinator/executors/worker.py",
         "import_module",
-    ): "the function that the coordinator's operator has named; no client can",
-    (
-        "coordinator/executors/ray_task.py",
-        "import_module",
-    ): "the function that the coordinator's operator has named, on a node that runs what any driver sends",
+    ): "the function that the coordinator's operator has named, here or on a Ray node; no client can",
+    ("coordinator/executors/__init__.py", "import_module"): "the class that the registry's row names",
+    ("superdl/doctor/function.py", "import_module"): "the checks that an executor's class names",
     (
         "lambda_prefetch/custom_steps.py",
         "import_module",

@@ -17,11 +17,11 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.core import CoreSettings
-from superdl.coordinator.executors import Scaling
-from superdl.coordinator.executors.eligibility import Fitness
-from superdl.coordinator.executors.manager import Crew
-from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.manager import ExecutorManager
+from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
@@ -66,7 +66,7 @@ def registration(**changes: Any) -> pb.RegisterDatasetRequest:
     return pb.RegisterDatasetRequest(**facts)
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """Functions that write real records into the real cache, or do what the test has scripted.
 
     ``outcomes`` gives keys another outcome than ``cached``; ``before`` is awaited with each request and may
@@ -76,7 +76,8 @@ class ScriptedExecutor:
     name = "scripted"
     remote = False
     region = ""
-    golden = "5c" * 16
+    fingerprint = "5c" * 16
+    scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
 
     def __init__(self, cache: str, capacity: int = 2) -> None:
         self.scaling = Scaling(capacity, burst=capacity, per_s=math.inf, backlog=capacity)
@@ -224,17 +225,19 @@ async def running(
         cache = cache or Cache(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
         executor = ScriptedExecutor(valkey.unix_url)
-        crew = await crew_of(executor)
-        stack.push_async_callback(crew.close)
-        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, crew.posts)
+        manager = await manager_of(executor)
+        stack.push_async_callback(manager.close)
+        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, manager.executors)
         stack.push_async_callback(engine.close)
-        crew.tell(engine.post)
+        manager.tell_changes(engine.post)
         datasets = DatasetRegistry(max_age_s=300.0, lister=lister)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        fitness = Fitness(crew.posts, [Trials(post, cache.address) for post in crew.posts])
-        stack.push_async_callback(fitness.close)
-        service = CoordinatorService(engine, datasets, reports, fitness, cache_was_empty=cache_was_empty)
+        eligibility = Eligibility(
+            manager.executors, [Preflight(one, cache.address) for one in manager.executors]
+        )
+        stack.push_async_callback(eligibility.close)
+        service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
@@ -250,19 +253,19 @@ async def running(
         assert engine.failed.cancelled() or not engine.failed.done(), engine.failed
 
 
-async def crew_of(*executors: Any) -> Crew:
-    """A crew of executors that need no start, ready to work."""
-    crew = Crew([partial(_itself, executor) for executor in executors])
-    await crew.start()
-    await crew.agree(_agree)
-    return crew
+async def manager_of(*executors: Any) -> ExecutorManager:
+    """A manager of executors that need no start, ready to work."""
+    manager = ExecutorManager([partial(_itself, executor) for executor in executors])
+    await manager.start()
+    await manager.agree(_agree)
+    return manager
 
 
 def _itself(executor: Any) -> Any:
     return executor
 
 
-async def _agree(_golden: str) -> None:
+async def _agree(_fingerprint: str) -> None:
     """All decode as they like."""
 
 

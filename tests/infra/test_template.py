@@ -96,7 +96,7 @@ def test_the_largest_source_leaves_half_of_the_coordinators_memory():
 
 
 def _executors():
-    return importlib.import_module("superdl.coordinator.server.settings")._EXECUTORS
+    return importlib.import_module("superdl.super_wire.executors").EXECUTORS
 
 
 def test_the_handler_is_there():

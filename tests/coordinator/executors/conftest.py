@@ -71,19 +71,19 @@ def misbehaving(event, context):
 def answering_twice(event, context):
     import __main__  # the worker: from now on it writes each answer twice
     if "super_warm" in event:
-        invoke = __main__._invoke
-        __main__._invoke = lambda *arguments: invoke(*arguments) * 2
+        serve = __main__._serve
+        __main__._serve = lambda *arguments: serve(*arguments) * 2
     return misbehaving(event, context)
 
 def answering_what_was_not_asked(event, context):
     import __main__
-    __main__._invoke = lambda *arguments: __main__.frame({"call": 10**6, "result": {}})
+    __main__._serve = lambda *arguments: __main__.frame({"call": 10**6, "result": {}})
     return WARM
 
 def disagreeing(event, context):
     return {**WARM, "golden": str(os.getpid())}
 
-def without_golden(event, context):
+def without_fingerprint(event, context):
     return {}
 
 def raises_when_warmed(event, context):

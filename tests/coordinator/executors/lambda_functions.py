@@ -12,12 +12,12 @@ from pathlib import Path
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 from superdl.super_wire.version import installed_version
 
-GOLDEN = "a" * 32
+FINGERPRINT = "a" * 32
 MODULE = __name__
 
 
 def warmed(**changes):
-    return {"super_warm": 1, "function_version": installed_version(), "golden": GOLDEN, **changes}
+    return {"super_warm": 1, "function_version": installed_version(), "golden": FINGERPRINT, **changes}
 
 
 def result(request, version=None):

@@ -35,7 +35,7 @@ def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_st
     request = request_for_objects(object_store, valkey.url, 6)
 
     async def work(executor):
-        assert len(executor.golden) == 32
+        assert len(executor.fingerprint) == 32
         first = await executor.invoke(request, timeout_s=TIMEOUT_S)
         lambda_service.reset()
         return first, await executor.invoke(request, timeout_s=TIMEOUT_S)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from superdl.coordinator.executors.calling_threads import CallingThreads
+from superdl.coordinator.executors.lambda_client import CallingThreads
 
 NAME = "calling-test"
 
@@ -97,7 +97,7 @@ def test_closing_fails_what_is_under_way_and_a_late_answer_to_a_closed_loop_harm
 NO_MORE_THREADS = """
 import asyncio, os, resource, sys, threading
 from superdl.coordinator.executors import ThrottledError
-from superdl.coordinator.executors.calling_threads import CallingThreads
+from superdl.coordinator.executors.lambda_client import CallingThreads
 
 limit, size = int(sys.argv[1]), 64 << 20
 

@@ -8,36 +8,39 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.executors import ExecutorError
-from superdl.coordinator.executors import eligibility as fitness_module
-from superdl.coordinator.executors import manager as crew_module
-from superdl.coordinator.executors import preflight as trials_module
-from superdl.coordinator.executors.eligibility import Fitness
-from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.executors import eligibility as eligibility_module
+from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors import preflight as preflight_module
+from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.preflight import Preflight
+from superdl.coordinator.executors.ray_executor import RayExecutor
 from superdl.super_wire.errors import ConfigError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.request import Outcome
 from tests.coordinator.executors.test_preflight import Remote, dataset_of, explain
-from tests.coordinator.running import ENOUGH_S, ScriptedExecutor, crew_of
+from tests.coordinator.running import ENOUGH_S, ScriptedExecutor, manager_of
 
 REFUSE = explain(Outcome.REFUSED, "403: grant it")
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(trials_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(preflight_module, "_PAUSE_S", 0.0)
 
 
 def using(executors, work):
     async def body():
-        crew = await crew_of(*executors)
-        trials = [Trials(post, "redis://cache", region_of=lambda _bucket: "") for post in crew.posts]
-        fitness = Fitness(crew.posts, trials)
+        manager = await manager_of(*executors)
+        preflights = [
+            Preflight(one, "redis://cache", region_of=lambda _bucket: "") for one in manager.executors
+        ]
+        eligibility = Eligibility(manager.executors, preflights)
         try:
             async with asyncio.timeout(ENOUGH_S):
-                return await work(fitness)
+                return await work(eligibility)
         finally:
-            await fitness.close()
-            await crew.close()
+            await eligibility.close()
+            await manager.close()
 
     return asyncio.run(body())
 
@@ -50,11 +53,11 @@ def remotes(valkey):
 
 
 def test_all_that_pass_are_fit(remotes):
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        assert not fitness.passed(dataset)
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.passed(dataset), fitness.unfit(dataset), fitness.warnings(dataset)
+        assert not eligibility.is_known(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.is_known(dataset), eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
     assert using(remotes, work) == (True, frozenset(), ())
 
@@ -62,13 +65,13 @@ def test_all_that_pass_are_fit(remotes):
 def test_one_that_may_not_read_is_left_out_with_a_warning(remotes, caplog):
     remotes[0].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.passed(dataset), fitness.unfit(dataset), fitness.warnings(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.is_known(dataset), eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
-    passed, unfit, warnings = using(remotes, work)
-    assert (passed, unfit) == (True, {0})
+    passed, ineligible, warnings = using(remotes, work)
+    assert (passed, ineligible) == (True, {0})
     assert warnings == (
         "the executor one is left out: functions may not read s3://photos/train: 403: grant it",
     )
@@ -78,14 +81,14 @@ def test_one_that_may_not_read_is_left_out_with_a_warning(remotes, caplog):
 def test_where_all_fail_the_first_says_why_and_all_are_tried_again(remotes):
     remotes[0].edit = remotes[1].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
         with pytest.raises(SourceForbiddenError, match="grant it"):
-            await fitness.take(dataset, ENOUGH_S)
-        assert not fitness.passed(dataset)
+            await eligibility.check(dataset, ENOUGH_S)
+        assert not eligibility.is_known(dataset)
         remotes[0].edit = lambda result: result
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.unfit(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.ineligible(dataset)
 
     assert using(remotes, work) == {1}
 
@@ -93,32 +96,32 @@ def test_where_all_fail_the_first_says_why_and_all_are_tried_again(remotes):
 def test_one_that_failed_is_tried_again_for_a_later_run(remotes, monkeypatch):
     remotes[0].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
+        await eligibility.check(dataset, ENOUGH_S)
         remotes[0].edit = lambda result: result
         asked = len(remotes[0].requests)
-        await fitness.take(dataset, ENOUGH_S)
+        await eligibility.check(dataset, ENOUGH_S)
         assert len(remotes[0].requests) == asked, "not at once"
-        assert fitness.unfit(dataset) == {0}
-        later_s = fitness._clock() + fitness_module._AGAIN_S
-        monkeypatch.setattr(fitness, "_clock", lambda: later_s)
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.unfit(dataset), fitness.passed(dataset)
+        assert eligibility.ineligible(dataset) == {0}
+        later_s = eligibility._clock() + eligibility_module._AGAIN_S
+        monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.ineligible(dataset), eligibility.is_known(dataset)
 
     assert using(remotes, work) == (frozenset(), True)
 
 
 def test_files_are_for_the_functions_of_this_machine(remotes, valkey):
-    async def work(fitness):
-        fitness.admit("file:///data")
+    async def work(eligibility):
+        eligibility.check_source("file:///data")
         dataset = dataset_of(bucket="file:///data")
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.unfit(dataset), fitness.passed(dataset), fitness.warnings(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.ineligible(dataset), eligibility.is_known(dataset), eligibility.warnings(dataset)
 
-    remotes[0].name = "ray"
-    unfit, passed, warnings = using([remotes[0], ScriptedExecutor(valkey.unix_url)], work)
-    assert (unfit, passed) == ({0}, True)
+    remotes[0].name, remotes[0].files_remedy = "ray", RayExecutor.files_remedy
+    ineligible, passed, warnings = using([remotes[0], ScriptedExecutor(valkey.unix_url)], work)
+    assert (ineligible, passed) == ({0}, True)
     [warning] = warnings
     assert "the executor ray is left out: its functions do not see" in warning
     assert "SUPER_RAY_SHARED_FILES=1 (--ray-shared-files)" in warning
@@ -126,9 +129,9 @@ def test_files_are_for_the_functions_of_this_machine(remotes, valkey):
 
 
 def test_a_directory_that_no_function_sees_is_refused(remotes):
-    async def work(fitness):
+    async def work(eligibility):
         with pytest.raises(ConfigError, match="is a directory of the coordinator's machine"):
-            fitness.admit("file:///data")
+            eligibility.check_source("file:///data")
 
     using(remotes, work)
 
@@ -141,16 +144,16 @@ def using_records(executors, work):
     """As after a coordinator's restart: the cache holds samples."""
 
     async def body():
-        crew = await crew_of(*executors)
+        manager = await manager_of(*executors)
         for executor in executors:
             executor.region = ""
-        fitness = Fitness.of(crew.posts, "redis://cache", all_there)
+        eligibility = Eligibility.of(manager.executors, "redis://cache", all_there)
         try:
             async with asyncio.timeout(ENOUGH_S):
-                return await work(fitness)
+                return await work(eligibility)
         finally:
-            await fitness.close()
-            await crew.close()
+            await eligibility.close()
+            await manager.close()
 
     return asyncio.run(body())
 
@@ -158,10 +161,10 @@ def using_records(executors, work):
 def test_records_say_nothing_of_who_made_them(remotes):
     remotes[1].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.unfit(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.ineligible(dataset)
 
     assert using_records(remotes, work) == {1}
     assert using_records(remotes[1:], work) == frozenset(), "its own, where it is alone"
@@ -170,10 +173,14 @@ def test_records_say_nothing_of_who_made_them(remotes):
 def test_a_dataset_of_which_there_are_records_is_not_refused(remotes):
     remotes[0].edit = remotes[1].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
-        return fitness.passed(dataset), fitness.unfit(dataset), len(fitness.warnings(dataset))
+        await eligibility.check(dataset, ENOUGH_S)
+        return (
+            eligibility.is_known(dataset),
+            eligibility.ineligible(dataset),
+            len(eligibility.warnings(dataset)),
+        )
 
     assert using_records(remotes, work) == (True, frozenset(), 2)
 
@@ -194,17 +201,17 @@ class Late(Remote):
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(crew_module, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(crew_module, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
 
 
-async def until_told(fitness, dataset):
+async def until_told(eligibility, dataset):
     """What the core is told, second by second, until trials that come late have ended."""
     told = []
-    fitness.tell([dataset], told.append)
-    while fitness._late:
-        await asyncio.wait(fitness._late.values())
-        fitness.tell([dataset], told.append)
+    eligibility.tell_changes([dataset], told.append)
+    while eligibility._late:
+        await asyncio.wait(eligibility._late.values())
+        eligibility.tell_changes([dataset], told.append)
     return [event.executors for event in told]
 
 
@@ -215,20 +222,20 @@ def test_one_that_comes_later_is_tried_then_and_the_core_is_told(remotes, valkey
     late = Late(valkey.unix_url)
     late.edit = edit
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
-        assert fitness.passed(dataset)
-        assert fitness.verdict(dataset).executors == frozenset()
-        assert fitness.warnings(dataset) == ("the executor late is missing: asleep",)
+        await eligibility.check(dataset, ENOUGH_S)
+        assert eligibility.is_known(dataset)
+        assert eligibility.event_for(dataset).executors == frozenset()
+        assert eligibility.warnings(dataset) == ("the executor late is missing: asleep",)
         late.comes = True
-        while fitness._posts[1].absence:  # noqa: ASYNC110  # nobody tells of it
+        while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
-        assert fitness.passed(dataset), "it holds no job up"
+        assert eligibility.is_known(dataset), "it holds no job up"
         assert not late.requests
-        told = await until_told(fitness, dataset)
+        told = await until_told(eligibility, dataset)
         assert late.requests
-        return told, fitness.unfit(dataset), fitness.warnings(dataset)
+        return told, eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
     told, left_out, warnings = using([remotes[0], late], work)
     assert told == changes
@@ -243,14 +250,14 @@ async def no_nodes(_request):
 def test_a_trial_that_told_nothing_is_made_again(remotes):
     remotes[1].before = no_nodes
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
-        assert fitness.unfit(dataset) == frozenset()
-        assert "other worries: no nodes" in fitness.warnings(dataset)[0]
-        fitness.verdict(dataset)
+        await eligibility.check(dataset, ENOUGH_S)
+        assert eligibility.ineligible(dataset) == frozenset()
+        assert "no function took the request: no nodes" in eligibility.warnings(dataset)[0]
+        eligibility.event_for(dataset)
         remotes[1].before, remotes[1].edit = None, REFUSE
-        return await until_told(fitness, dataset), fitness.warnings(dataset)
+        return await until_told(eligibility, dataset), eligibility.warnings(dataset)
 
     told, warnings = using(remotes, work)
     assert told == [{1}]
@@ -262,23 +269,23 @@ def test_a_trial_that_told_nothing_is_made_again(remotes):
 def test_one_that_passes_while_nobody_waits_is_fit(remotes, monkeypatch):
     remotes[0].edit = REFUSE
 
-    async def work(fitness):
+    async def work(eligibility):
         dataset = dataset_of()
-        await fitness.take(dataset, ENOUGH_S)
+        await eligibility.check(dataset, ENOUGH_S)
         remotes[0].edit = lambda result: result
-        later_s = fitness._clock() + fitness_module._AGAIN_S
-        monkeypatch.setattr(fitness, "_clock", lambda: later_s)
-        await fitness.take(dataset, 0.0)
-        await asyncio.wait(fitness._trials[0]._under_way.values())
-        return fitness.unfit(dataset), fitness.warnings(dataset)
+        later_s = eligibility._clock() + eligibility_module._AGAIN_S
+        monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
+        await eligibility.check(dataset, 0.0)
+        await asyncio.wait(eligibility._preflights[0]._under_way.values())
+        return eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
     assert using(remotes, work) == (frozenset(), ())
 
 
 def test_a_directory_that_ray_alone_would_read_names_the_setting(remotes):
-    async def work(fitness):
+    async def work(eligibility):
         with pytest.raises(ConfigError, match=r"set SUPER_RAY_SHARED_FILES=1 \(--ray-shared-files\)"):
-            fitness.admit("file:///data")
+            eligibility.check_source("file:///data")
 
-    remotes[0].name = "ray"
+    remotes[0].name, remotes[0].files_remedy = "ray", RayExecutor.files_remedy
     using([remotes[0]], work)

@@ -15,9 +15,8 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     PayloadTooLargeError,
 )
-from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
+from superdl.coordinator.executors.lambda_answers import from_function, read_reply, read_warm_reply
 from superdl.coordinator.executors.lambda_client import Reply, Target
-from superdl.coordinator.executors.lambda_errors import from_function
 
 TARGET = Target("super-prefetch", "us-east-1")
 MAX_CHARACTERS = 5000  # an escape takes up to ten
@@ -98,8 +97,8 @@ PAYLOADS = st.binary(max_size=200) | (JSON | ERRORS).map(lambda value: json.dump
 def test_any_answer_is_an_error_of_ours_or_a_result(payload, failed, log):
     reply = Reply(payload, "id", function_error="Unhandled" if failed else "", log_result=log)
     for read in (
-        lambda: read_result(reply, TARGET, "r", 0.25),
-        lambda: read_warmed(reply, TARGET, "redis://cache:6379", 0.25),
+        lambda: read_reply(reply, TARGET, "r", 0.25),
+        lambda: read_warm_reply(reply, TARGET, "redis://cache:6379", 0.25),
     ):
         with pytest.raises(ExecutorError) as told:
             read()

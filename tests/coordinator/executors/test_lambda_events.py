@@ -19,7 +19,7 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors.lambda_events import LambdaEventExecutor
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.outcomes import OUTCOME_FIELD, pack_outcome
@@ -44,7 +44,7 @@ def using(service, valkey, work, **changes):
         outcomes = OutcomeReader(cache)
         await outcomes.begin()
         options = {"cache": valkey.url, "endpoint_url": service.url, "warm": 1, **changes}
-        executor = LambdaEventExecutor(NAME, outcomes=outcomes, **options)
+        executor = LambdaExecutor(NAME, outcomes=outcomes, **options)
         following = asyncio.create_task(follow(outcomes))
         try:
             await executor.start()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.executors.lambda_report import Report, read_report
+from superdl.coordinator.executors.lambda_answers import Report, read_report
 
 ID = "7c1a5bd0-0000-4000-8000-3f2b1d5e9a10"
 PLAIN = (

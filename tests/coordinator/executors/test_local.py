@@ -75,7 +75,7 @@ def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
     async def main():
         async with pool("superdl.lambda_prefetch.handler:handler") as executor:
             assert executor.name == "local"
-            assert len(executor.golden) == 32
+            assert len(executor.fingerprint) == 32
             first = await executor.invoke(request, timeout_s=TIMEOUT_S)
             second = await executor.invoke(request, timeout_s=TIMEOUT_S)
             return first, second
@@ -328,7 +328,7 @@ def test_closing_ends_a_busy_worker_too(misbehaving, tmp_path):
         ("{functions}:no_such_function", "AttributeError"),
         ("no_such_module_anywhere:handler", "ModuleNotFoundError"),
         ("{functions}:raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("{functions}:without_golden", "without a golden digest"),
+        ("{functions}:without_fingerprint", "without a fingerprint"),
     ],
 )
 def test_a_function_that_cannot_start_is_told_at_once(functions, function, words):
@@ -344,9 +344,9 @@ def test_a_function_that_cannot_start_is_told_at_once(functions, function, words
 def test_workers_that_decode_otherwise_are_refused(functions, caplog):
     async def main():
         async with pool(f"{functions}:disagreeing", workers=2) as executor:
-            golden = executor.golden
-            await until(lambda: "decodes the golden images" in caplog.text)
-            assert executor.golden == golden
+            fingerprint = executor.fingerprint
+            await until(lambda: "decoder has the fingerprint" in caplog.text)
+            assert executor.fingerprint == fingerprint
 
     asyncio.run(main())
 

@@ -7,23 +7,24 @@ import math
 
 import pytest
 
-from superdl.coordinator.core import ExecutorResized
-from superdl.coordinator.executors import ExecutorError, Scaling
-from superdl.coordinator.executors import manager as crew_module
-from superdl.coordinator.executors.manager import Crew
+from superdl.coordinator.core.events import ExecutorResized
+from superdl.coordinator.executors import Executor, ExecutorError, Scaling
+from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S
 
 
-class Startable:
+class Startable(Executor):
     """An executor that starts, or does not, as the test says."""
 
     remote = False
-    region = ""
+    region = fingerprint = ""
+    scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
 
-    def __init__(self, name="one", golden="aa", fails=(), waits=None, closing=None):
+    def __init__(self, name="one", fingerprint="aa", fails=(), waits=None, closing=None):
         self.name = name
-        self.golden = golden
+        self.fingerprint = fingerprint
         self.fails = list(fails)
         self.waits = waits
         self.closing = closing
@@ -50,9 +51,9 @@ class Startable:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(crew_module, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(crew_module, "_LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr(crew_module, "_GRACE_S", 0.05)
+    monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_GRACE_S", 0.05)
 
 
 async def agree_on(digest):
@@ -61,29 +62,29 @@ async def agree_on(digest):
 
 
 def using(executors, work, agree=agree_on):
-    """Starts a crew of them and works with it."""
+    """Starts them and works with it."""
 
     async def body():
-        crew = Crew([lambda one=one: one for one in executors])
+        manager = ExecutorManager([lambda one=one: one for one in executors])
         try:
             async with asyncio.timeout(ENOUGH_S):
-                await crew.start()
-                await crew.agree(agree)
-                return await work(crew)
+                await manager.start()
+                await manager.agree(agree)
+                return await work(manager)
         finally:
-            await crew.close()
+            await manager.close()
 
     return asyncio.run(body())
 
 
-async def presence(crew):
-    return [post.absence for post in crew.posts]
+async def presence(manager):
+    return [one.absence for one in manager.executors]
 
 
-async def until_there(crew):
-    while any(post.absence for post in crew.posts):  # noqa: ASYNC110  # nobody tells of it
+async def until_there(manager):
+    while any(one.absence for one in manager.executors):  # noqa: ASYNC110  # nobody tells of it
         await asyncio.sleep(0)
-    return [post.scaling.capacity for post in crew.posts]
+    return [one.scaling.capacity for one in manager.executors]
 
 
 def test_all_that_start_are_there():
@@ -99,11 +100,11 @@ def test_one_alone_that_does_not_start_is_the_error():
 
 def test_one_alone_that_decodes_otherwise_is_the_error():
     with pytest.raises(ConfigError, match="other pixels"):
-        using([Startable(golden="bb")], presence)
+        using([Startable(fingerprint="bb")], presence)
 
 
 def test_several_of_which_none_starts_say_all_why():
-    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", golden="bb")]
+    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", fingerprint="bb")]
     with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
         using(executors, presence)
 
@@ -111,13 +112,13 @@ def test_several_of_which_none_starts_say_all_why():
 def test_one_that_does_not_start_is_left_out_and_started_later(caplog):
     first = Startable("one", fails=[ExecutorError("asleep"), ExecutorError("still asleep")])
 
-    async def work(crew):
-        told = await presence(crew)
-        assert crew.posts[0].scaling.capacity == 0
+    async def work(manager):
+        told = await presence(manager)
+        assert manager.executors[0].scaling.capacity == 0
         with pytest.raises(ExecutorError, match="executor one is not there: asleep") as caught:
-            await crew.posts[0].invoke(None, timeout_s=1.0)
+            await manager.executors[0].invoke(None, timeout_s=1.0)
         assert caught.value.refused
-        return told, await until_there(crew)
+        return told, await until_there(manager)
 
     told, capacities = using([first, Startable("two")], work)
     assert told == ["asleep", ""]
@@ -128,18 +129,18 @@ def test_one_that_does_not_start_is_left_out_and_started_later(caplog):
 
 
 def test_one_that_decodes_otherwise_is_left_out():
-    async def work(crew):
-        assert crew.golden == "aa"
-        return await presence(crew)
+    async def work(manager):
+        assert manager.fingerprint == "aa"
+        return await presence(manager)
 
-    assert using([Startable("one", golden="bb"), Startable("two")], work) == ["other pixels", ""]
+    assert using([Startable("one", fingerprint="bb"), Startable("two")], work) == ["other pixels", ""]
 
 
 def test_one_that_takes_long_holds_nobody_up():
-    async def work(crew):
-        told = await presence(crew)
+    async def work(manager):
+        told = await presence(manager)
         slow.waits.set()
-        return told, await until_there(crew)
+        return told, await until_there(manager)
 
     slow = Startable("one", waits=asyncio.Event())
     told, capacities = using([slow, Startable("two")], work)
@@ -156,12 +157,12 @@ def test_a_start_under_way_is_given_up_at_the_end():
 def test_the_core_is_told_of_what_changes():
     executors = [Startable("one"), Startable("two")]
 
-    async def work(crew):
+    async def work(manager):
         events = []
-        crew.tell(events.append)
-        crew.tell(events.append)
+        manager.tell_changes(events.append)
+        manager.tell_changes(events.append)
         executors[1].scaling = Scaling(7, burst=3, per_s=1.0, backlog=0)
-        crew.tell(events.append)
+        manager.tell_changes(events.append)
         return events
 
     told = using(executors, work)
@@ -172,8 +173,8 @@ def test_the_core_is_told_of_what_changes():
 def test_whatever_one_fails_by_is_its_absence_alone(caplog):
     second = Startable("two", fails=[OSError("no space"), KeyError("k")])
 
-    async def work(crew):
-        return await presence(crew), await until_there(crew)
+    async def work(manager):
+        return await presence(manager), await until_there(manager)
 
     told, capacities = using([Startable("one"), second], work)
     assert told == ["", "its start failed unexpectedly (OSError: no space)"]
@@ -200,12 +201,12 @@ def test_one_that_cannot_be_made_anew_is_tried_again():
         return second
 
     async def body():
-        crew = Crew([lambda: Startable("one"), make])
+        manager = ExecutorManager([lambda: Startable("one"), make])
         async with asyncio.timeout(ENOUGH_S):
-            await crew.start()
-            await crew.agree(agree_on)
-            told = await until_there(crew)
-            await crew.close()
+            await manager.start()
+            await manager.agree(agree_on)
+            told = await until_there(manager)
+            await manager.close()
             return told
 
     assert asyncio.run(body()) == [2, 2]
@@ -213,11 +214,11 @@ def test_one_that_cannot_be_made_anew_is_tried_again():
 
 
 def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
-    monkeypatch.setattr(crew_module, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(manager_module, "_CLOSE_S", 0.05)
     second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
 
-    async def work(crew):
-        return await until_there(crew)
+    async def work(manager):
+        return await until_there(manager)
 
     assert using([Startable("one"), second], work) == [2, 2]
     assert "the executor two did not end within 0.05 s" in caplog.text

@@ -1,4 +1,4 @@
-"""Datasets on trial: what functions elsewhere cannot do is told before a job opens."""
+"""What functions elsewhere cannot do is told before a job opens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors import preflight as trials_module
-from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.executors import preflight as preflight_module
+from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.datasets import Dataset, Listing
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
@@ -51,7 +51,7 @@ class Remote(ScriptedExecutor):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(trials_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(preflight_module, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def try_out(executor, dataset, *, times=1, region=""):
     """Takes the trial so often, one after the other; whether it is passed."""
 
     async def work():
-        trials = Trials(executor, "redis://cache", region_of=lambda _bucket: region)
+        preflight = Preflight(executor, "redis://cache", region_of=lambda _bucket: region)
         for _ in range(times):
-            await trials.take(dataset, ENOUGH_S)
-        return trials.passed(dataset)
+            await preflight.check(dataset, ENOUGH_S)
+        return preflight.passed(dataset)
 
     return asyncio.run(work())
 
@@ -98,25 +98,25 @@ def test_functions_of_this_machine_are_not_tried(valkey):
 @pytest.mark.parametrize("source", ["file:///data", "/data", "data"])
 def test_a_directory_of_this_machine_is_for_its_own_functions(executor, valkey, source):
     with pytest.raises(ConfigError, match=r"is a directory of the coordinator's machine.*s3://bucket/prefix"):
-        Trials(executor, "").admit(source)
-    Trials(executor, "").admit("s3://bucket/train")
-    Trials(ScriptedExecutor(valkey.unix_url), "").admit(source)
+        Preflight(executor, "").check_source(source)
+    Preflight(executor, "").check_source("s3://bucket/train")
+    Preflight(ScriptedExecutor(valkey.unix_url), "").check_source(source)
 
 
 def test_what_is_refused_for_all_is_told_and_tried_again(executor):
     executor.edit = explain(Outcome.REFUSED, "403: grant it")
 
     async def work():
-        trials, dataset = Trials(executor, "", region_of=lambda _bucket: ""), dataset_of()
+        preflight, dataset = Preflight(executor, "", region_of=lambda _bucket: ""), dataset_of()
         for _ in range(2):
             with pytest.raises(
                 SourceForbiddenError, match="functions may not read s3://photos/train: 403: grant it"
             ):
-                await trials.take(dataset, ENOUGH_S)
-        assert not trials.passed(dataset)
+                await preflight.check(dataset, ENOUGH_S)
+        assert not preflight.passed(dataset)
         executor.edit = lambda result: result
-        await trials.take(dataset, ENOUGH_S)
-        assert trials.passed(dataset)
+        await preflight.check(dataset, ENOUGH_S)
+        assert preflight.passed(dataset)
 
     asyncio.run(work())
     assert len(executor.requests) == 2 * 2 + 1
@@ -135,15 +135,15 @@ def test_what_functions_have_made_is_not_tried(executor, valkey):
     async def work():
         cache = Cache(valkey.unix_url, owner="test")
         try:
-            trials = Trials(executor, cache.address, audit=cache.audit, region_of=lambda _bucket: "")
+            preflight = Preflight(executor, cache.address, audit=cache.audit, region_of=lambda _bucket: "")
             executor.edit = explain(Outcome.REFUSED, "403: grant it")
             with pytest.raises(SourceForbiddenError):
-                await trials.take(dataset, ENOUGH_S)
+                await preflight.check(dataset, ENOUGH_S)
             with valkey.client() as client:
                 sample_id = bytes(dataset.ids(np.array([8]), 0))
                 client.set(cache_key(sample_id), record_of(KEYS[8], sample_id))
-            await trials.take(dataset, ENOUGH_S)
-            return trials.passed(dataset)
+            await preflight.check(dataset, ENOUGH_S)
+            return preflight.passed(dataset)
         finally:
             await cache.close()
 
@@ -155,8 +155,8 @@ def test_a_cache_that_cannot_be_asked_is_no_reason_to_try_nothing(executor, valk
     async def work():
         cache = Cache(f"unix://{valkey.directory}/none.sock", owner="test")
         try:
-            trials = Trials(executor, "", audit=cache.audit, region_of=lambda _bucket: "")
-            await trials.take(dataset_of(), ENOUGH_S)
+            preflight = Preflight(executor, "", audit=cache.audit, region_of=lambda _bucket: "")
+            await preflight.check(dataset_of(), ENOUGH_S)
         finally:
             await cache.close()
 
@@ -231,13 +231,13 @@ def test_ranks_share_a_trial_and_wait_for_it_as_long_as_they_like(executor):
     async def work():
         go_on = asyncio.Event()
         executor.before = lambda _request: go_on.wait()
-        trials, dataset = Trials(executor, "", region_of=lambda _bucket: ""), dataset_of()
-        await trials.take(dataset, 0.0)
-        assert not trials.passed(dataset)
-        ranks = [asyncio.create_task(trials.take(dataset, ENOUGH_S)) for _ in range(4)]
+        preflight, dataset = Preflight(executor, "", region_of=lambda _bucket: ""), dataset_of()
+        await preflight.check(dataset, 0.0)
+        assert not preflight.passed(dataset)
+        ranks = [asyncio.create_task(preflight.check(dataset, ENOUGH_S)) for _ in range(4)]
         go_on.set()
         await asyncio.gather(*ranks)
-        assert trials.passed(dataset)
+        assert preflight.passed(dataset)
 
     asyncio.run(work())
     assert len(executor.requests) == 1
@@ -246,10 +246,10 @@ def test_ranks_share_a_trial_and_wait_for_it_as_long_as_they_like(executor):
 def test_the_end_waits_for_no_trial(executor):
     async def work():
         executor.before = lambda _request: asyncio.Event().wait()
-        trials = Trials(executor, "", region_of=lambda _bucket: "")
-        await trials.take(dataset_of(), 0.0)
+        preflight = Preflight(executor, "", region_of=lambda _bucket: "")
+        await preflight.check(dataset_of(), 0.0)
         async with asyncio.timeout(ENOUGH_S):
-            await trials.close()
+            await preflight.close()
 
     asyncio.run(work())
 
@@ -264,10 +264,10 @@ def test_the_end_waits_for_no_answer_about_a_region(executor):
         return ""
 
     async def work():
-        trials = Trials(executor, "", region_of=region_of)
-        await trials.take(dataset_of(), 0.0)
+        preflight = Preflight(executor, "", region_of=region_of)
+        await preflight.check(dataset_of(), 0.0)
         assert await asyncio.to_thread(asked.wait, ENOUGH_S)
-        await trials.close()
+        await preflight.close()
 
     asyncio.run(work())  # which waits for threads of its own
     assert not answered.is_set()
@@ -277,14 +277,17 @@ def test_the_end_waits_for_no_answer_about_a_region(executor):
 
 
 def test_a_region_that_is_not_told_in_time_holds_nobody_up(executor, monkeypatch, caplog):
-    monkeypatch.setattr(trials_module, "_REGION_S", 0.05)
+    monkeypatch.setattr(preflight_module, "_REGION_S", 0.05)
     answer = threading.Event()
 
     async def work():
-        trials, dataset = Trials(executor, "", region_of=lambda _bucket: str(answer.wait())), dataset_of()
-        await trials.take(dataset, ENOUGH_S)
-        await trials.close()
-        return trials.passed(dataset)
+        preflight, dataset = (
+            Preflight(executor, "", region_of=lambda _bucket: str(answer.wait())),
+            dataset_of(),
+        )
+        await preflight.check(dataset, ENOUGH_S)
+        await preflight.close()
+        return preflight.passed(dataset)
 
     try:
         assert asyncio.run(work())
@@ -315,9 +318,9 @@ def test_a_region_that_nobody_tells_holds_nobody_up(executor, caplog):
         raise SourceError("no answer")
 
     async def work():
-        trials, dataset = Trials(executor, "", region_of=fail), dataset_of()
-        await trials.take(dataset, ENOUGH_S)
-        return trials.passed(dataset)
+        preflight, dataset = Preflight(executor, "", region_of=fail), dataset_of()
+        await preflight.check(dataset, ENOUGH_S)
+        return preflight.passed(dataset)
 
     assert asyncio.run(work())
     assert "no answer" in caplog.text

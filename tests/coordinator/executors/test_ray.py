@@ -55,7 +55,7 @@ def test_the_real_function_fills_a_real_cache(cluster, tmp_path, valkey):
     async def main():
         async with connected(cluster, cache=valkey.url) as executor:
             assert (executor.name, executor.remote, executor.region) == ("ray", True, "")
-            assert len(executor.golden) == 32
+            assert len(executor.fingerprint) == 32
             assert executor.scaling.capacity == executor.scaling.burst == 2
             assert executor.scaling.backlog == 1
             return await executor.invoke(request, timeout_s=TIMEOUT_S)
@@ -164,7 +164,7 @@ def test_cpus_that_another_job_has_are_no_time_of_the_function(cluster, tmp_path
 def test_a_driver_that_dies_fails_its_calls_and_another_takes_its_place(cluster, tmp_path):
     async def main():
         async with connected(cluster) as executor:
-            golden, first = executor.golden, executor.driver_pid
+            fingerprint, first = executor.fingerprint, executor.driver_pid
             held = asyncio.create_task(executor.invoke(ask(f"hang:{tmp_path / 'pid'}"), timeout_s=TIMEOUT_S))
             await until((tmp_path / "pid").exists)
             os.kill(first, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_a_driver_that_dies_fails_its_calls_and_another_takes_its_place(cluster,
             with pytest.raises(ExecutorError, match="driver .*SIGKILL|driver has ended"):
                 await executor.invoke(ask(), timeout_s=TIMEOUT_S)
             await until(lambda: executor.driver_pid not in {first, 0} and executor.scaling.capacity == 2)
-            assert executor.golden == golden
+            assert executor.fingerprint == fingerprint
             assert await answers(executor)
             await until(lambda: not alive(int((tmp_path / "pid").read_text())))
 
@@ -193,7 +193,7 @@ def test_nodes_that_are_not_fit_are_left_out_with_the_remedy(cluster, tmp_path, 
     async def main():
         async with connected(cluster) as executor:
             said = (
-                "decodes the golden images to 0{32}, the others to .*: install the same",
+                "decoder has the fingerprint 0{32}, the others' .*: install the same",
                 r"SUPER 9\.9\.9 is installed there, the coordinator is .*: install",
                 "an old one",
             )

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from superdl.coordinator.executors import ray_driver
-from superdl.coordinator.executors.ray_task import BEGUN
+from superdl.coordinator.executors.worker import BEGUN
 
 CALL = {"node": "a1", "event": "{}", "timeout_s": 60.0}
 

@@ -104,7 +104,7 @@ def test_it_ends_when_what_it_is_told_is_no_frame(in_rays_place):
     async def main():
         child = await RayChild.start(address="auto", function="f:f", cpus=1.0, on_nodes=lambda _: None)
         assert await child.ready(TIMEOUT_S) == "0"
-        child._process.stdin.write(b"\xff" * 8)
+        child._process.write(b"\xff" * 8)
         assert await child.ended() == "exit code 1"
         with pytest.raises(ExecutorError, match="Ray's driver"):
             await child.call("node", "{}", begin_s=TIMEOUT_S, timeout_s=TIMEOUT_S, on_begun=lambda: None)

@@ -18,9 +18,9 @@ from superdl.coordinator.executors import (
 )
 from superdl.coordinator.executors import ray_child as ray_child_module
 from superdl.coordinator.executors import ray_executor as ray_executor_module
-from superdl.coordinator.executors.framing import MAX_FRAME_BYTES
 from superdl.coordinator.executors.ray_child import RayChild
 from superdl.coordinator.executors.ray_executor import RayExecutor
+from superdl.coordinator.executors.worker import MAX_FRAME_BYTES
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.in_rays_place import ACTING, WORKING, in_rays_place
 from tests.coordinator.executors.ray_running import until
@@ -50,7 +50,7 @@ def test_calls_that_a_driver_does_not_read_end_in_time_and_are_not_heaped_up(in_
         assert {type(error) for error in errors} == {ThrottledError, ExecutorError}
         unsent = [error for error in errors if type(error) is ExecutorError]
         assert all(error.refused and "took no call" in str(error) for error in unsent)
-        assert child._process.stdin.transport.get_write_buffer_size() < 100_000
+        assert child._process._to_child.transport.get_write_buffer_size() < 100_000
         os.kill(child.pid, signal.SIGCONT)
         assert await call(child, '{"size": 3}') == '{"result":{"text":"xxx"}}'
         await child.kill()
@@ -61,7 +61,7 @@ def test_calls_that_a_driver_does_not_read_end_in_time_and_are_not_heaped_up(in_
 def test_one_that_gives_no_sign_of_life_is_killed(in_rays_place, monkeypatch):
     in_rays_place(WORKING)
     monkeypatch.setattr(ray_child_module, "_PING_S", 0.01)
-    monkeypatch.setattr(ray_child_module, "_SILENCES", 100)
+    monkeypatch.setattr(ray_child_module, "_MAX_SILENT_PINGS", 100)
 
     async def main():
         child = await start()
@@ -85,15 +85,15 @@ def test_one_that_gives_no_sign_of_life_is_killed(in_rays_place, monkeypatch):
 def test_another_one_takes_its_place(in_rays_place, monkeypatch):
     in_rays_place(ACTING)
     monkeypatch.setattr(ray_child_module, "_PING_S", 0.01)
-    monkeypatch.setattr(ray_child_module, "_SILENCES", 100)
+    monkeypatch.setattr(ray_child_module, "_MAX_SILENT_PINGS", 100)
     monkeypatch.setattr(ray_executor_module, "_FIRST_PAUSE_S", 0.01)
 
-    async def golden(_node):
+    async def fingerprint(_node):
         return "a" * 32
 
     async def main():
         executor = RayExecutor(cache="redis://127.0.0.1", function="ray:answer")
-        executor._fitness._warm = golden
+        executor._preflight._warm = fingerprint
         await executor.start()
         first = executor.driver_pid
         os.kill(first, signal.SIGSTOP)

@@ -7,10 +7,8 @@ import logging
 
 import pytest
 
-from superdl.coordinator.executors import ExecutorError
-from superdl.coordinator.executors import ray_preflight as ray_fitness
-from superdl.coordinator.executors.ray_nodes import RayNodes
-from superdl.coordinator.executors.ray_preflight import RayFitness
+from superdl.coordinator.executors import ExecutorError, ray_nodes
+from superdl.coordinator.executors.ray_nodes import NodePreflight, RayNodes
 from tests.coordinator.executors.asking import TIMEOUT_S
 
 GOOD, ODD = "a" * 32, "b" * 32
@@ -18,7 +16,7 @@ GOOD, ODD = "a" * 32, "b" * 32
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(ray_fitness, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_nodes, "_FIRST_PAUSE_S", 0.0)
 
 
 class Cluster:
@@ -28,7 +26,7 @@ class Cluster:
         self.says = says
         self.tried = asyncio.Event()
         self.nodes = RayNodes(cpus=1.0, everywhere=False)
-        self.fitness = RayFitness(self.nodes, self.warm)
+        self.preflight = NodePreflight(self.nodes, self.warm)
 
     async def warm(self, node):
         said = self.says[node.node_id]
@@ -48,8 +46,8 @@ class Cluster:
             ]
         )
         for node in gone:
-            self.fitness.gone(node)
-        self.fitness.come(come)
+            self.preflight.gone(node)
+        self.preflight.come(come)
 
     async def again(self):
         """Wait until a node was tried once more."""
@@ -59,7 +57,7 @@ class Cluster:
 
     async def settled(self):
         async with asyncio.timeout(TIMEOUT_S):
-            await self.fitness.settled.wait()
+            await self.preflight.settled.wait()
         await asyncio.sleep(0)
 
 
@@ -69,7 +67,7 @@ def run(body, **says):
         try:
             await body(cluster)
         finally:
-            await cluster.fitness.stop()
+            await cluster.preflight.stop()
 
     asyncio.run(main())
 
@@ -78,15 +76,15 @@ def test_the_digest_of_most_places_counts_and_others_are_left_out(caplog):
     async def body(cluster):
         cluster.told(a=2, b=1, c=4)
         await cluster.settled()
-        assert cluster.fitness.golden == GOOD
+        assert cluster.preflight.fingerprint == GOOD
         assert cluster.nodes.capacity == 6
         assert (
-            f"the node b is left out: it decodes the golden images to {ODD}, the others to {GOOD}"
+            f"the node b is left out: its decoder has the fingerprint {ODD}, the others' {GOOD}"
             in caplog.text
         )
         cluster.told(a=2, b=1, c=4, d=8)  # what comes later is held to it, however many it are
         await cluster.again()
-        assert (cluster.fitness.golden, cluster.nodes.capacity) == (GOOD, 6)
+        assert (cluster.preflight.fingerprint, cluster.nodes.capacity) == (GOOD, 6)
 
     run(body, a=GOOD, b=ODD, c=GOOD, d=ODD)
 
@@ -114,8 +112,8 @@ def test_if_none_is_fit_the_reason_is_known():
         cluster.told(a=1)
         await cluster.settled()
         assert cluster.nodes.capacity == 0
-        assert cluster.fitness.failure == "a: no SUPER there"
-        assert cluster.fitness.golden == ""
+        assert cluster.preflight.failure == "a: no SUPER there"
+        assert cluster.preflight.fingerprint == ""
 
     run(body, a=ExecutorError("no SUPER there"))
 
@@ -124,18 +122,18 @@ def test_no_nodes_at_all_are_settled_at_once():
     async def body(cluster):
         cluster.told()
         await cluster.settled()
-        assert (cluster.nodes.capacity, cluster.fitness.failure) == (0, "")
+        assert (cluster.nodes.capacity, cluster.preflight.failure) == (0, "")
 
     run(body)
 
 
 def test_one_that_hangs_does_not_hold_the_others_up(monkeypatch):
-    monkeypatch.setattr(ray_fitness, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_nodes, "_AGREE_S", 0.0)
 
     async def body(cluster):
         cluster.told(a=1, b=1)
         await cluster.settled()
-        assert (cluster.fitness.golden, cluster.nodes.capacity) == (GOOD, 1)
+        assert (cluster.preflight.fingerprint, cluster.nodes.capacity) == (GOOD, 1)
         cluster.says["b"].set()
         async with asyncio.timeout(TIMEOUT_S):
             while cluster.nodes.capacity < 2:  # noqa: ASYNC110  # admitting sets no event
@@ -148,7 +146,7 @@ def test_one_that_is_gone_before_it_answered_is_not_waited_for():
     async def body(cluster):
         cluster.told(a=1, b=1)
         await asyncio.sleep(0)
-        assert not cluster.fitness.settled.is_set()
+        assert not cluster.preflight.settled.is_set()
         cluster.told(a=1)
         await cluster.settled()
         assert cluster.nodes.capacity == 1
@@ -161,7 +159,7 @@ def test_one_that_a_call_finds_lost_is_left_out_until_it_passes_again():
         cluster.told(a=1)
         await cluster.settled()
         node = await cluster.nodes.take(0)
-        cluster.fitness.lost(node, "it died")
+        cluster.preflight.lost(node, "it died")
         cluster.nodes.give_back(node, begun=False)
         with pytest.raises(ExecutorError, match="it died"):
             await cluster.nodes.take(0)

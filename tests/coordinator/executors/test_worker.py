@@ -1,43 +1,65 @@
-"""A worker process by itself: it is light, ends with its input, and ends itself when it is over its time."""
+"""What runs functions: a worker process by itself, and a task of Ray without a node."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from superdl.coordinator.executors import worker
-from superdl.coordinator.executors.framing import LENGTH_BYTES, body_length, frame, parse
+from superdl.coordinator.executors.worker import (
+    BEGUN,
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    FrameError,
+    InvocationContext,
+    body_length,
+    frame,
+    parse,
+    run_task,
+)
 from tests.coordinator.executors.asking import ask
 
-COMMAND = [sys.executable, "-P", "-m", "superdl.coordinator.executors.worker"]
+WORKER = [sys.executable, "-P", "-m", "superdl.coordinator.executors.worker"]
 
 
-def start(function, **options):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([*COMMAND, function], **pipes, **options)
+def start(function, command=WORKER, **options):
+    return subprocess.Popen(
+        [*command, function], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
 
 
-def exchange(process, event, timeout_s=60.0, call=1):
+def send(process, event, timeout_s=60.0, call=1):
     process.stdin.write(frame({"call": call, "event": event, "timeout_s": timeout_s}))
     process.stdin.flush()
+
+
+def answer_of(process):
     return parse(process.stdout.read(body_length(process.stdout.read(LENGTH_BYTES))))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff"])
+def test_what_is_no_message_is_refused(body):
+    with pytest.raises(FrameError, match="message"):
+        parse(body)
+    with pytest.raises(FrameError, match="over the limit"):
+        body_length((MAX_FRAME_BYTES + 1).to_bytes(LENGTH_BYTES, "big"))
 
 
 def test_it_answers_and_ends_with_its_input(functions):
     with start(f"{functions}:misbehaving") as process:
-        assert exchange(process, {"super_warm": 1})["result"]["golden"] == "a" * 32
-        assert exchange(process, {"super_warm": 1}, call=7)["call"] == 7, "an answer names its call"
+        for call in (1, 7):
+            send(process, {"super_warm": 1, "name": "ä\n"}, call=call)
+            answer = answer_of(process)
+            assert (answer["call"], answer["result"]["golden"]) == (call, "a" * 32)
         process.stdin.close()
         assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff\xff\xff\xff", b"\0\0\0\x03abc"])
 def test_rubbish_ends_it(functions, rubbish):
-    with start(f"{functions}:misbehaving", stderr=subprocess.PIPE) as process:
+    with start(f"{functions}:misbehaving") as process:
         process.stdin.write(rubbish)
         process.stdin.flush()
         assert process.wait(20) == 1
@@ -46,7 +68,7 @@ def test_rubbish_ends_it(functions, rubbish):
 
 def test_a_function_that_cannot_be_imported_is_its_answer(functions):
     with start(f"{functions}:none") as process:
-        answer = parse(process.stdout.read(body_length(process.stdout.read(LENGTH_BYTES))))
+        answer = answer_of(process)
         assert (answer["call"], answer["error"]) == (1, "AttributeError")
         assert f"{functions}:none" in answer["message"]
         assert process.wait(20) == 1
@@ -62,24 +84,19 @@ worker.main(sys.argv[1:])
 
 def test_it_ends_itself_when_nobody_does(functions, tmp_path):
     """Even where it hangs in native code, with the interpreter's lock held."""
-    request = ask(f"hang-in-c:{tmp_path}/hangs")
-    command = [sys.executable, "-c", OVERTIME, f"{functions}:misbehaving"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdin.write(frame({"call": 1, "event": json.loads(request.to_json()), "timeout_s": 0.1}))
-        process.stdin.flush()
+    with start(f"{functions}:misbehaving", [sys.executable, "-c", OVERTIME]) as process:
+        send(process, json.loads(ask(f"hang-in-c:{tmp_path}/hangs").to_json()), timeout_s=0.1)
         assert process.wait(20) != 0
         assert (tmp_path / "hangs").exists()
         assert b"Timeout" in process.stderr.read()
 
 
-def test_the_real_function_runs_without_grpc_torch_and_asyncio(functions):
+def test_the_real_function_runs_without_what_is_slow_to_import(functions):
     program = (
         "import sys\n"
         "from superdl.coordinator.executors import worker\n"
         "worker._load('superdl.lambda_prefetch.handler:handler')\n"
-        "print(sorted({'torch', 'grpc', 'google.protobuf', 'asyncio', 'boto3'} & set(sys.modules)))"
+        "print(sorted({'torch', 'grpc', 'google.protobuf', 'asyncio', 'boto3', 'ray'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True, timeout=60
@@ -88,9 +105,57 @@ def test_the_real_function_runs_without_grpc_torch_and_asyncio(functions):
 
 
 def test_the_context_has_lambdas_names():
-    context = worker.LocalContext(3, 10.0)
-    assert context.aws_request_id == f"local-{os.getpid()}-3"
+    context = InvocationContext("local", "local-3", 10.0)
+    assert context.aws_request_id == "local-3"
     assert context.memory_limit_in_mb == 0
     assert context.function_name in context.invoked_function_arn
     assert 0 < context.get_remaining_time_in_millis() <= 10_000
-    assert worker.LocalContext(1, -1.0).get_remaining_time_in_millis() == 0
+    assert InvocationContext("ray", "1", -1.0).get_remaining_time_in_millis() == 0
+
+
+# Ray runs a task so; in a process of its own, since it sets variables and a watchdog for the process.
+TASK = """
+import os, sys
+from superdl.coordinator.executors.worker import run_task
+for item in run_task(sys.argv[1], sys.argv[2].encode(), "ray-1", 60.0, 2):
+    print(item.decode(), flush=True)
+print(os.environ["SUPER_DECODERS"], os.environ["SUPER_LOG_LEVEL"])
+"""
+
+
+def ran(function, event, program=TASK):
+    command = [sys.executable, "-c", program, function, json.dumps(event)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_task_answers_after_it_has_said_that_it_has_begun(functions):
+    begun, answer, decoders = ran(f"{functions}:misbehaving", {"super_warm": 1}).stdout.splitlines()
+    assert begun == BEGUN.decode()
+    assert json.loads(answer)["result"]["golden"] == "a" * 32
+    assert decoders == "2 WARNING"
+    task = run_task("json:dumps", b"{}", "ray-1", 60.0, 1)
+    assert next(task) == BEGUN
+    task.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        ("functions_of_tests:raises_when_warmed", "RuntimeError", "no warm welcome"),
+        ("functions_of_tests:none", "AttributeError", "none"),
+        ("no_such_module:handler", "ModuleNotFoundError", "no_such_module"),
+    ],
+)
+def test_what_the_function_raises_is_a_tasks_answer_too(functions, function, error, words):
+    assert functions
+    said = json.loads(ran(function, {"super_warm": 1}).stdout.splitlines()[1])
+    assert said["error"] == error
+    assert words in said["message"]
+
+
+@pytest.mark.slow
+def test_a_process_in_which_something_is_stuck_ends_soon_after_the_answer(functions):
+    event = json.loads(ask("end").to_json())
+    done = ran(f"{functions}:misbehaving", event, TASK + "import threading; threading.Event().wait()")
+    assert done.returncode != 0
+    assert json.loads(done.stdout.splitlines()[1])["result"]["outcomes"] == ["cached"]

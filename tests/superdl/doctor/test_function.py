@@ -10,7 +10,8 @@ import pytest
 from superdl.coordinator.server.settings import Settings
 from superdl.doctor import Verdict
 from superdl.doctor.function import _elsewhere
-from superdl.doctor.limits import judge_concurrency
+from superdl.doctor.lambda_function import judge_concurrency
+from superdl.super_wire.executors import EXECUTORS
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
@@ -97,7 +98,7 @@ def test_a_function_that_decodes_otherwise(service, capsys):
     service.deploy(handler=handler_of("decoding_otherwise"))
     code, found = asked(capsys, *ON_LAMBDA)
     assert code == 0
-    assert "golden images decode otherwise" in found["function version"]["reason"]
+    assert "decodes images otherwise than this machine" in found["function version"]["reason"]
     code, found = asked(capsys, "--executor", "local,lambda")
     assert code == 1
     assert "share a cache" in found["function version"]["remedy"]
@@ -195,5 +196,5 @@ def test_no_ray_cluster_at_all(valkey, monkeypatch, capsys):
 
 def test_of_several_executors_elsewhere_it_is_said_which_are_not_tried():
     settings = Settings(cache="redis://127.0.0.1:1", executor="local,ray")
-    assert "the sample below shows" in _elsewhere("local", "processes", settings).reason
-    assert "not tried" in _elsewhere("ray", "tasks", settings).reason
+    assert "the sample below shows" in _elsewhere(EXECUTORS["local"], settings).reason
+    assert "not tried" in _elsewhere(EXECUTORS["ray"], settings).reason

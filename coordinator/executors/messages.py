@@ -1,0 +1,219 @@
+"""What functions are asked, and what they answer: read with care, and held to what the coordinator is.
+
+Answers come over a network, or from a function of the user's own. What is no answer of ours is refused with
+the remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.catalog import Catalog
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = [
+    "FunctionClock",
+    "ListedDataset",
+    "Warmed",
+    "read_object",
+    "read_result",
+    "read_warmed",
+    "request_for",
+    "result_in",
+    "warm_event",
+]
+
+_log = logging.getLogger(__name__)
+
+_HEX_DIGITS = 32
+_WARM_VERSION = 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_SHOWN = 120
+_MAX_KIND = 80
+_MAX_WORDS = 600
+_SAME_S = 5.0
+"""A smaller difference of clocks may be the way of an answer; a request lasts far longer."""
+
+
+class _Listing(Protocol):
+    @property
+    def source(self) -> str: ...
+
+
+class ListedDataset(Protocol):
+    """What executors need to know of a dataset, as the server has it."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What functions do with a sample."""
+
+    @property
+    def listing(self) -> _Listing:
+        """Names the source, for people."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Its samples."""
+
+    @property
+    def content(self) -> bytes:
+        """Digest of what decides the sample ids."""
+
+    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
+        """The sample ids of some samples, concatenated."""
+
+
+def request_for(
+    dataset: ListedDataset,
+    indices: NDArray[np.int64],
+    *,
+    epoch: int,
+    request_id: str,
+    cache: str,
+    expires_in_s: float,
+) -> PrefetchRequest:
+    """A request for samples of a dataset, by their places in its catalog."""
+    catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
+    return PrefetchRequest(
+        request_id=request_id,
+        bucket=catalog.bucket,
+        recipe=dataset.recipe.json,
+        epoch=epoch,
+        cache=cache,
+        expires_at=time.time() + expires_in_s,
+        keys=tuple(map(bytes.decode, catalog.keys.take(indices))),
+        versions=tuple(map(bytes.decode, catalog.versions.take(indices))),
+        ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
+    )
+
+
+def warm_event(cache: str) -> dict[str, Any]:
+    """What has a function open what it needs, its connection to the cache with it; without one if empty."""
+    return {"super_warm": _WARM_VERSION, "cache": cache}
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What a function told when it was warmed. ``clock_s`` is 0 where it told no time."""
+
+    function_version: str
+    fingerprint: str
+    clock_s: float = 0.0
+
+
+def read_object(text: str | bytes, who: str) -> dict[str, Any]:
+    """The JSON object that ``who`` has answered.
+
+    Raises:
+        FunctionRaisedError: it is none.
+    """
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FunctionRaisedError(f"{who} answered {_shown(text)}, which is no JSON") from error
+    if not isinstance(answer, dict):
+        raise FunctionRaisedError(f"{who} answered {_shown(text)}, which is no result")
+    return answer
+
+
+def result_in(message: Mapping[str, Any], who: str = "the function") -> dict[str, Any]:
+    """The result in what :mod:`superdl.coordinator.executors.worker` tells of an invocation.
+
+    Raises:
+        FunctionRaisedError: the function raised; or there is no result.
+    """
+    if isinstance(message.get("error"), str):
+        kind = one_line(message["error"], _MAX_KIND)
+        words = one_line(str(message.get("message", "")), _MAX_WORDS)
+        raise FunctionRaisedError(f"the function raised {kind}: {words}")
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise FunctionRaisedError(f"{who} answered {_shown(str(result))}, which is no result")
+    return result
+
+
+def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
+    """The answer to a warm event.
+
+    Raises:
+        ExecutorError: the function is none of SUPER's; the message ends with ``remedy``.
+    """
+    version, digest = answer.get("function_version"), answer.get("golden")
+    if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ExecutorError(f"{who} answered a warm event with {_shown(json.dumps(answer))}: {remedy}")
+    clock_s = answer.get("clock_s")
+    if not isinstance(clock_s, float) or not math.isfinite(clock_s):
+        clock_s = 0.0
+    return Warmed(version, digest, clock_s)
+
+
+def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchResult:
+    """The answer to a prefetch request.
+
+    Raises:
+        FunctionRaisedError: it is no result, or that of another request.
+    """
+    try:
+        result = PrefetchResult.from_mapping(answer)
+    except ConfigError as error:
+        raise FunctionRaisedError(f"{who} answered what is no prefetch result: {error}") from error
+    if result.request_id != request_id:
+        raise FunctionRaisedError(
+            f"{who} was asked for request {request_id} and answered for {result.request_id[:80]!r}"
+        )
+    return result
+
+
+def _shown(text: str | bytes) -> str:
+    start = text[:_SHOWN]
+    return repr(start if isinstance(start, str) else start.decode(errors="replace"))
+
+
+class FunctionClock:
+    """How far the clock of functions on other machines is ahead of this one's.
+
+    A request says by the wall clock until when it is worth something, and a function holds that against its
+    own clock. So what functions tell of their clocks is compared with this machine's, and where the two
+    differ by seconds, requests carry their time. Else a coordinator whose clock is behind would ask for what
+    has always expired.
+
+    Attributes:
+        ahead_s: what to add to this machine's time to have the functions'; 0 while they are about the same.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def told(self, clock_s: float) -> None:
+        """A function has just answered that its clock showed ``clock_s``, Unix time; 0 if it did not tell."""
+        if not clock_s:
+            return
+        ahead_s = clock_s - time.time()
+        if abs(ahead_s - self.ahead_s) < _SAME_S:
+            return
+        self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
+        if self.ahead_s:
+            _log.warning(
+                "this machine's clock is %.0f s %s that of the functions: requests carry their time; set "
+                "the clock right (NTP), since AWS refuses calls that are 5 minutes off",
+                abs(ahead_s),
+                "behind" if ahead_s > 0 else "ahead of",
+            )
+        else:
+            _log.info("this machine's clock is that of the functions again")

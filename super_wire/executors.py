@@ -1,0 +1,84 @@
+"""The registry of executors: the ways to run functions, by the names that settings have for them.
+
+The sampler, the coordinator and the experiments read one setting, each in a process of its own. So the table
+is here, with what all of them must know. The rest an executor states itself, in the class that its row names.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from superdl.super_wire.errors import ConfigError
+
+__all__ = ["EXECUTORS", "ExecutorKind", "RunsOn", "executor_names"]
+
+_HERE = "superdl.coordinator.executors"
+
+
+class RunsOn(enum.Enum):
+    """Where functions run, which decides what they reach and how they are paid for."""
+
+    THIS_HOST = "processes of the coordinator's machine"
+    OTHER_HOSTS = "machines that are paid for by the hour"
+    SERVICE = "a service that is paid for by use"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKind:
+    """A row of the registry.
+
+    Attributes:
+        name: as settings, prices and reports have it.
+        implementation: its class in the coordinator, as ``module:attribute``.
+        runs_on: where its functions run.
+        place: the same for messages: functions run on ``place``.
+        chosen_by: settings that tell one such executor from another: where they differ, so do coordinators.
+    """
+
+    name: str
+    implementation: str
+    runs_on: RunsOn
+    place: str
+    chosen_by: tuple[str, ...] = ()
+
+
+EXECUTORS = {
+    kind.name: kind
+    for kind in (
+        ExecutorKind("local", f"{_HERE}.local:LocalExecutor", RunsOn.THIS_HOST, "this host"),
+        ExecutorKind(
+            "ray",
+            f"{_HERE}.ray_executor:RayExecutor",
+            RunsOn.OTHER_HOSTS,
+            "the nodes of a Ray cluster",
+            chosen_by=("ray_address", "ray_nodes", "ray_shared_files"),
+        ),
+        ExecutorKind(
+            "lambda",
+            f"{_HERE}.aws_lambda:LambdaExecutor",
+            RunsOn.SERVICE,
+            "Lambda",
+            chosen_by=("lambda_function", "lambda_region", "lambda_endpoint_url", "lambda_invocation"),
+        ),
+    )
+}
+"""All executors, by name."""
+
+
+def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
+    """The executors that a setting names, in order of preference, the cheapest first.
+
+    >>> executor_names("local, lambda")
+    ('local', 'lambda')
+
+    Raises:
+        ConfigError: there is no such executor, or one is named twice.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "
+            f"cheapest first; not {text!r}"
+        )
+    return names
