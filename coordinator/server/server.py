@@ -24,7 +24,7 @@ from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts
-from superdl.coordinator.executors import ExecutorContext, executor_classes
+from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
@@ -35,7 +35,7 @@ from superdl.coordinator.server.open_files import raise_limit_of_open_files
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
-from superdl.coordinator.server.trust import allowed_to_listings, warn_if_insecure
+from superdl.coordinator.server.trust import allowed_to_listings, executor_context, warn_if_insecure
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     executors = executor_classes(settings.executors)
     by_stream = any(executor.answers_by_stream(settings) for executor in executors)
     outcomes = OutcomeReader(cache) if by_stream else None
-    context = _context(settings, outcomes)
+    context = executor_context(settings, outcomes)
     manager = ExecutorManager([partial(executor.of, settings, context) for executor in executors])
     stack.push_async_callback(manager.close)
     info = await _warm_and_take_over(manager, cache)
@@ -200,20 +200,6 @@ async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheIn
     finally:
         await cancel_and_wait(warming)
     return info
-
-
-def _context(settings: Settings, outcomes: OutcomeReader | None) -> ExecutorContext:
-    """What executors get of the coordinator. Functions of this machine may do what it may."""
-    environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
-    roots = allowed_to_listings(settings).link_roots
-    environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
-    return ExecutorContext(
-        cache=settings.cache,
-        function=settings.function,
-        request_timeout_s=settings.request_timeout_s,
-        environment=environment,
-        outcomes=outcomes,
-    )
 
 
 def _core_settings(

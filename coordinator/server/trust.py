@@ -8,10 +8,11 @@ needed.
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.allowed import Allowed, parse_roots
-from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.server.addresses import (
     check_cache_address,
     check_listen_address,
@@ -23,9 +24,10 @@ from superdl.super_wire.coordinator_credentials import tokens_given
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from superdl.coordinator.executors.base import OutcomeStream
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["allowed_to_listings", "check_trust", "warn_if_insecure"]
+__all__ = ["allowed_to_listings", "check_trust", "executor_context", "warn_if_insecure"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,20 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     anywhere = not roots and not leaves_this_machine(settings.listen)
     own = not any(executor.files_by_others for executor in executor_classes(settings.executors))
     return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
+
+
+def executor_context(settings: Settings, outcomes: OutcomeStream | None = None) -> ExecutorContext:
+    """What executors get of this coordinator. Functions of this machine may do what the coordinator may."""
+    environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
+    roots = allowed_to_listings(settings).link_roots
+    environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
+    return ExecutorContext(
+        cache=settings.cache,
+        function=settings.function,
+        request_timeout_s=settings.request_timeout_s,
+        environment=environment,
+        outcomes=outcomes,
+    )
 
 
 def warn_if_insecure(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors import ExecutorContext, ExecutorError, executor_class
+from superdl.coordinator.executors import ExecutorError, executor_class
 from superdl.doctor.case import Started
 from superdl.doctor.finding import Found, bad, combined, doubtful, good, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
@@ -118,8 +118,10 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> Started:
     Raises:
         ExecutorError: it does not start.
     """
+    from superdl.coordinator.server.trust import executor_context
+
     executor_type = executor_class(kind.name)
-    context = ExecutorContext(cache or settings.cache, function=settings.function)
+    context = executor_context(replace(settings, cache=cache or settings.cache))
 
     async def start() -> Started:
         executor = executor_type.of(replace(settings, **executor_type.first_look), context)

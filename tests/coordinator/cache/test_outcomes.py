@@ -11,9 +11,8 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.executors import ExecutorError
 from superdl.super_wire.cluster import key_slot
-from superdl.super_wire.errors import CacheUnreachableError
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.outcomes import pack_outcome
 from superdl.super_wire.request import PrefetchFailure, PrefetchResult
 from tests.fixtures.valkey_cluster import valkey_cluster
@@ -127,7 +126,7 @@ def test_a_lost_stream_fails_who_waits_and_is_made_again(valkey):
             with reader.expecting("r") as outcome:
                 valkey.restart_empty()
                 await reader.keep()
-                with pytest.raises(ExecutorError, match="lost the stream of outcomes"):
+                with pytest.raises(CacheError, match="lost the stream of outcomes"):
                     await outcome
             with valkey.client() as client:
                 assert client.ttl(reader.stream) > 3500

@@ -9,9 +9,8 @@ import pytest
 
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.allowed import Allowed, parse_roots
-from superdl.coordinator.executors.making import make_executor
 from superdl.coordinator.server.settings import Settings
-from superdl.coordinator.server.trust import allowed_to_listings
+from superdl.coordinator.server.trust import allowed_to_listings, executor_context
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
 
 
@@ -102,7 +101,7 @@ def test_functions_are_told_where_links_may_lead(settings, link_roots):
     """Listing and local functions follow the same links; the settings alone decide which."""
     made = Settings(**settings)
     assert allowed_to_listings(made).link_roots == link_roots
-    environment = make_executor("local", made)._environment
+    environment = executor_context(made).environment
     assert environment.get("SUPER_FILE_ROOTS", "") == os.pathsep.join(link_roots)
 
 
