@@ -74,26 +74,6 @@ def test_a_cancelled_call_that_waits_never_begins_and_one_that_runs_keeps_its_th
     join_all()
 
 
-def test_closing_fails_what_is_under_way_and_a_late_answer_to_a_closed_loop_harms_nobody():
-    gate, began = threading.Event(), threading.Event()
-
-    def hang():
-        began.set()
-        gate.wait(10)
-
-    async def work():
-        threads = CallingThreads(2, NAME)
-        running = asyncio.create_task(threads.run(hang))
-        await asyncio.to_thread(began.wait, 10)
-        threads.close(RuntimeError("closed"))
-        with pytest.raises(RuntimeError, match="closed"):
-            await running
-
-    asyncio.run(work())
-    gate.set()
-    join_all()
-
-
 NO_MORE_THREADS = """
 import asyncio, os, resource, sys, threading
 from superdl.coordinator.executors import ThrottledError

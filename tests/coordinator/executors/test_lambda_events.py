@@ -17,7 +17,6 @@ from superdl.coordinator.executors import (
     FunctionLostError,
     FunctionRaisedError,
     FunctionTimedOutError,
-    ThrottledError,
 )
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from superdl.super_wire.errors import CacheUnreachableError
@@ -209,16 +208,3 @@ def test_a_time_that_no_function_may_run_is_not_billed(lambda_service, object_st
         return caught.value.ran_s
 
     assert using(lambda_service, valkey, work) == 0
-
-
-def test_throttling_is_told_before_anything_is_queued(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 1)
-
-    async def work(executor, outcomes):
-        lambda_service.throttle_next(1)
-        with pytest.raises(ThrottledError, match="throttled"):
-            await executor.invoke(request, timeout_s=TIMEOUT_S)
-        assert not outcomes._waiting
-
-    using(lambda_service, valkey, work)
-    assert len(lambda_service.invocations) == 1

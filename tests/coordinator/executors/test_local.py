@@ -88,30 +88,6 @@ def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
             assert np.array_equal(unpack(client.get(f"super:r1:{request.ids[n]}"))[1], pixels + n)
 
 
-def test_workers_work_at_the_same_time_and_the_rest_wait_their_turn(misbehaving, tmp_path):
-    async def main():
-        async with pool(misbehaving, workers=2) as executor:
-            await until(lambda: len(executor.worker_pids) == 2)
-            gate = tmp_path / "gate"
-            done = []
-
-            async def call(name):
-                await executor.invoke(ask(name), timeout_s=TIMEOUT_S)
-                done.append(name)
-
-            blocked = [asyncio.create_task(call(f"wait:{gate}")) for _ in range(2)]
-            await asyncio.sleep(0)
-            waiting = [asyncio.create_task(call(f"plain:{n}")) for n in range(4)]
-            await asyncio.sleep(0)
-            assert done == []
-            gate.touch()
-            await asyncio.gather(*blocked, *waiting)
-            assert executor.scaling.capacity == executor.scaling.backlog == 2
-            return [name for name in done if name.startswith("plain")]
-
-    assert sorted(asyncio.run(main())) == [f"plain:{n}" for n in range(4)]
-
-
 def test_who_waits_first_is_served_first(misbehaving, tmp_path):
     async def main():
         async with pool(misbehaving) as executor:
@@ -149,12 +125,7 @@ def test_a_worker_that_asks_for_its_end_is_ended_once_it_has_answered(misbehavin
 
 @pytest.mark.parametrize(
     ("does", "words"),
-    [
-        ("exit:0", "exit code 0"),
-        ("exit:3", "exit code 3"),
-        ("kill", "SIGKILL"),
-        ("system-exit", "exit code 7"),
-    ],
+    [("exit:0", "exit code 0"), ("kill", "SIGKILL"), ("system-exit", "exit code 7")],
 )
 def test_a_crash_costs_its_request_and_nothing_else(misbehaving, does, words):
     async def main():
@@ -222,15 +193,6 @@ def test_what_the_function_raises_is_told_and_the_worker_stays(misbehaving):
     asyncio.run(main())
 
 
-def test_an_answer_for_another_request_is_none(misbehaving):
-    async def main():
-        async with pool(misbehaving) as executor:
-            with pytest.raises(FunctionRaisedError, match="request for-another and answered for 'another'"):
-                await executor.invoke(ask("for-another"), timeout_s=TIMEOUT_S)
-
-    asyncio.run(main())
-
-
 def test_a_second_answer_is_not_the_next_requests(functions, caplog):
     async def main():
         async with pool(f"{functions}:answering_twice") as executor:
@@ -272,14 +234,6 @@ def test_the_real_function_is_quiet_on_a_training_machine(functions, capfd):
 
     asyncio.run(main())
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_function_knows_its_time(misbehaving):
-    async def main():
-        async with pool(misbehaving) as executor:
-            return await executor.invoke(ask("remaining"), timeout_s=17)
-
-    assert 10_000 < int(asyncio.run(main()).messages["0"]) <= 17_000
 
 
 def test_nobody_waits_for_ever_for_a_free_worker(misbehaving, tmp_path):

@@ -87,12 +87,6 @@ async def until_there(manager):
     return [one.scaling.capacity for one in manager.executors]
 
 
-def test_all_that_start_are_there():
-    executors = [Startable("one"), Startable("two")]
-    assert using(executors, presence) == ["", ""]
-    assert [executor.closes for executor in executors] == [1, 1]
-
-
 def test_one_alone_that_does_not_start_is_the_error():
     with pytest.raises(ConfigError, match="no such function"):
         using([Startable(fails=[ConfigError("no such function")])], presence)
@@ -181,11 +175,6 @@ def test_whatever_one_fails_by_is_its_absence_alone(caplog):
     assert capacities == [2, 2]
     assert second.starts == 3
     assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
-
-
-def test_one_alone_that_fails_by_a_bug_says_of_what_kind():
-    with pytest.raises(ExecutorError, match=r"unexpectedly \(OSError: no space\)"):
-        using([Startable(fails=[OSError("no space")])], presence)
 
 
 def test_one_that_cannot_be_made_anew_is_tried_again():

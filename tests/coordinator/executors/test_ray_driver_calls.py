@@ -87,11 +87,3 @@ def test_a_call_that_has_started_is_cancelled_once(ray):
 
     driving(ray, work)
     assert len(ray.cancelled) == 1
-
-
-def test_a_ping_is_answered(ray):
-    async def work(driver, told):
-        driver._take({"ping": 3})
-        assert await told.get() == {"pong": 3}
-
-    driving(ray, work)
