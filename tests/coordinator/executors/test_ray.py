@@ -182,8 +182,8 @@ def test_a_driver_that_dies_fails_its_calls_and_another_takes_its_place(cluster,
 
 
 def test_nodes_that_are_not_fit_are_left_out_with_the_remedy(cluster, tmp_path, caplog):
-    (tmp_path / "super_wire").mkdir()
-    (tmp_path / "super_wire" / "__init__.py").write_text("raise ImportError('an old one')")
+    (tmp_path / "superdl").mkdir()
+    (tmp_path / "superdl" / "__init__.py").write_text("raise ImportError('an old one')")
     nodes = [
         cluster.add(cpus=1, environment={ANSWERS: "golden=" + "0" * 32}),
         cluster.add(cpus=1, environment={ANSWERS: "function_version=9.9.9"}),
