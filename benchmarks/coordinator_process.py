@@ -29,10 +29,10 @@ from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.core import CoreSettings
-from superdl.coordinator.executors import Scaling
-from superdl.coordinator.executors.eligibility import Fitness
-from superdl.coordinator.executors.manager import Crew
-from superdl.coordinator.executors.preflight import Trials
+from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.manager import ExecutorManager
+from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen

@@ -217,7 +217,7 @@ class Spec:
     epochs: AtLeastOne = 3
     device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
     output: Text = "runs"
-    executor: Annotated[str, some_of(("local", "ray", "lambda"), "auto")] = "auto"
+    executor: Annotated[str, some_of(tuple(EXECUTORS), "auto")] = "auto"
     data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
     recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
     loader: Annotated[LoaderSpec, NULL_IS_EMPTY] = field(default_factory=LoaderSpec)
@@ -244,7 +244,8 @@ class Spec:
                 "run is its own setting (superdl coordinator --executor): leave one of the two out"
             )
         kind = EXECUTORS.get(self.executor)
-        if kind is not None and kind.runs_on is RunsOn.SERVICE and not _is_bucket(self.data.train):
+        in_bucket = (self.data.train or "").startswith("s3://")
+        if kind is not None and kind.runs_on is RunsOn.SERVICE and not in_bucket:
             raise ConfigError(
                 f"functions on {kind.place} see no files of this machine: with executor={kind.name} the "
                 "images are in a bucket, data.train=s3://bucket/prefix"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.core.events import ExecutorsUnfit
+from superdl.coordinator.core import ExecutorsIneligible
 from superdl.coordinator.executors.preflight import Preflight, was_produced
 from superdl.super_wire.errors import SuperError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Event
+    from superdl.coordinator.core import Event
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.executors.messages import ListedDataset
 
@@ -113,10 +113,10 @@ class Eligibility:
         unable = set(range(len(self._preflights))) - able
         return frozenset(unable if there <= out else unable | out)
 
-    def event_for(self, dataset: ListedDataset) -> ExecutorsUnfit:
+    def event_for(self, dataset: ListedDataset) -> ExecutorsIneligible:
         """What the core has to know of a dataset that is opened; :meth:`tell_changes` says what changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
-        return ExecutorsUnfit(dataset.content, ineligible)
+        return ExecutorsIneligible(dataset.content, ineligible)
 
     def warnings(self, dataset: ListedDataset) -> tuple[str, ...]:
         """What people should know of a listed dataset."""

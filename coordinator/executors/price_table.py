@@ -1,7 +1,7 @@
 """Reads price tables: ``prices.toml`` beside this file, and a file of the user's that replaces what it names.
 
 A table has a section ``about`` that names region, date and source; one for each executor, with the fields of
-:class:`superdl.coordinator.core.prices.Prices`; and sections for machines, nodes of a cache and other pieces
+:class:`superdl.coordinator.core.Prices`; and sections for machines, nodes of a cache and other pieces
 of a deployment, with the fields of the classes below. What follows from prices is others':
 :mod:`superdl.coordinator.core.ledger` for what is spent, :mod:`superdl.cost` for plans.
 """
@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from superdl.coordinator.core.prices import Prices
+from superdl.coordinator.core import Prices
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.core.samples import SetKey
-    from superdl.coordinator.core.settings import CoreSettings
+    from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.datasets import Dataset
     from superdl.super_wire.request import PrefetchResult

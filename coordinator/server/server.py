@@ -23,7 +23,7 @@ from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts
+from superdl.coordinator.core import CoreSettings, ExecutorFacts
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager

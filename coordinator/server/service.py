@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
-    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core import Job
     from superdl.coordinator.executors.eligibility import Eligibility
     from superdl.coordinator.server.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.server.engine import Engine

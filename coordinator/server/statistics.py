@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core import SampleState
 from superdl.coordinator.executors import executor_classes
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES

@@ -17,7 +17,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.core.settings import CoreSettings
+from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from superdl.coordinator.core.events import ExecutorResized
+from superdl.coordinator.core import ExecutorResized
 from superdl.coordinator.executors import Executor, ExecutorError, Scaling
 from superdl.coordinator.executors import manager as manager_module
 from superdl.coordinator.executors.manager import ExecutorManager
