@@ -19,6 +19,7 @@ import grpc
 from benchmarks.processes import BenchmarkError
 from superdl.super_dataset.reading.resp import encode_report
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.cache import encode_command
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import PROTOCOL_VERSION
@@ -154,7 +155,7 @@ class Clients:
             attempt=1,
             done=1,
         )
-        connection.sendall(encode_report(job.name, report))
+        connection.sendall(encode_command(*report.command(job.name)))
         answer = connection.recv(_REPLY_BYTES)
         if not answer.startswith(b"$"):
             raise BenchmarkError(f"the cache refused a report: {answer!r}")

@@ -14,8 +14,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.server.settings import Settings
+from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ A request that names a stream (``answer_to``) was sent without anybody waiting f
 appends what it would have answered, or why it failed as a whole, once it is done. An append that cannot be
 done is raised: then the platform counts an error, and who waits runs out of patience. One that may have been
 done is done again, since second answers are dropped. The stream is the coordinator's to make, with an expiry:
-one that is gone is not made anew, since nobody would ever delete it. What an entry holds is
+one that is gone is not made again, since nobody would ever delete it. What an entry holds is
 :mod:`superdl.super_wire.outcomes`'s.
 """
 
@@ -13,21 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from superdl.lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
+from superdl.lambda_prefetch.caches import keep_cache, take_cache
+from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.outcomes import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
-from superdl.super_wire.resp import ErrorReply
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.cache_nodes import CacheNodes
     from superdl.lambda_prefetch.settings import Settings
     from superdl.super_wire.outcomes import Answer
-    from superdl.super_wire.resp import Reply
 
 __all__ = ["ReplyTo"]
 
 _MAX_TEXT = 256
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,14 @@ class ReplyTo:
             *(b"XADD", self.stream, b"NOMKSTREAM", b"MAXLEN", b"~", maxlen),
             *(b"*", OUTCOME_FIELD, packed),
         )
-        try:
-            reply = _asked(take_cache(self.cache, settings), self.stream, command)
-        except CacheError:
-            reply = None  # what was kept may be older than the cache it led to
-        if reply is None or (isinstance(reply, ErrorReply) and reply.text.startswith("READONLY")):
-            # Else what answered is a replica by now, and another server has the name.
-            reply = _asked(open_cache(self.cache, settings), self.stream, command)
+        nodes = take_cache(self.cache, settings)
+        (reply,) = exchange(nodes, [Command.of(self.stream, *command)], timeout_s=_TIMEOUT_S)
+        if isinstance(reply, CacheError | ErrorReply):
+            nodes.close()
+        else:
+            keep_cache(self.cache, nodes)
+        if isinstance(reply, CacheError):
+            raise reply
         if reply is None:
             msg = (
                 f"the cache at {self.cache} has no stream for the outcome of request {self.request_id}: it "
@@ -87,17 +87,3 @@ class ReplyTo:
         if isinstance(reply, ErrorReply):
             msg = f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
             raise CacheError(msg)
-
-
-def _asked(nodes: CacheNodes, key: bytes, command: tuple[bytes, ...]) -> Reply:
-    """A command's answer; the connections are kept if they are good for another one."""
-    try:
-        reply = nodes.ask(key, *command)
-    except BaseException:
-        nodes.close()
-        raise
-    if isinstance(reply, ErrorReply):
-        nodes.close()
-    else:
-        keep_cache(nodes)
-    return reply

@@ -20,7 +20,7 @@ from superdl.super_wire.errors import CacheError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from superdl.super_wire.address import Credentials
+    from superdl.super_wire.cache import Credentials
 
 __all__ = ["CacheSecret", "cache_secret"]
 

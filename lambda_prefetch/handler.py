@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from superdl.lambda_prefetch.answering import ReplyTo
+from superdl.lambda_prefetch.caches import warm_connection
 from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.golden import golden_digest
-from superdl.lambda_prefetch.kept_caches import warm_connection
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.settings import Settings
 from superdl.lambda_prefetch.sources import open_source

@@ -2,8 +2,9 @@
 
 What has queued up while one exchange was on its way goes out with the next: batches grow as the cache slows
 down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
-never before. A broken connection is opened anew once per invocation, since a warm one may be older than the
+never before. A broken connection is opened again once per invocation, since a warm one may be older than the
 cache it led to; after that the rest of the invocation fails fast, in a cluster what that node would take.
+How records find their nodes is :mod:`superdl.super_wire.cache.exchange`'s.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.budget import ByteBudget
-from superdl.lambda_prefetch.kept_caches import keep_cache, open_cache, take_cache
+from superdl.lambda_prefetch.caches import keep_cache, take_cache
+from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.cache_nodes import CacheNodes
     from superdl.lambda_prefetch.settings import Settings
+    from superdl.super_wire.cache import CacheNodes, Reply
 
 __all__ = ["Pushed", "Pusher"]
 
+_TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
 _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
@@ -50,6 +53,11 @@ class _Record:
     def size_bytes(self) -> int:
         return len(self.header) + self.payload.nbytes
 
+    def command(self) -> Command:
+        """The SET that stores it; the payload is not copied."""
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, self.size_bytes)
+        return Command(self.key, (head + self.header, self.payload, b"\r\n"))
+
 
 class Pusher:
     """Takes records from one thread and stores them from another.
@@ -68,7 +76,6 @@ class Pusher:
         self._bundle_bytes = 0
         self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
         self._cache: CacheNodes | None = None
-        self._may_reconnect = True
         self._broken = ""
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="super-push", daemon=True)
@@ -117,7 +124,7 @@ class Pusher:
             for record in records:
                 self._budget.release(record.size_bytes)
         if self._cache is not None:
-            keep_cache(self._cache)
+            keep_cache(self._url, self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """What waits, at least one record if there is one to come, and whether more may follow."""
@@ -138,7 +145,6 @@ class Pusher:
         try:
             refusals = self._exchange(records)
         except Exception as error:  # noqa: BLE001  # told with each sample; a thread that died silently would stop the invocation
-            self._disconnect()
             self._broken = str(error) or type(error).__name__
             refusals = [self._broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
@@ -148,24 +154,18 @@ class Pusher:
     def _exchange(self, records: list[_Record]) -> list[str]:
         if self._broken:
             return [self._broken] * len(records)
-        commands = [(record.key, record.header, record.payload) for record in records]
         if self._cache is None:
             self._cache = take_cache(self._url, self._settings)
-        try:
-            refusals = self._cache.store(commands)
-            demoted = any(refusal.startswith("READONLY") for refusal in refusals)
-            if not (demoted and self._may_reconnect):  # a replica by now: another server has the name
-                return refusals
-            self._disconnect()
-        except CacheError:
-            self._disconnect()
-            if not self._may_reconnect:
-                raise
-        self._may_reconnect = False
-        self._cache = open_cache(self._url, self._settings)
-        return self._cache.store(commands)  # a SET may be repeated: equal ids, equal bytes
+        commands = [record.command() for record in records]
+        answers = exchange(self._cache, commands, timeout_s=_TIMEOUT_S)
+        self._broken = self._cache.all_broken
+        return list(map(_refusal, answers))
 
-    def _disconnect(self) -> None:
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+
+def _refusal(answer: Reply | CacheError) -> str:
+    """Why a record was not stored; empty if it was acknowledged."""
+    if isinstance(answer, ErrorReply):
+        return answer.text
+    if isinstance(answer, CacheError):
+        return str(answer)
+    return "" if answer == b"OK" else f"the cache answered {answer!r:.60}, which is neither yes nor no"

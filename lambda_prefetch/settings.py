@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

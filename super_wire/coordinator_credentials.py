@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.client_tls import client_tls_context
+from superdl.super_wire.encryption import client_tls_context, insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     import ssl

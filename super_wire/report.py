@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.super_wire.keys import report_stream
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -74,6 +76,12 @@ class ReadReport:
             if offsets:
                 entry[short] = np.asarray(offsets, dtype="<u4").tobytes()
         return entry
+
+    def command(self, job: str) -> tuple[bytes, ...]:
+        """The words of the XADD that leaves it in the job's bounded stream."""
+        pairs = self.to_fields().items()
+        bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
+        return (b"XADD", report_stream(job), *bound, *(word for pair in pairs for word in pair))
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:

@@ -22,7 +22,7 @@ import redis.exceptions
 
 from superdl.coordinator.cache.info import CacheInfo, combined
 from superdl.coordinator.cache.nodes import CacheNodes
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
 from superdl.super_wire.ids import ID_BYTES, split_ids
 from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
@@ -38,7 +38,6 @@ from superdl.super_wire.record import (
     parse_header,
     verify_payload,
 )
-from superdl.super_wire.resp import MAX_BULK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.cache.nodes import Command
-    from superdl.super_wire.cluster import Node
+    from superdl.super_wire.cache import Node
 
 __all__ = ["LOCK_TTL_S", "Cache", "LockHeldError"]
 

@@ -19,15 +19,13 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from superdl.super_wire.address import CacheAddress
-from superdl.super_wire.cluster import Node, key_slot, parse_slots
+from superdl.super_wire.cache import CacheAddress, Node, key_slot, parse_slots
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from superdl.super_wire.address import Credentials
-    from superdl.super_wire.cluster import SlotMap
+    from superdl.super_wire.cache import Credentials, SlotMap
 
 __all__ = ["CacheNodes", "Command", "Master"]
 

@@ -1,7 +1,7 @@
 """Addresses that a coordinator is given: where it listens, and where its cache is; parsed and checked.
 
 What an address beyond this machine needs beside it is :mod:`superdl.coordinator.server.trust`'s. Credentials
-are no part of either: see :class:`superdl.super_wire.address.Credentials`.
+are no part of either: see :class:`superdl.super_wire.cache.Credentials`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, Credentials
+from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import is_loopback
 
 __all__ = ["check_cache_address", "check_listen_address", "leaves_this_machine", "socket_path"]
 

@@ -2,7 +2,7 @@
 checked when made.
 
 Addresses, certificates and tokens are checked in :mod:`superdl.coordinator.server.trust`. Credentials are no
-settings: see :class:`superdl.super_wire.address.Credentials`.
+settings: see :class:`superdl.super_wire.cache.Credentials`.
 """
 
 from __future__ import annotations

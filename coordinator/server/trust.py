@@ -19,7 +19,7 @@ from superdl.coordinator.server.addresses import (
     leaves_this_machine,
     socket_path,
 )
-from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.cache import CacheAddress
 from superdl.super_wire.coordinator_credentials import tokens_given
 from superdl.super_wire.errors import ConfigError
 

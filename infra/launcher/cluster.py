@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from infra.launcher import EXIT_NOT_READY, EXIT_WRONG_SETTINGS, RunFailedError
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
 

@@ -20,7 +20,6 @@ from superdl.sampler.rpc.forking import GrpcThreads, step_aside_at_forks
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import is_loopback
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:

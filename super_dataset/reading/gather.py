@@ -1,8 +1,8 @@
 """The gather: pipelined GETs out, records straight into the batch buffer, a bounded amount of data under way.
 
 It asks once for each sample it is given, at one node or at several at once, and reports nothing but what
-came. Which node has which sample is :mod:`superdl.super_dataset.reading.link`'s and its neighbours', asking
-again, and when to stop, :mod:`superdl.super_dataset.reading.reader`'s.
+came. :mod:`superdl.super_dataset.reading.link` knows which node has which sample,
+:mod:`superdl.super_dataset.reading.reader` when to ask again, and when to stop.
 """
 
 from __future__ import annotations
@@ -11,21 +11,31 @@ import select
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.super_dataset.reading.connection import IO_TIMEOUT_S
-from superdl.super_dataset.reading.resp import ASKING
 from superdl.super_dataset.reading.scatter import ReplyScatter
+from superdl.super_wire.cache import CRLF, IO_TIMEOUT_S, encode_command
 from superdl.super_wire.errors import CacheUnreachableError
+from superdl.super_wire.keys import cache_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_wire.cache import CacheConnection
 
-__all__ = ["Share", "Wanted", "gather", "gather_all"]
+__all__ = ["Share", "Wanted", "encode_gets", "gather", "gather_all"]
 
+_ASKING = encode_command(b"ASKING")  # goes before a GET where a node of a cluster has answered ``ASK``
 _UNKNOWN_RECORD_BYTES = 2**20
 _MAX_REQUESTS_UNDER_WAY = 1024
+
+
+def encode_gets(sample_ids: bytes) -> list[bytes]:
+    """A GET for each of the concatenated sample ids."""
+    keys = cache_keys(sample_ids)
+    if not keys:
+        return []
+    head = b"*2\r\n$3\r\nGET\r\n$%d\r\n" % len(keys[0])
+    return [head + key + CRLF for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Share:
         requests, asking = self._wanted.requests, self._asking
         more = offsets[sent : sent + allowed - under_way]
         if asking:
-            parts = [(ASKING if offset in asking else b"") + requests[offset] for offset in more]
+            parts = [(_ASKING if offset in asking else b"") + requests[offset] for offset in more]
         else:
             parts = [requests[offset] for offset in more]
         self.connection.send(b"".join(parts))
@@ -155,7 +165,7 @@ def gather(share: Share, wanted: Wanted) -> None:
 def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, CacheUnreachableError]]:
     """Ask several nodes at once and receive from each as it sends; those that failed, and why.
 
-    A node that fails, or is silent for :data:`~superdl.super_dataset.reading.connection.IO_TIMEOUT_S`, does
+    A node that fails, or is silent for :data:`~superdl.super_wire.cache.connection.IO_TIMEOUT_S`, does
     not keep the others from being read.
     """
     failed: list[tuple[Share, CacheUnreachableError]] = []

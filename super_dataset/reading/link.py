@@ -1,75 +1,35 @@
-"""What one reading thread has to its cache: a connection to one node, or to each node of a cluster.
+"""What one reading thread has to its cache: every sample is asked of the node that has it, all nodes at once.
 
-Which of the two it is, the cache says when it is asked for its slot map; a server without cluster support,
-or one that does not let this user ask, is a single node. A link asks once for what it is given; retries in
-time are :mod:`superdl.super_dataset.reading.reader`'s.
+A link asks once for what it is given. It follows redirections within a read, a bounded number of times. What
+is lost with a node is for the next attempt, which begins with a fresh slot map; the other nodes' samples
+arrive meanwhile. Retries in time are :mod:`superdl.super_dataset.reading.reader`'s.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING, Protocol
 
-from superdl.super_dataset.reading.cluster_link import ClusterLink
-from superdl.super_dataset.reading.gather import Share, gather
-from superdl.super_dataset.reading.nodes import Nodes, learn_slots, ping
-from superdl.super_dataset.reading.refusals import is_for_memory
+from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.gather import Share, gather, gather_all
+from superdl.super_wire.cache import MAX_ROUNDS, CacheNodes, is_for_memory, key_slot, parse_redirection
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.keys import cache_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.gather import Wanted
-    from superdl.super_wire.address import CacheAddress, Credentials
-    from superdl.super_wire.errors import CacheUnreachableError
+    from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
 
-__all__ = ["CacheLink", "NodeLink", "OpenLink", "open_link"]
+__all__ = ["CacheLink", "OpenLink", "open_link"]
 
+_LOG = logging.getLogger("super_dataset")
 
-class CacheLink(Protocol):
-    """What a reader asks of either kind."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is an open connection, as far as this side knows."""
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether the cache refused the last report for want of memory, as far as it has answered."""
-
-    def gather(
-        self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
-    ) -> CacheUnreachableError | None:
-        """Ask once for the samples at ``offsets``.
-
-        What comes is in ``wanted.buffer``; an error that is returned kept some of it from coming.
-
-        Args:
-            wanted: the batch.
-            offsets: ascending.
-            left_s: seconds until the batch's deadline.
-
-        Raises:
-            CacheUnreachableError: the link is of no use any more.
-            CacheError: the cache refused.
-        """
-
-    def report(self, stream: bytes, command: bytes) -> None:
-        """Send a command that writes to ``stream``, and do not wait for the answer; its loss is no harm.
-
-        Raises:
-            CacheError: the link is of no use any more.
-        """
-
-    def ping(self) -> None:
-        """Ask every node for a record that does not exist.
-
-        Raises:
-            CacheUnreachableError: a node did not answer.
-            CacheError: a node refused.
-        """
-
-    def close(self) -> None:
-        """Close all connections."""
+_SHUN_S = 3.0  # a node that cannot be reached is not tried for a report alone for so long
+_MOST_OWED = 32
 
 
 class OpenLink(Protocol):
@@ -77,39 +37,6 @@ class OpenLink(Protocol):
 
     def __call__(self, address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
         """See :func:`open_link`."""
-
-
-class NodeLink:
-    """One node, over one connection."""
-
-    def __init__(self, connection: CacheConnection) -> None:
-        self.connection = connection
-        self.out_of_memory = False
-
-    @property
-    def connected(self) -> bool:
-        """True: whoever finds the connection broken closes the link."""
-        return True
-
-    def gather(self, wanted: Wanted, offsets: Sequence[int], *, left_s: float) -> None:  # a lost link raises
-        """See :class:`CacheLink`."""
-        self.connection.limit_wait(left_s)
-        gather(Share(self.connection, wanted, offsets), wanted)
-        self.out_of_memory = any(map(is_for_memory, self.connection.late_errors))
-        self.connection.late_errors.clear()
-
-    def report(self, stream: bytes, command: bytes) -> None:  # noqa: ARG002 # there is one node for all
-        """See :class:`CacheLink`."""
-        self.connection.owed += 1  # first: an answer that nobody expects would be taken for a sample's
-        self.connection.send(command)
-
-    def ping(self) -> None:
-        """See :class:`CacheLink`."""
-        ping(self.connection)
-
-    def close(self) -> None:
-        """See :class:`CacheLink`."""
-        self.connection.close()
 
 
 def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
@@ -125,11 +52,174 @@ def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: flo
         CacheError: the cache refused credentials, certificate or database.
         ConfigError: the files named for TLS cannot be used.
     """
-    nodes = Nodes(address, credentials)
-    first = nodes.open(nodes.home, timeout_s=timeout_s)
-    try:
-        slots = learn_slots(first, nodes.home)
-    except BaseException:
-        first.close()
-        raise
-    return NodeLink(first) if slots is None else ClusterLink(nodes, first, slots)
+    nodes = CacheNodes(address, credentials)
+    nodes.connect(timeout_s)
+    return CacheLink(nodes)
+
+
+class CacheLink:
+    """One node, or the nodes of a cluster; see the module's first lines.
+
+    ``out_of_memory`` says whether the cache refused the last report for want of memory, as far as it has
+    answered.
+    """
+
+    def __init__(self, nodes: CacheNodes) -> None:
+        self.nodes = nodes
+        self.out_of_memory = False
+        self._shunned_until_s: dict[Node, float] = {}
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is an open connection, as far as this side knows."""
+        return self.nodes.connected
+
+    def gather(
+        self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
+    ) -> CacheUnreachableError | None:
+        """Ask once for the samples at ``offsets``.
+
+        What comes is in ``wanted.buffer``; an error that is returned kept some of it from coming.
+
+        Args:
+            wanted: the batch.
+            offsets: ascending.
+            left_s: seconds until the batch's deadline.
+
+        Raises:
+            CacheError: the cache refused.
+        """
+        self.nodes.renew()
+        if self.nodes.stale:
+            self.nodes.refresh(left_s)
+        self.out_of_memory = False
+        asked = self._by_node(wanted, offsets)
+        asking: set[int] = set()
+        trouble = None
+        for _ in range(MAX_ROUNDS):
+            trouble = self._ask(wanted, asked, asking, left_s) or trouble
+            asked, asking = self._redirected(wanted.buffer, asked)
+            if not asked:
+                return trouble
+        count = sum(map(len, asked.values()))
+        return CacheUnreachableError(
+            f"the cluster at {self.nodes.address} sent us from node to node {MAX_ROUNDS} times for "
+            f"{count} samples: its slots are being moved"
+        )
+
+    def report(self, stream: bytes, command: bytes) -> None:
+        """Send a command that writes to ``stream``, and do not wait for the answer; its loss is no harm."""
+        node = self.nodes.node_of(stream) or self.nodes.home
+        if not self.nodes.is_open(node) and time.monotonic() < self._shunned_until_s.get(node, 0.0):
+            return
+        try:
+            connection = self.nodes.connection(node)
+            if connection.owed >= _MOST_OWED:
+                connection.converse()
+                self._heed(connection)
+            connection.owed += 1  # first: an answer that nobody expects would be taken for a sample's
+            connection.send(command)
+        except CacheError as error:  # the other nodes are none the worse for it
+            self._shunned_until_s[node] = time.monotonic() + _SHUN_S
+            self.nodes.drop(node)
+            _LOG.debug("a read report was lost: %s", error)
+
+    def ping(self) -> None:
+        """Ask every node for a record that does not exist.
+
+        Raises:
+            CacheUnreachableError: a node did not answer.
+            CacheError: a node refused.
+        """
+        self.nodes.ping()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.nodes.close()
+
+    def _by_node(self, wanted: Wanted, offsets: Sequence[int]) -> dict[Node, list[int]]:
+        nodes = self.nodes
+        if nodes.slots is None:
+            return {nodes.home: list(offsets)}
+        keys = cache_keys(wanted.sample_ids)
+        places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
+        owners = nodes.slots.owners
+        found: dict[Node, list[int]] = {}
+        for offset in offsets:
+            # A slot without a known owner has owner -1: the last place.
+            found.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
+        return found
+
+    def _ask(
+        self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
+    ) -> CacheUnreachableError | None:
+        """Ask every node for its share; why some of it did not come, if that is so."""
+        nodes = self.nodes
+        total = sum(map(len, asked.values()))
+        shares: dict[Node, Share] = {}
+        failed: list[tuple[Node, CacheUnreachableError]] = []
+        # Nodes with a connection are asked before any other is waited for.
+        for node in sorted(asked, key=lambda node: not nodes.is_open(node)):
+            offsets = asked[node]
+            try:
+                left_s = min(left_s, wanted.deadline_s - wanted.clock())
+                connection = nodes.connection(node, left_s)
+                connection.limit_wait(left_s)
+                theirs = asking.intersection(offsets)
+                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=theirs)
+                share.ask()
+                shares[node] = share
+            except CacheUnreachableError as error:
+                failed.append((node, error))
+        failed += _receive(shares, wanted)
+        for node, _ in failed:
+            nodes.drop(node)
+        for node, share in shares.items():
+            if nodes.is_open(node):
+                self._heed(share.connection)
+        nodes.stale = nodes.stale or bool(failed)
+        return failed[-1][1] if failed else None
+
+    def _redirected(
+        self, buffer: BatchBuffer, asked: Mapping[Node, Sequence[int]]
+    ) -> tuple[dict[Node, list[int]], set[int]]:
+        """Where to ask for the samples whose nodes said to ask elsewhere, and which of them by ``ASK``."""
+        found: dict[Node, list[int]] = {}
+        asking: set[int] = set()
+        if not buffer.errors or self.nodes.slots is None:
+            return found, asking
+        for node, offsets in asked.items():
+            for offset in offsets:
+                text = buffer.errors.get(offset, "")
+                redirection = parse_redirection(text, node)
+                self.nodes.stale = self.nodes.stale or text.startswith(("MOVED", "CLUSTERDOWN"))
+                if redirection is None:
+                    continue
+                del buffer.errors[offset]
+                buffer.replies[offset] = Reply.NONE
+                found.setdefault(self.nodes.place(redirection.node), []).append(offset)
+                if redirection.kind == "ASK":
+                    asking.add(offset)
+        return {node: sorted(offsets) for node, offsets in found.items()}, asking
+
+    def _heed(self, connection: CacheConnection) -> None:
+        """What became of earlier reports may tell that slots have moved."""
+        late_errors = connection.late_errors
+        if not late_errors:
+            return
+        moved = self.nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)
+        self.nodes.stale = self.nodes.stale or moved
+        self.out_of_memory = self.out_of_memory or any(map(is_for_memory, late_errors))
+        late_errors.clear()
+
+
+def _receive(shares: Mapping[Node, Share], wanted: Wanted) -> list[tuple[Node, CacheUnreachableError]]:
+    if len(shares) == 1:  # a blocking receive is cheaper than a poll and one
+        ((node, share),) = shares.items()
+        try:
+            gather(share, wanted)
+        except CacheUnreachableError as error:
+            return [(node, error)]
+        return []
+    names = {id(share): node for node, share in shares.items()}
+    return [(names[id(share)], error) for share, error in gather_all(list(shares.values()), wanted)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.super_wire.cache import CRLF
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
-from superdl.super_wire.resp import CRLF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

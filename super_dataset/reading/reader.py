@@ -17,12 +17,11 @@ from superdl.super_dataset.reading.backoff import Backoff
 from superdl.super_dataset.reading.bad_samples import bad_sample_error
 from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
 from superdl.super_dataset.reading.checks import SeenRecords
-from superdl.super_dataset.reading.gather import Wanted
+from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.progress import BatchProgress
 from superdl.super_dataset.reading.reader_state import ReaderState, ReaderStates
-from superdl.super_dataset.reading.resp import encode_gets, encode_report
-from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.cache import CacheAddress, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import report_stream
 
@@ -220,7 +219,7 @@ class BatchReader:
         if not state.connected and not read.astray:
             return
         job = read.ref.job
-        command = encode_report(job, read.report(done=done))
+        command = encode_command(*read.report(done=done).command(job))
         try:
             link = state.link(read.ref.cache, timeout_s=self._settings.read_timeout_s)
             link.report(report_stream(job), command)

@@ -16,7 +16,7 @@ import numpy as np
 
 from superdl.super_dataset.reading.bad_samples import BadSampleLog
 from superdl.super_dataset.reading.buffer import Reply
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:

@@ -15,21 +15,28 @@ Push messages (RESP3), which answer nothing, are let pass wherever a reply may b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from superdl.super_dataset.reading.prediction import PredictedReplies
-from superdl.super_dataset.reading.resp import ProtocolDoubtError, parse_line
+from superdl.super_wire.cache import (
+    CRLF,
+    MAX_BULK_BYTES,
+    MAX_LINE_BYTES,
+    MalformedReplyError,
+    ProtocolDoubtError,
+    parse_reply,
+)
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.resp import CRLF, MAX_LINE_BYTES, MalformedReplyError, parse_reply
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
 
-__all__ = ["ReplyScatter"]
+__all__ = ["ReplyScatter", "parse_line"]
 
 _SCRATCH_BYTES = 512
+_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to read thousands of them, by an error of its own
 
 
 class ReplyScatter:
@@ -258,3 +265,28 @@ def _pushed(data: bytes, at: int) -> int:
             raise ProtocolDoubtError(msg)
         return 0
     return found[1] - at
+
+
+def parse_line(
+    line: bytes | bytearray | memoryview,
+) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
+    """What one reply line, without CRLF, announces: its kind, a bulk's length, other replies' text.
+
+    Raises:
+        ProtocolDoubtError: no reply to a reader's commands looks so.
+    """
+    line = bytes(line)
+    mark, rest = line[:1], line[1:]
+    if mark == b"$":
+        if rest == b"-1":
+            return "nil", 0, ""
+        if rest.isdigit() and len(rest) <= _MAX_DIGITS and int(rest) <= MAX_BULK_BYTES:
+            return "bulk", int(rest), ""
+    elif mark == b"_" and not rest:
+        return "nil", 0, ""
+    elif mark == b"-":
+        return "error", 0, rest.decode(errors="replace")
+    elif mark in (b"+", b":"):
+        return "simple", 0, rest.decode(errors="replace")
+    msg = f"a reply began with {line[:40]!r}, which is no answer to what was asked"
+    raise ProtocolDoubtError(msg)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
-    from superdl.super_dataset.reading.connection import CacheConnection
-    from superdl.super_wire.resp import Reply
+    from superdl.super_wire.cache import CacheConnection, Reply
 
 __all__ = ["cache_clients", "check_cache", "check_memory", "check_rights"]
 
@@ -70,8 +69,8 @@ def check_rights(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all checks
     """Whether this user may do what a reader does; nothing is written."""
     if not seen.cache:
         return skipped("no cache is known")
+    from superdl.super_wire.cache import ErrorReply
     from superdl.super_wire.keys import cache_key, report_stream
-    from superdl.super_wire.resp import ErrorReply
 
     # A stream that is not there is not made: the right is looked at first, and then nothing happens.
     report = (b"XADD", report_stream(_JOB), b"NOMKSTREAM", b"MAXLEN", b"1", b"*", b"x", b"")
@@ -177,8 +176,7 @@ def _words(reply: Reply) -> list[bytes]:
 
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[CacheConnection]:
-    from superdl.super_dataset.reading.connection import CacheConnection
-    from superdl.super_wire.address import CacheAddress, Credentials
+    from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 
     credentials = Credentials.from_environment(os.environ)
     connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_dataset.reading.nodes import Nodes, learn_slots
-from superdl.super_dataset.reading.refusals import is_passing, is_redirection
-from superdl.super_wire.address import CacheAddress, Credentials
-from superdl.super_wire.cluster import Node, SlotMap, key_slot
+from superdl.super_wire.cache import (
+    CacheAddress,
+    CacheNodes,
+    Command,
+    Credentials,
+    ErrorReply,
+    exchange,
+    is_passing,
+    is_redirection,
+)
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, RecordError
 from superdl.super_wire.keys import cache_key, cache_keys, report_stream
 from superdl.super_wire.record import (
@@ -28,19 +34,17 @@ from superdl.super_wire.record import (
     id_prefixes,
     read_tombstone,
 )
-from superdl.super_wire.report import REPORT_STREAM_MAXLEN, ReadReport
-from superdl.super_wire.resp import ErrorReply, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_wire.cache import Reply
+    from superdl.super_wire.report import ReadReport
 
 __all__ = ["HeaderLink", "Seen"]
 
-_CONNECT_S = 5.0
 _LAST = b"%d" % (HEADER_BYTES - 1)
 
 
@@ -68,12 +72,8 @@ class HeaderLink:
     """
 
     def __init__(self, cache: str) -> None:
-        address = CacheAddress.parse(cache)
         self._cache = cache
-        self._nodes = Nodes(address, Credentials.from_environment(os.environ))
-        self._open: dict[Node, CacheConnection] = {}
-        self._slots: SlotMap | None = None
-        self._asked_slots = False
+        self._nodes = CacheNodes(CacheAddress.parse(cache), Credentials.from_environment(os.environ))
 
     def look(self, sample_ids: bytes, offsets: Sequence[int]) -> Seen:
         """Which of the samples at ``offsets`` are there.
@@ -82,32 +82,14 @@ class HeaderLink:
             CacheError: the cache refuses, for good.
         """
         seen, keys = Seen(), cache_keys(sample_ids)
-        try:
-            groups = self._by_node([keys[offset] for offset in offsets], offsets)
-        except CacheUnreachableError as error:
-            self.close()
-            seen.trouble = str(error)
-            return seen
-        for node, mine in groups.items():
-            commands = [(b"GETRANGE", keys[offset], b"0", _LAST) for offset in mine]
-            try:
-                answers = self._connection(node).converse(*commands)
-            except CacheUnreachableError as error:
-                self._drop(node)
-                seen.trouble = str(error)
-                continue
-            self._sort(seen, sample_ids, mine, answers)
+        wanted = [Command.of(keys[offset], b"GETRANGE", keys[offset], b"0", _LAST) for offset in offsets]
+        self._sort(seen, sample_ids, offsets, self._ask(wanted))
         return seen
 
     def tombstone(self, sample_id: bytes) -> Tombstone | None:
         """Why a sample failed; ``None`` if that is no longer to be read."""
         key = cache_key(sample_id)
-        try:
-            (node,) = self._by_node([key], [0])
-            (answer,) = self._connection(node).converse((b"GET", key))
-        except CacheUnreachableError:
-            self.close()
-            return None
+        (answer,) = self._ask([Command.of(key, b"GET", key)])
         if not isinstance(answer, bytes):
             return None
         try:
@@ -121,28 +103,31 @@ class HeaderLink:
         Raises:
             CacheError: the cache refuses.
         """
-        stream = report_stream(job)
-        words = [word for pair in report.to_fields().items() for word in pair]
-        bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
-        try:
-            (node,) = self._by_node([stream], [0])
-            (answer,) = self._connection(node).converse((b"XADD", stream, *bound, *words))
-        except CacheUnreachableError:
-            self.close()
-            return
+        (answer,) = self._ask([Command.of(report_stream(job), *report.command(job))])
         if isinstance(answer, ErrorReply):
             self._heed(answer.text)
 
     def close(self) -> None:
-        """Close all connections, and forget which nodes there are."""
-        for node in list(self._open):
-            self._drop(node)
-        self._asked_slots = False
+        """Close all connections."""
+        self._nodes.close()
 
-    def _sort(self, seen: Seen, sample_ids: bytes, offsets: Sequence[int], answers: Sequence[Reply]) -> None:
+    def _ask(self, commands: Sequence[Command]) -> list[Reply | CacheError]:
+        """The cache's answers; an error that does not pass by itself is raised."""
+        self._nodes.renew()
+        answers = exchange(self._nodes, commands)
+        for answer in answers:
+            if isinstance(answer, CacheError) and not isinstance(answer, CacheUnreachableError):
+                raise answer
+        return answers
+
+    def _sort(
+        self, seen: Seen, sample_ids: bytes, offsets: Sequence[int], answers: Sequence[Reply | CacheError]
+    ) -> None:
         headers, found = [], []
         for offset, answer in zip(offsets, answers, strict=True):
-            if isinstance(answer, ErrorReply):
+            if isinstance(answer, CacheError):
+                seen.trouble = str(answer)
+            elif isinstance(answer, ErrorReply):
                 if answer.text.startswith("WRONGTYPE"):
                     seen.absent.append(offset)
                     seen.corrupt.append(offset)
@@ -172,7 +157,6 @@ class HeaderLink:
             CacheError: it does not pass.
         """
         if is_redirection(text):
-            self._asked_slots = False
             return f"slots of the cluster are being moved ({text})"
         if is_passing(text):
             return text
@@ -182,46 +166,6 @@ class HeaderLink:
                 "XADD on super:n1:*: docs/cache.md has a reader's user)"
             )
         raise CacheError(f"the cache at {self._cache} refused: {text}")
-
-    def _by_node(self, keys: Sequence[bytes], offsets: Sequence[int]) -> dict[Node, list[int]]:
-        if not self._asked_slots:
-            self._learn_slots()
-        groups: dict[Node, list[int]] = {}
-        for key, offset in zip(keys, offsets, strict=True):
-            node = self._slots.node_of(key_slot(key)) if self._slots is not None else None
-            groups.setdefault(node if node is not None and node.host else self._nodes.home, []).append(offset)
-        return groups
-
-    def _learn_slots(self) -> None:
-        """Have the slot map told by any node that answers.
-
-        Raises:
-            CacheUnreachableError: none does.
-        """
-        home = self._nodes.home
-        known = (home, *(self._slots.nodes if self._slots is not None else ()))
-        reason: CacheUnreachableError | None = None
-        for node in dict.fromkeys(node if node.host else home for node in known):
-            try:
-                self._slots = learn_slots(self._connection(node), node)
-            except CacheUnreachableError as error:
-                self._drop(node)
-                reason = reason or error
-            else:
-                self._asked_slots = True
-                return
-        raise reason or CacheUnreachableError(f"the cache at {self._cache} has no nodes")
-
-    def _connection(self, node: Node) -> CacheConnection:
-        if node not in self._open:
-            self._open[node] = self._nodes.open(node, timeout_s=_CONNECT_S)
-        return self._open[node]
-
-    def _drop(self, node: Node) -> None:
-        connection = self._open.pop(node, None)
-        self._asked_slots = False
-        if connection is not None:
-            connection.close()
 
 
 def _read(headers: Sequence[bytes], prefixes: NDArray[np.uint64]) -> tuple[list[int], list[int]]:

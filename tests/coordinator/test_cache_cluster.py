@@ -12,8 +12,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.nodes import CacheNodes
-from superdl.super_wire.address import Credentials
-from superdl.super_wire.cluster import SLOTS, key_slot
+from superdl.super_wire.cache import SLOTS, Credentials, key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack

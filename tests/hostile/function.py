@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from superdl.lambda_prefetch import cache_connection, cache_nodes, fetching
+from superdl.lambda_prefetch import answering, fetching, push
 from superdl.lambda_prefetch.handler import handler as real_handler
 
 __all__ = ["FUNCTION", "VARIABLE", "handler"]
@@ -15,8 +15,8 @@ VARIABLE = "SUPER_TEST_FUNCTION_CACHE"
 _SILENCE_S = 2.0  # in place of 15 s and 20 s: what was lost is waited for as long
 
 for module, name in (
-    (cache_connection, "EXCHANGE_TIMEOUT_S"),
-    (cache_nodes, "EXCHANGE_TIMEOUT_S"),
+    (answering, "_TIMEOUT_S"),
+    (push, "_TIMEOUT_S"),
     (fetching, "_MAX_SILENCE_S"),
 ):
     assert hasattr(module, name), f"{module.__name__}.{name} has another name now"

@@ -140,7 +140,7 @@ def _bulk(value: bytes) -> bytes:
 
 
 class ScriptedConnection:
-    """What :class:`~superdl.super_dataset.reading.connection.CacheConnection` is to a gather, without a
+    """What :class:`~superdl.super_wire.cache.connection.CacheConnection` is to a gather, without a
     socket.
     """
 

@@ -11,9 +11,17 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS
-from superdl.super_dataset.reading.resp import ProtocolDoubtError, parse_line
+from superdl.super_dataset.reading.scatter import parse_line
 from superdl.super_wire.batch_ref import BatchRef
-from superdl.super_wire.cluster import SLOTS, Node, parse_redirection, parse_slots
+from superdl.super_wire.cache import (
+    SLOTS,
+    MalformedReplyError,
+    Node,
+    ProtocolDoubtError,
+    parse_redirection,
+    parse_reply,
+    parse_slots,
+)
 from superdl.super_wire.coordinator_credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError
 from superdl.super_wire.label_dtype import label_dtype_of
@@ -33,7 +41,6 @@ from superdl.super_wire.record import (
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
 from superdl.super_wire.report import ReadReport
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
-from superdl.super_wire.resp import MalformedReplyError, parse_reply
 
 if TYPE_CHECKING:
     import random

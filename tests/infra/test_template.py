@@ -17,7 +17,7 @@ from superdl.coordinator.server import engine, server
 from superdl.coordinator.server.settings import Settings, load_settings
 from superdl.lambda_prefetch.settings import Settings as FunctionSettings
 from superdl.lambda_prefetch.telemetry import Telemetry
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import Credentials
 from superdl.super_wire.request import PrefetchResult
 from tests.infra.stack_template import FILE, ROOT, written
 from tests.lambda_prefetch.prefetching import Context

@@ -17,8 +17,7 @@ from redis.retry import Retry
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.super_dataset.reading.connection import CacheConnection
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
 from tests.fixtures.valkey import Valkey

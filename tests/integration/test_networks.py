@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.cache import key_slot
 from superdl.super_wire.keys import RECORD_PREFIX
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack

@@ -8,7 +8,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.lambda_prefetch.kept_caches import close_idle_connections
+from superdl.lambda_prefetch.caches import close_idle_connections
 from superdl.lambda_prefetch.s3_lean import close_lean_clients
 from tests.fixtures.valkey import valkey
 

@@ -10,7 +10,7 @@ import pytest
 from superdl.lambda_prefetch.answering import ReplyTo
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.settings import Settings
-from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.outcomes import read_outcome
@@ -108,7 +108,7 @@ def test_a_stream_that_is_gone_is_not_made_anew(valkey):
 def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
     with pytest.raises(ConfigError, match="recipe") as caught:
         handler(event_of(root, f"unix://{tmp_path}/none.sock", recipe="{}"), Context())
-    assert "could not be told: no cache answers" in caught.value.__notes__[0]
+    assert "could not be told: the cache at unix://" in caught.value.__notes__[0]
 
 
 def test_a_cache_that_was_restarted_is_found_again(valkey):
@@ -123,7 +123,7 @@ def test_a_cache_that_was_restarted_is_found_again(valkey):
 
 def test_a_cache_that_is_gone_is_named(valkey):
     valkey.kill()
-    with pytest.raises(CacheUnreachableError, match="no cache answers at unix://"):
+    with pytest.raises(CacheUnreachableError, match="the cache at unix://.* is not to be reached"):
         ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
 
 

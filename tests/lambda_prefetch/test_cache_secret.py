@@ -16,13 +16,12 @@ import pytest
 import requests
 
 from superdl.lambda_prefetch import cache_secret as module
-from superdl.lambda_prefetch.cache_nodes import CacheNodes
 from superdl.lambda_prefetch.cache_secret import CacheSecret
+from superdl.lambda_prefetch.caches import take_cache, warm_connection
 from superdl.lambda_prefetch.handler import handler
-from superdl.lambda_prefetch.kept_caches import warm_connection
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import Settings
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import Command, Credentials, exchange
 from superdl.super_wire.errors import CacheError
 from tests.fixtures.valkey import free_port
 from tests.lambda_prefetch.prefetching import Context
@@ -128,13 +127,14 @@ def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, 
 def test_nodes_of_a_cluster_that_are_met_later_get_the_new_password(valkey_cluster, manager, secret):
     for node in valkey_cluster.nodes:
         let_in(node, FIRST)
-    nodes = CacheNodes(valkey_cluster.url, Credentials(), secret)  # one node is connected to
+    nodes = take_cache(valkey_cluster.url, Settings(cache_secret=secret))
+    nodes.connect()  # to one node
     for node in valkey_cluster.nodes:
         let_in(node, SECOND)
     manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
     let_time_pass()
-    records = [(b"super:r1:%d" % n, HEADER, memoryview(b"x")) for n in range(60)]
-    assert nodes.store(records) == [""] * 60
+    keys = [b"super:r1:%d" % n for n in range(60)]
+    assert exchange(nodes, [Command.of(key, b"SET", key, b"x") for key in keys]) == [b"OK"] * 60
     nodes.close()
 
 
@@ -146,7 +146,7 @@ def let_time_pass():
 
 def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, manager, secret):
     let_in(valkey, SECOND)
-    with pytest.raises(CacheError, match="refuses AUTH: WRONGPASS"):
+    with pytest.raises(CacheError, match="refused: WRONGPASS.*SUPER_CACHE_SECRET"):
         warm_connection(valkey.unix_url, Settings(cache_secret=secret))
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from superdl.lambda_prefetch.kept_caches import close_idle_connections, warm_connection
+from superdl.lambda_prefetch.caches import close_idle_connections, warm_connection
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import Settings
 from superdl.super_wire.errors import CacheUnreachableError

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from superdl.lambda_prefetch.settings import Settings
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials, parse_tokens, read_tokens
+from superdl.super_wire.encryption import insecure_in
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import insecure_in
 
 TOKEN = "0123456789abcdef"
 

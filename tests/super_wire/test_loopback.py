@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.super_wire.loopback import is_loopback
+from superdl.super_wire.encryption import is_loopback
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.super_wire.cluster import key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.coordinator.executors import ExecutorError
+from superdl.super_wire.cache import key_slot
+from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.outcomes import pack_outcome
 from superdl.super_wire.request import PrefetchFailure, PrefetchResult
 from tests.fixtures.valkey_cluster import valkey_cluster

@@ -22,7 +22,7 @@ from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.executors import ExecutorError
 from superdl.coordinator.server.engine import Engine
-from superdl.super_wire.cluster import key_slot
+from superdl.super_wire.cache import key_slot
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, running

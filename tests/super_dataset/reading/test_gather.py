@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
-from superdl.super_dataset.reading.connection import CacheConnection
-from superdl.super_dataset.reading.gather import Share, Wanted, gather, gather_all
-from superdl.super_dataset.reading.resp import encode_gets
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather, gather_all
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, encode_command
 from superdl.super_wire.errors import CacheUnreachableError
-from superdl.super_wire.resp import encode_command
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import images, ref_of, store, stored
 

@@ -9,11 +9,10 @@ import pytest
 import redis
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
-from superdl.super_dataset.reading.gather import Wanted
-from superdl.super_dataset.reading.link import NodeLink, open_link
+from superdl.super_dataset.reading.gather import Wanted, encode_gets
+from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_dataset.reading.resp import encode_gets
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import cache_key, report_stream
 from tests.fixtures.tls_front import TlsFront
@@ -84,8 +83,7 @@ def link_to(server, option="", credentials=None):
 def test_the_protocol_is_the_one_asked_for(either, option):
     link = link_to(either, option)
     try:
-        assert isinstance(link, NodeLink)
-        answer = link.connection.ask(b"HELLO")
+        answer = link.nodes.connection(link.nodes.home).ask(b"HELLO")
         facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
         assert facts[b"proto"] == (3 if option else 2)
     finally:
@@ -96,7 +94,7 @@ def test_a_user_that_may_not_ask_for_slots_has_a_single_node(valkey):
     with valkey.client() as client:
         client.acl_setuser("plain", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+get"])
     link = link_to(valkey, credentials=Credentials("plain", "p"))
-    assert isinstance(link, NodeLink)
+    assert link.nodes.slots is None
     link.ping()
     link.close()
 
@@ -122,7 +120,7 @@ def test_a_report_is_answered_before_the_next_batch(valkey):
     store(valkey, ref, images(3))
     link = link_to(valkey)
     link.report(report_stream(JOB), b"*1\r\n$8\r\nNONSENSE\r\n")
-    assert link.connection.owed == 1
+    assert link.nodes.connection(link.nodes.home).owed == 1
     buffer = BatchBuffer(3)
     wanted = Wanted(
         encode_gets(ref.sample_ids),
@@ -135,7 +133,7 @@ def test_a_report_is_answered_before_the_next_batch(valkey):
     )
     assert link.gather(wanted, [0, 1, 2], left_s=60.0) is None
     assert buffer.replies.tolist() == [Reply.RECORD] * 3
-    assert link.connection.owed == 0
+    assert link.nodes.connection(link.nodes.home).owed == 0
     link.close()
 
 

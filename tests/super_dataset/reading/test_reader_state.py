@@ -12,12 +12,13 @@ import pytest
 
 from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.reader_state import ReaderStates
-from superdl.super_wire.address import Credentials
+from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import CacheError
 
 
 def own_id(states: ReaderStates, cache: str) -> str:
-    return states.here().link(cache, timeout_s=5.0).connection.ask(b"CLIENT", b"ID")
+    nodes = states.here().link(cache, timeout_s=5.0).nodes
+    return nodes.connection(nodes.home).ask(b"CLIENT", b"ID")
 
 
 def tell_own_ids(states, cache, pipe):

@@ -3,7 +3,7 @@
 The socket stays plain and blocking, with the kernel's own time limits, and is read in large pieces: one
 system call and one look at the batch's progress for each, where a wrapped socket takes two and one for every
 16 KiB. What fails is raised as the system's and OpenSSL's own errors, which
-:mod:`superdl.super_dataset.reading.connection` puts into words.
+:mod:`superdl.super_wire.cache.connection` puts into words.
 """
 
 from __future__ import annotations
@@ -50,10 +50,14 @@ class TlsStream:
 
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
+        self._socket.sendall(self.encrypted(data))
+
+    def encrypted(self, data: bytes) -> bytes:
+        """What to put on the wire for ``data``."""
         left = memoryview(data)
         while left:
             left = left[self._tls.write(left) :]
-        self._flush()
+        return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
         """Wait for the socket at most once; how many bytes came into ``buffers``, in order.

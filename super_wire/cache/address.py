@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from superdl.super_wire.client_tls import client_tls_context
+from superdl.super_wire.encryption import client_tls_context, insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import insecure_in, is_loopback
 
 if TYPE_CHECKING:
     import ssl
@@ -112,7 +111,7 @@ class CacheAddress:
     @property
     def keeps_bytes(self) -> bool:
         """Whether the way itself shows or rules out flipped bits: TLS does, and so does a unix socket. TCP's
-        sum of 16 bits, which middleboxes take anew, does not.
+        sum of 16 bits, which middleboxes compute again, does not.
         """
         return bool(self.path) or self.tls
 

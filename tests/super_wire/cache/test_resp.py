@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_wire.resp import (
+from superdl.super_wire.cache.resp import (
     MAX_DEPTH,
     MAX_LINE_BYTES,
     ErrorReply,

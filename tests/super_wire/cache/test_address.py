@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import ConfigError
 
 

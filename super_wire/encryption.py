@@ -1,15 +1,47 @@
-"""The TLS of a client: whom it believes and what it shows. Cache and coordinator are spoken to alike."""
+"""Which connections need TLS, and the TLS of a client: whom it believes and what it shows.
+
+A host beyond this machine needs TLS and a token, on every side of a connection. ``SUPER_INSECURE``, which
+each side reads from its own environment, allows a side to do without.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
 
-__all__ = ["client_tls_context"]
+__all__ = ["client_tls_context", "insecure_in", "is_loopback"]
+
+_TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine; of names only ``localhost`` is, others may be resolved again."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def insecure_in(environment: Mapping[str, str]) -> bool:
+    """Whether ``SUPER_INSECURE`` allows plain text beyond this machine.
+
+    Raises:
+        ConfigError: it is neither yes nor no.
+    """
+    text = environment.get("SUPER_INSECURE", "")
+    try:
+        return _TRUTHS[text.lower()]
+    except KeyError:
+        msg = f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}"
+        raise ConfigError(msg) from None
 
 
 def client_tls_context(

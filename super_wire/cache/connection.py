@@ -1,14 +1,14 @@
 """One socket to one cache node: connecting, greeting, sending, receiving into given memory.
 
-A socket of our own, since a client library's objects and copies cost more than the transfer. Which process
-and thread may use it is :mod:`superdl.super_dataset.reading.reader_state`'s, which nodes there are is
-:mod:`superdl.super_dataset.reading.link`'s. Foreign errors are mapped here: whatever the network does becomes
-:class:`~superdl.super_wire.errors.CacheUnreachableError`, whatever the cache refuses, and what only a setting
-can mend, :class:`~superdl.super_wire.errors.CacheError`.
+A socket of our own, since a client library's objects and copies cost more than the transfer. Which nodes
+there are is :mod:`superdl.super_wire.cache.nodes`'s. Foreign errors are mapped here: whatever the network
+does becomes :class:`~superdl.super_wire.errors.CacheUnreachableError`. Whatever the cache refuses, and what
+only a setting can mend, becomes :class:`~superdl.super_wire.errors.CacheError`.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -16,20 +16,25 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from superdl.super_dataset.reading.refusals import is_passing, no_redis, refusal, tls_failure, unheard
-from superdl.super_dataset.reading.resp import ProtocolDoubtError
-from superdl.super_dataset.reading.tls import TlsStream
+from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls_failure, unheard
+from superdl.super_wire.cache.resp import (
+    ErrorReply,
+    MalformedReplyError,
+    PushReply,
+    encode_command,
+    parse_reply,
+)
+from superdl.super_wire.cache.tls import TlsStream
 from superdl.super_wire.errors import CacheUnreachableError
-from superdl.super_wire.resp import ErrorReply, MalformedReplyError, PushReply, encode_command, parse_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from superdl.super_wire.address import CacheAddress, Credentials
+    from superdl.super_wire.cache.address import CacheAddress, Credentials
+    from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
-    from superdl.super_wire.resp import Reply
 
-__all__ = ["IO_TIMEOUT_S", "CacheConnection"]
+__all__ = ["IO_TIMEOUT_S", "CacheConnection", "ProtocolDoubtError"]
 
 IO_TIMEOUT_S = 10.0
 """How long a connection waits for a connect, or for the next byte, at most."""
@@ -39,6 +44,12 @@ _MIN_TIMEOUT_S = 0.001  # a zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
 _DEFAULT_PROTOCOL = 2
+_BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024 on Linux and macOS
+_JOINED_BYTES = 65536  # four TLS records
+
+
+class ProtocolDoubtError(CacheUnreachableError):
+    """What came is not what can come: replies can no longer be told apart, so the connection must go."""
 
 
 class CacheConnection:
@@ -125,6 +136,20 @@ class CacheConnection:
         except OSError as error:
             raise self._failure(error) from error
 
+    def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
+        """Send all buffers in order by ``until_s`` of the monotonic clock, without copying large ones.
+
+        TLS takes one buffer at a time, so small ones are joined there.
+        """
+        try:
+            if self._tls is None:
+                self._send_views([memoryview(buffer) for buffer in buffers], until_s)
+                return
+            for joined in _joined(buffers):
+                self._send_views([memoryview(self._tls.encrypted(joined))], until_s)
+        except OSError as error:
+            raise self._failure(error) from error
+
     def receive(self, buffers: Sequence[memoryview]) -> int:
         """Receive what is there, at least one byte, into ``buffers`` in order; how many bytes came."""
         count = self.receive_some(buffers)
@@ -164,47 +189,81 @@ class CacheConnection:
             return CacheUnreachableError(f"the cache at {self.address} is not ready: {text}")
         return refusal(self.address, text)
 
-    def converse(self, *commands: Sequence[bytes]) -> list[Reply]:
+    def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
         """Commands in one go, and the answer to each, errors among them; what is owed passes before.
+
+        Args:
+            commands: their words.
+            timeout_s: bound of the wait for all answers; what :meth:`limit_wait` says if it is not given.
 
         Raises:
             CacheError: what answers is no Redis.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
-        until_s = time.monotonic() + IO_TIMEOUT_S
-        received = bytearray()
+        return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
+
+    def answers(self, count: int, until_s: float) -> list[Reply]:
+        """The next ``count`` answers, by ``until_s`` of the monotonic clock; what is owed passes before.
+
+        Raises:
+            CacheError: what answers is no Redis.
+        """
+        began_s = time.monotonic()
+        received, at = b"", 0
         answers: list[Reply] = []
-        while len(answers) < self.owed + len(commands):
+        while len(answers) < self.owed + count:
             try:
-                found = parse_reply(received)
+                found = parse_reply(received, at)
             except MalformedReplyError as error:
-                raise no_redis(self.address, bytes(received), error) from error
+                raise no_redis(self.address, received[at:], error) from error
             if found is None:
-                self._receive_more(received, until_s)
+                received, at = received[at:] + self._next_piece(began_s, until_s), 0
+                if len(received) > _MAX_ANSWER_BYTES:
+                    raise self._failure(ProtocolDoubtError("an endless answer"))
                 continue
-            answer, end = found
-            del received[:end]
+            answer, at = found
             if not isinstance(answer, PushReply):
                 answers.append(answer)
         late, answers = answers[: self.owed], answers[self.owed :]
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
-        if received:
-            raise self._failure(ProtocolDoubtError(f"{bytes(received[:40])!r} answers nothing"))
+        if at < len(received):
+            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} answers nothing"))
         return answers
 
     def close(self) -> None:
         """Close this process's end; a copy that a fork left in another process is not disturbed."""
         self._socket.close()
 
-    def _receive_more(self, received: bytearray, until_s: float) -> None:
-        if len(received) > _MAX_ANSWER_BYTES:
-            raise self._failure(ProtocolDoubtError("an endless answer"))
-        if time.monotonic() > until_s:
-            raise self._failure(TimeoutError())
+    def _next_piece(self, began_s: float, until_s: float) -> bytes:
+        """What comes next; nothing where an encrypted record is not whole yet."""
+        if not self.pending:
+            self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
-        received += piece[: self.receive([piece])]
+        return bytes(piece[: self.receive_some([piece])])
+
+    def _send_views(self, views: list[memoryview], until_s: float) -> None:
+        began_s, at = time.monotonic(), 0
+        while at < len(views):
+            try:
+                sent = self._socket.sendmsg(views[at : at + _BUFFERS_PER_SEND], [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, began_s, until_s)
+                continue
+            while at < len(views) and sent >= views[at].nbytes:
+                sent -= views[at].nbytes
+                at += 1
+            if sent:
+                views[at] = views[at][sent:]
+
+    def _wait(self, event: int, began_s: float, until_s: float) -> None:
+        """Wait for the socket, at most until ``until_s``."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise self._failure(TimeoutError(), waited_s=until_s - began_s)
 
     def _encrypt(self, context: ssl.SSLContext) -> None:
         try:
@@ -233,7 +292,7 @@ class CacheConnection:
             if isinstance(answer, ErrorReply) and command[0] != b"HELLO":
                 raise self.refused(answer.text)
 
-    def _failure(self, error: Exception) -> CacheError:
+    def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
         """The error for what the network or TLS did."""
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
@@ -243,7 +302,7 @@ class CacheConnection:
         if isinstance(error, EOFError):
             reason = "it closed the connection"
         elif silent:
-            reason = f"nothing came for {self._limit_s or IO_TIMEOUT_S:.3g} s"
+            reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
         doubt = hung_up or (silent and self.address.tls)
         hint = ""
@@ -266,3 +325,17 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     opened.settimeout(None)
     return opened
+
+
+def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    """The buffers in pieces of at least 64 KiB, none of them cut, but for the last piece."""
+    waiting: list[bytes | memoryview] = []
+    waiting_bytes = 0
+    for buffer in buffers:
+        waiting.append(buffer)
+        waiting_bytes += len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
+        if waiting_bytes >= _JOINED_BYTES:
+            yield b"".join(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting_bytes:
+        yield b"".join(waiting)

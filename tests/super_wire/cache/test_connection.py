@@ -7,10 +7,8 @@ import threading
 
 import pytest
 
-from superdl.super_dataset.reading.connection import CacheConnection
-from superdl.super_dataset.reading.nodes import learn_slots
-from superdl.super_wire.address import CacheAddress, Credentials
-from superdl.super_wire.cluster import Node
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
+from superdl.super_wire.cache.nodes import _learned_slots
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.valkey import free_port
 
@@ -78,7 +76,7 @@ def test_a_slot_map_is_learned_wherever_the_network_cuts_it():
         try:
             for cut_socket.cut in range(1, len(SLOTS)):
                 peer.sendall(SLOTS)
-                found = learn_slots(connection, Node("h", 1))
+                found = _learned_slots(connection, Node("h", 1), 5.0)
                 assert found.nodes == (Node("127.0.0.1", 7000), Node("127.0.0.1", 7001))
         finally:
             connection.close()

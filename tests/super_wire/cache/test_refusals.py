@@ -6,8 +6,8 @@ import ssl
 
 import pytest
 
-from superdl.super_dataset.reading.refusals import is_passing, no_redis, refusal, tls_failure, unheard
-from superdl.super_wire.address import CacheAddress
+from superdl.super_wire.cache import CacheAddress
+from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls_failure, unheard
 from superdl.super_wire.errors import CacheUnreachableError
 
 PLAIN, TLS = CacheAddress.parse("redis://h:1"), CacheAddress.parse("rediss://h:1")

@@ -1,6 +1,6 @@
 """What a cache's error replies and a connection's failures mean, in sentences that say what to do.
 
-Which of them pass by themselves decides whether a reader waits or gives up.
+Which of them pass by themselves decides whether a client waits or gives up.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from superdl.super_wire.errors import CacheError, CacheUnreachableError
 if TYPE_CHECKING:
     import ssl
 
-    from superdl.super_wire.address import CacheAddress
+    from superdl.super_wire.cache.address import CacheAddress
 
 __all__ = [
+    "WrongPasswordError",
     "is_for_memory",
     "is_passing",
     "is_redirection",
@@ -30,6 +31,10 @@ _CREDENTIALS = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH")
 _REDIRECTIONS = ("MOVED ", "ASK ")
 _TLS_ALERT = b"\x15\x03"
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
+
+
+class WrongPasswordError(CacheError):
+    """The cache wants other credentials than it was given."""
 
 
 def is_passing(text: str) -> bool:
@@ -56,10 +61,11 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
     """The error for an error reply of the cache, with the remedy where one is known."""
     remedy = ""
     if wants_credentials(text):
-        remedy = (
-            " (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD for the trainer as the cache wants them)"
+        return WrongPasswordError(
+            f"the cache at {address} refused: {text} (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD in "
+            "this process's environment, as the cache wants them)"
         )
-    elif text.startswith("NOPERM"):
+    if text.startswith("NOPERM"):
         remedy = (
             " (a reader needs GET on super:r1:* and XADD on super:n1:*, in a cluster also CLUSTER SLOTS and "
             "ASKING)"

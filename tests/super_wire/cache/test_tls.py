@@ -8,9 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.connection import CacheConnection
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.address import CacheAddress, Credentials
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.tls_front import TlsFront
 from tests.super_dataset.stored_batches import images, ref_of, store

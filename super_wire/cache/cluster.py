@@ -1,7 +1,7 @@
 """Redis Cluster as a client needs it: which slot a key has, which node a slot, and what redirections say.
 
-All of it is pure: who asks for the slot map, and follows redirections, are the sides themselves. Replicas
-are passed over, since what was just written may not have reached them.
+All of it is pure; :mod:`superdl.super_wire.cache.nodes` asks for the slot map. Replicas are passed over,
+since what was just written may not have reached them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from superdl.super_wire.resp import Reply
+    from superdl.super_wire.cache.resp import Reply
 
 __all__ = ["SLOTS", "Node", "Redirection", "SlotMap", "key_slot", "parse_redirection", "parse_slots"]
 

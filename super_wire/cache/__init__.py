@@ -1,0 +1,64 @@
+"""The client of the cache: addresses and credentials, the protocol, one connection, the nodes of a cluster.
+
+Readers, functions and warming share it; the coordinator takes addresses, credentials and slot maps from it.
+It speaks RESP over TCP, TLS and unix sockets. What records mean is :mod:`superdl.super_wire.record`'s.
+"""
+
+from __future__ import annotations
+
+from superdl.super_wire.cache.address import CACHE_FORMS, CacheAddress, Credentials
+from superdl.super_wire.cache.cluster import SLOTS, Node, SlotMap, key_slot, parse_redirection, parse_slots
+from superdl.super_wire.cache.connection import IO_TIMEOUT_S, CacheConnection, ProtocolDoubtError
+from superdl.super_wire.cache.exchange import Command, exchange
+from superdl.super_wire.cache.nodes import MAX_ROUNDS, CacheNodes
+from superdl.super_wire.cache.refusals import (
+    WrongPasswordError,
+    is_for_memory,
+    is_passing,
+    is_redirection,
+    refusal,
+    wants_credentials,
+)
+from superdl.super_wire.cache.resp import (
+    CRLF,
+    MAX_BULK_BYTES,
+    MAX_LINE_BYTES,
+    ErrorReply,
+    MalformedReplyError,
+    Reply,
+    encode_command,
+    parse_reply,
+)
+
+__all__ = [
+    "CACHE_FORMS",
+    "CRLF",
+    "IO_TIMEOUT_S",
+    "MAX_BULK_BYTES",
+    "MAX_LINE_BYTES",
+    "MAX_ROUNDS",
+    "SLOTS",
+    "CacheAddress",
+    "CacheConnection",
+    "CacheNodes",
+    "Command",
+    "Credentials",
+    "ErrorReply",
+    "MalformedReplyError",
+    "Node",
+    "ProtocolDoubtError",
+    "Reply",
+    "SlotMap",
+    "WrongPasswordError",
+    "encode_command",
+    "exchange",
+    "is_for_memory",
+    "is_passing",
+    "is_redirection",
+    "key_slot",
+    "parse_redirection",
+    "parse_reply",
+    "parse_slots",
+    "refusal",
+    "wants_credentials",
+]

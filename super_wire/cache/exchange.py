@@ -1,0 +1,180 @@
+"""Commands to the nodes that have their keys, all nodes at once, and the answer to each.
+
+Redirections are followed, a bounded number of times, and a node that is down fails its own commands alone. A
+command whose connection breaks is sent once more over a new one, so it must be one that may be repeated: a
+GET, a SET of a record (equal ids, equal bytes), an XADD whose doubles are dropped. Payloads are gathered by
+``sendmsg`` and never copied: a SET was measured at 3 microseconds of CPU for a 12 KB record and 18 for a
+150 KB one, where redis-py takes 19 and 126 since it joins and copies first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from superdl.super_wire.cache.cluster import Node, key_slot, parse_redirection
+from superdl.super_wire.cache.nodes import MAX_ROUNDS
+from superdl.super_wire.cache.resp import ErrorReply, encode_command
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from superdl.super_wire.cache.connection import CacheConnection
+    from superdl.super_wire.cache.nodes import CacheNodes
+    from superdl.super_wire.cache.resp import Reply
+
+__all__ = ["EXCHANGE_TIMEOUT_S", "Answer", "Command", "exchange"]
+
+Answer: TypeAlias = "Reply | CacheError"
+"""What the cache answered, errors among it, or why it gave no answer."""
+
+EXCHANGE_TIMEOUT_S = 10.0
+"""How long an exchange may take if nothing else is said."""
+
+_GRACE_S = 2.0  # for nodes that are well, when another one has used the exchange's time up
+_SLOTS_TIMEOUT_S = 5.0
+_ASKING = encode_command(b"ASKING")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. ``buffers`` are its bytes in order; ``key`` says which node it is for."""
+
+    key: bytes
+    buffers: tuple[bytes | memoryview, ...]
+
+    @classmethod
+    def of(cls, key: bytes, *words: bytes) -> Command:
+        """A small command of these words."""
+        return cls(key, (encode_command(*words),))
+
+
+class _Destination(NamedTuple):
+    node: Node
+    asking: bool = False
+    """Whether each slot is only on its way to the node, so that the node must be ASKed to answer."""
+
+
+def exchange(
+    nodes: CacheNodes, commands: Sequence[Command], *, timeout_s: float = EXCHANGE_TIMEOUT_S
+) -> list[Answer]:
+    """Send commands, and wait for the answer to each.
+
+    Where the cache is one server and its connection breaks, the second attempt has ``timeout_s`` of its own.
+    """
+    return _Exchange(nodes, commands, timeout_s).run()
+
+
+class _Exchange:
+    """Commands on their way, in rounds; every answer of a round is taken before the next."""
+
+    def __init__(self, nodes: CacheNodes, commands: Sequence[Command], timeout_s: float) -> None:
+        self._nodes = nodes
+        self._commands = commands
+        self._timeout_s = timeout_s
+        self._until_s = time.monotonic() + timeout_s
+        self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
+        self._redirected: dict[int, _Destination] = {}
+        self._failed: set[int] = set()  # with their connection, which says nothing of them
+
+    def run(self) -> list[Answer]:
+        """See :func:`exchange`."""
+        left = list(range(len(self._commands)))
+        for _ in range(MAX_ROUNDS):
+            groups = self._grouped(left)
+            self._redirected, self._failed = {}, set()
+            sent = {to: self._send(to, group) for to, group in groups.items()}
+            for to, group in groups.items():
+                connection = sent[to]
+                if connection is not None:
+                    self._take_answers(to, group, connection)
+            left = [*self._redirected, *filter(self._may_go_again, self._failed)]
+            if not left:
+                break
+            if self._failed and self._nodes.slots is None:
+                self._until_s = time.monotonic() + self._timeout_s
+        return self._answers
+
+    def _grouped(self, left: list[int]) -> dict[_Destination, list[int]]:
+        """The commands by destination; those that no node has have failed."""
+        nodes = self._nodes
+        if nodes.stale:
+            named = next((to.node for to in self._redirected.values() if not to.asking), None)
+            nodes.refresh(_SLOTS_TIMEOUT_S, first=named)
+        places = {index: self._redirected.get(index) or self._destination(index) for index in left}
+        if None in places.values():
+            nodes.refresh(_SLOTS_TIMEOUT_S)
+            places |= {index: self._destination(index) for index in left if places[index] is None}
+        groups: dict[_Destination, list[int]] = {}
+        for index, place in places.items():
+            if place is None:
+                slot = key_slot(self._commands[index].key)
+                msg = f"no node of the cluster at {nodes.address} has slot {slot}"
+                self._answers[index] = CacheUnreachableError(msg)
+            else:
+                groups.setdefault(place, []).append(index)
+        return groups
+
+    def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
+        """The connection by which commands are on their way, if they are."""
+        try:
+            connection = self._nodes.connection(to.node)
+        except (CacheError, ConfigError) as error:  # ConfigError: beyond loopback, and not encrypted
+            self._fail(group, error if isinstance(error, CacheError) else CacheError(str(error)))
+            return None
+        asked = (_ASKING,) if to.asking else ()
+        buffers = [buffer for index in group for buffer in (*asked, *self._commands[index].buffers)]
+        try:
+            connection.send_gathered(buffers, self._deadline_s())
+        except CacheError as error:
+            self._lose(to.node, group, error)
+            return None
+        return connection
+
+    def _take_answers(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
+        count = 2 * len(group) if to.asking else len(group)
+        try:
+            answers = connection.answers(count, self._deadline_s())
+        except CacheError as error:
+            self._lose(to.node, group, error)
+            return
+        for index, answer in zip(group, answers[1::2] if to.asking else answers, strict=True):
+            self._answers[index] = answer
+            if isinstance(answer, ErrorReply):
+                self._heed(to.node, index, answer.text)
+
+    def _heed(self, node: Node, index: int, text: str) -> None:
+        """An error reply may say where the command is to go instead."""
+        nodes = self._nodes
+        if text.startswith("READONLY") and not nodes.was_lost(node):
+            nodes.lose(node, text)  # a replica by now: another server has the name
+            self._failed.add(index)
+            nodes.stale = True
+        redirection = None if nodes.slots is None else parse_redirection(text, node)
+        if redirection is not None:
+            asking = redirection.kind == "ASK"
+            self._redirected[index] = _Destination(nodes.place(redirection.node), asking)
+            nodes.stale = nodes.stale or not asking
+
+    def _lose(self, node: Node, group: list[int], error: CacheError) -> None:
+        self._nodes.lose(node, str(error))
+        self._fail(group, error)
+
+    def _fail(self, group: list[int], error: CacheError) -> None:
+        for index in group:
+            self._answers[index] = error
+        self._failed.update(group)
+        self._nodes.stale = True  # perhaps another node has their slots by now
+
+    def _may_go_again(self, index: int) -> bool:
+        node = self._nodes.node_of(self._commands[index].key)
+        return node is not None and node not in self._nodes.broken
+
+    def _destination(self, index: int) -> _Destination | None:
+        node = self._nodes.node_of(self._commands[index].key)
+        return None if node is None else _Destination(node)
+
+    def _deadline_s(self) -> float:
+        return max(self._until_s, time.monotonic() + _GRACE_S)

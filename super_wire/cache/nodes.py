@@ -1,0 +1,255 @@
+"""The nodes of one cache: which node has a key, and a connection to each that is needed.
+
+The cache itself tells whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
+support, or one that does not let this user ask, is a single node that has every key. Records of a batch are
+asked for by :mod:`superdl.super_dataset.reading.link`, other commands by
+:mod:`superdl.super_wire.cache.exchange`; both follow redirections at most :data:`MAX_ROUNDS` times.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.cache.cluster import Node, key_slot, parse_slots
+from superdl.super_wire.cache.connection import CacheConnection
+from superdl.super_wire.cache.refusals import (
+    WrongPasswordError,
+    is_passing,
+    is_redirection,
+    wants_credentials,
+)
+from superdl.super_wire.cache.resp import ErrorReply
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from superdl.super_wire.cache.address import CacheAddress, Credentials
+    from superdl.super_wire.cache.cluster import SlotMap
+    from superdl.super_wire.errors import SuperError
+
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_ROUNDS", "CacheNodes"]
+
+MAX_ROUNDS = 6
+"""How often one command is sent within one exchange or one attempt of a read: at first, and after
+redirections.
+"""
+
+CONNECT_TIMEOUT_S = 5.0
+"""How long a connect may take where nothing else is said."""
+
+_NODE_CONNECT_S = 3.0  # a node that cannot be reached must not hold up the others for longer
+_SLOTS_TIMEOUT_S = 5.0
+
+
+class CacheNodes:
+    """Connections to the nodes of one cache, opened as they are needed, and the slot map.
+
+    It outlives its connections: what it knows of a cluster finds the nodes that have taken over. One thread
+    uses it at a time.
+
+    Args:
+        address: the address of any node.
+        credentials: the same for all nodes.
+        renewed: called with credentials that the cache refused and the error; it gives others to try once,
+            or raises.
+
+    Raises:
+        ConfigError: the files named for TLS cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: CacheAddress,
+        credentials: Credentials,
+        renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
+    ) -> None:
+        self.address = address
+        self.home = Node(address.host, address.port)
+        """The node that the user named; without a host if that is a unix socket."""
+        self.slots: SlotMap | None = None
+        """Who has which slot; ``None`` for a single server, and before one was asked."""
+        self.stale = True
+        """Whether the slot map is to be asked for before it is used."""
+        self.broken: dict[Node, SuperError] = {}
+        """Nodes that are not tried again until :meth:`renew`, and why."""
+        self._lost_once: set[Node] = set()
+        self._open: dict[Node, CacheConnection] = {}
+        self._told_by = self.home
+        self._credentials = credentials
+        self._renewed = renewed
+        # Made once: reading the system's authorities takes longer than a handshake.
+        self._context: ssl.SSLContext | None = credentials.tls_context() if address.tls else None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open, as far as this side knows."""
+        return bool(self._open)
+
+    @property
+    def all_broken(self) -> str:
+        """Why no node is tried any more until :meth:`renew`; empty while one is."""
+        known = {self.home} if self.slots is None else set(map(self.place, self.slots.nodes))
+        return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
+
+    def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Reach the node that the user named, and learn which other nodes there are.
+
+        Raises:
+            CacheUnreachableError: nobody answered, or not in time.
+            CacheError: the cache refused credentials, certificate or database.
+            ConfigError: the node is beyond loopback without TLS.
+        """
+        connection = self.connection(self.home, timeout_s)
+        try:
+            self.slots, self.stale = _learned_slots(connection, self.home, timeout_s), False
+        except BaseException:
+            self.drop(self.home)
+            raise
+        self._close_strangers()
+
+    def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
+        """The open connection to a node, or a new one.
+
+        Raises:
+            CacheError: it cannot be opened, and is not tried again until :meth:`renew`.
+            ConfigError: the same; the node is beyond loopback without TLS.
+        """
+        if node in self._open:
+            return self._open[node]
+        if node in self.broken:
+            raise type(self.broken[node])(str(self.broken[node]))
+        at_home = node == self.home or not node.host
+        address = self.address if at_home else self.address.node(node.host, node.port)
+        limit_s = timeout_s if self.slots is None else min(timeout_s, _NODE_CONNECT_S)
+        try:
+            self._open[node] = self._opened(address, limit_s)
+        except (CacheError, ConfigError) as error:
+            self.broken[node] = error
+            raise
+        return self._open[node]
+
+    def is_open(self, node: Node) -> bool:
+        """Whether there is a connection to a node."""
+        return node in self._open
+
+    def node_of(self, key: bytes) -> Node | None:
+        """The node that has a key, if one is known."""
+        if self.slots is None:
+            return self.home
+        node = self.slots.node_of(key_slot(key))
+        return None if node is None else self.place(node)
+
+    def place(self, node: Node) -> Node:
+        """A node as connections are kept: one that knows no address of its own is where it was asked."""
+        return node if node.host else self.home
+
+    def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
+        """Ask the nodes, one after the other, for the slot map until one tells it; else the old one stays.
+
+        Nodes with a connection come first. The node that told the last map comes last: one that was cut off
+        from the others knows no better.
+
+        Args:
+            timeout_s: bound of all of it, to within one node's answer.
+            first: the node to ask before all others.
+        """
+        until_s = time.monotonic() + timeout_s
+        known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
+        order = sorted(known, key=lambda node: (node not in self._open, node == self._told_by))
+        for node in dict.fromkeys((first, *order) if first is not None else order):
+            left_s = until_s - time.monotonic()
+            if node in self.broken:
+                continue
+            if left_s <= 0:
+                break
+            try:
+                slots = _learned_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
+            except (CacheError, ConfigError) as error:
+                # The next one may know; if nobody does, the exchange itself tells.
+                self.lose(node, str(error))
+                continue
+            if (slots is not None and slots.nodes) or self.slots is None:
+                self.slots, self._told_by, self.stale = slots, node, False
+                break
+        self._close_strangers()
+
+    def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Ask every node for a record that no sample has: who may read records may do that.
+
+        Raises:
+            CacheUnreachableError: a node did not answer, or is not ready.
+            CacheError: a node refused.
+        """
+        for node in (self.slots.nodes if self.slots is not None else ()) or (self.home,):
+            connection = self.connection(self.place(node), timeout_s)
+            (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
+            if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
+                raise connection.refused(answer.text)
+
+    def lose(self, node: Node, why: str) -> None:
+        """Close a connection that failed. The node gets one more until :meth:`renew`, then it is broken."""
+        self.drop(node)
+        if node in self._lost_once:
+            self.broken.setdefault(node, CacheUnreachableError(why))
+        self._lost_once.add(node)
+
+    def was_lost(self, node: Node) -> bool:
+        """Whether a connection to a node has failed since :meth:`renew`."""
+        return node in self._lost_once
+
+    def renew(self) -> None:
+        """Nodes that broke may be tried again."""
+        self.broken.clear()
+        self._lost_once.clear()
+
+    def drop(self, node: Node) -> None:
+        """Close the connection to a node, if there is one."""
+        connection = self._open.pop(node, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in list(self._open):
+            self.drop(node)
+
+    def _opened(self, address: CacheAddress, timeout_s: float) -> CacheConnection:
+        try:
+            return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
+        except WrongPasswordError as error:
+            if self._renewed is None:
+                raise
+            self._credentials = self._renewed(self._credentials, error)
+        return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
+
+    def _close_strangers(self) -> None:
+        """Close what the slot map has no use for."""
+        if self.slots is None:
+            return
+        members = set(map(self.place, self.slots.nodes)) or {self.home}
+        for node in [node for node in self._open if node not in members]:
+            self.drop(node)
+
+
+def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
+    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us.
+
+    Raises:
+        CacheUnreachableError: it is not ready to say.
+        CacheError: it wants credentials first, or says what is no slot map.
+    """
+    (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
+    if isinstance(answer, ErrorReply):
+        if is_passing(answer.text) or wants_credentials(answer.text):
+            raise connection.refused(answer.text)
+        return None
+    try:
+        return parse_slots(answer, asked)
+    except ValueError as error:
+        msg = f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
+        raise CacheError(msg) from error

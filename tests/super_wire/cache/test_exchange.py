@@ -1,0 +1,283 @@
+"""Commands reach the nodes that have their keys, while slots move and nodes die, within a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+
+import pytest
+
+from superdl.super_wire.cache import (
+    CacheAddress,
+    CacheNodes,
+    Command,
+    Credentials,
+    ErrorReply,
+    exchange,
+    key_slot,
+)
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.keys import cache_key
+from tests.fixtures.tls_front import TlsFront
+
+NOBODY = Credentials()
+HEADER = b"h" * 64
+
+
+def opened(url, **credentials):
+    return CacheNodes(CacheAddress.parse(url), Credentials(**credentials))
+
+
+def a_key(number):
+    return cache_key(number.to_bytes(16, "big"))
+
+
+def a_set(key, payload):
+    """A SET in the form in which the function gives it: the payload is a view."""
+    head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, 64 + len(payload), HEADER)
+    return Command(key, (head, memoryview(payload), b"\r\n"))
+
+
+def store(nodes, numbers, payload=b"x", **options):
+    """For each key the empty text if its SET was acknowledged, else why not."""
+    answers = exchange(nodes, [a_set(a_key(number), payload) for number in numbers], **options)
+    return [
+        "" if answer == b"OK" else answer.text if isinstance(answer, ErrorReply) else str(answer)
+        for answer in answers
+    ]
+
+
+def keys_at(cluster, node):
+    with cluster.nodes[node].client() as client:
+        return set(client.keys())
+
+
+def numbers_of(cluster, node, count):
+    """Numbers whose keys the node has."""
+    found = (number for number in range(100_000) if cluster.node_of(a_key(number)) is cluster.nodes[node])
+    return [next(found) for _ in range(count)]
+
+
+@pytest.fixture
+def nodes(valkey_cluster):
+    made = CacheNodes(CacheAddress.parse(valkey_cluster.url), NOBODY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def by_way_of(valkey, certificates):
+    """A cache's address and credentials, by transport."""
+    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
+    front.start()
+    yield {
+        "unix": (valkey.unix_url, {}),
+        "tcp": (valkey.url, {}),
+        "resp3": (f"{valkey.url}?protocol=3", {}),
+        "tls": (f"rediss://localhost:{front.port}", {"ca_file": certificates.ca_file}),
+    }
+    front.close()
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp", "resp3", "tls"])
+def test_records_arrive_unchanged(valkey, by_way_of, way):
+    url, credentials = by_way_of[way]
+    nodes = opened(url, **credentials)
+    payloads = [b"", b"\r\n", b"x" * 5, bytes(range(256)) * 1000, *[b"y" * 50_000] * 600]
+    for _ in range(2):
+        answers = exchange(nodes, [a_set(b"k%d" % n, payload) for n, payload in enumerate(payloads)])
+        assert set(answers) == {b"OK"}
+    with valkey.client() as client:
+        assert [client.get(f"k{n}") for n in range(len(payloads))] == [HEADER + each for each in payloads]
+    nodes.close()
+
+
+def test_each_command_is_refused_by_itself(valkey):
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "+@connection", "+set", "~super:r1:*")
+    nodes = opened(valkey.url, username="fn", password="word")  # which may not ask for slots
+    refused, stored = exchange(nodes, [a_set(b"other", b"x"), a_set(b"super:r1:1", b"x")])
+    assert "NOPERM" in refused.text
+    assert stored == b"OK"
+    nodes.close()
+
+
+def test_a_single_server_that_was_restarted_is_met_again_and_one_that_is_gone_fails_fast(valkey):
+    nodes = opened(valkey.unix_url)
+    assert store(nodes, range(3)) == [""] * 3
+    valkey.restart_empty()
+    assert store(nodes, range(3)) == [""] * 3
+    assert not nodes.all_broken
+    nodes.renew()
+    valkey.kill()
+    assert all(valkey.unix_url in why for why in store(nodes, range(3)))
+    assert valkey.unix_url in nodes.all_broken
+    valkey.start()
+    assert all(store(nodes, range(3)))  # not before the next invocation
+    nodes.renew()
+    assert store(nodes, range(3)) == [""] * 3
+    nodes.close()
+
+
+def test_a_server_that_became_a_replica_is_looked_for_again(valkey):
+    nodes = opened(valkey.url)
+    assert store(nodes, [1]) == [""]
+    with valkey.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        (why,) = store(nodes, [1])
+        assert why.startswith("READONLY")
+        assert nodes.was_lost(nodes.home)
+        nodes.renew()
+        client.execute_command("REPLICAOF", "NO", "ONE")
+    assert store(nodes, [1]) == [""]
+    nodes.close()
+
+
+def test_a_silent_cache_is_given_up_after_two_deadlines():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            for _ in range(2):
+                peer, _ = listening.accept()
+                with peer, contextlib.suppress(ConnectionError):
+                    peer.recv(65536)
+                    peer.sendall(b"-ERR This instance has cluster support disabled\r\n")
+                    while peer.recv(65536):
+                        pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        nodes = opened(f"redis://127.0.0.1:{listening.getsockname()[1]}")
+        (why,) = store(nodes, [1], timeout_s=0.2)
+        assert "nothing came for" in why
+        assert "nothing came for" in nodes.all_broken
+        nodes.close()
+        thread.join(10)
+
+
+def test_what_is_beyond_loopback_or_wants_other_credentials_is_said(valkey):
+    (answer,) = exchange(opened(valkey.url.replace("127.0.0.1", "0.0.0.0")), [a_set(b"k", b"x")])
+    assert isinstance(answer, CacheError)
+    assert "beyond loopback, where a cache needs TLS" in str(answer)
+    with valkey.client() as client:
+        client.config_set("requirepass", "geheim")
+    (answer,) = exchange(opened(valkey.url, password="falsch"), [a_set(b"k", b"x")])
+    assert "WRONGPASS" in str(answer)
+    assert "falsch" not in str(answer)
+
+
+def test_other_credentials_are_tried_once(valkey):
+    with valkey.client() as client:
+        client.config_set("requirepass", "geheim")
+    asked = []
+
+    def renewed(refused, _error):
+        asked.append(refused.password)
+        return Credentials(password="geheim")
+
+    nodes = CacheNodes(CacheAddress.parse(valkey.url), Credentials(password="old"), renewed)
+    assert store(nodes, [1]) == [""]
+    assert asked == ["old"]
+    nodes.close()
+
+
+def test_each_record_goes_to_the_node_of_its_slot(valkey_cluster, nodes):
+    assert store(nodes, range(300), b"y" * 5000) == [""] * 300
+    for node in range(3):
+        mine = {a_key(n) for n in range(300) if valkey_cluster.owners[key_slot(a_key(n))] == node}
+        assert keys_at(valkey_cluster, node) == mine
+        with valkey_cluster.nodes[node].client() as client:
+            assert client.get(next(iter(mine))) == HEADER + b"y" * 5000
+
+
+def test_a_slot_that_has_moved_is_followed_and_remembered(valkey_cluster, nodes):
+    (number,) = numbers_of(valkey_cluster, 0, 1)
+    valkey_cluster.move(key_slot(a_key(number)), 1)
+    assert store(nodes, [number, *range(100)]) == [""] * 101
+    assert a_key(number) in keys_at(valkey_cluster, 1)
+    assert nodes.node_of(a_key(number)).port == valkey_cluster.nodes[1].port
+
+
+def test_a_slot_on_its_way_is_asked_for(valkey_cluster, nodes):
+    (number,) = numbers_of(valkey_cluster, 0, 1)
+    slot = key_slot(a_key(number))
+    valkey_cluster.begin_move(slot, 2)
+    assert store(nodes, [number, *range(100)]) == [""] * 101
+    assert a_key(number) in keys_at(valkey_cluster, 2)
+    assert nodes.node_of(a_key(number)).port == valkey_cluster.nodes[0].port  # still
+    valkey_cluster.end_move(slot, 2)
+
+
+def test_redirections_without_end_are_given_up(valkey_cluster, nodes):
+    (number,) = numbers_of(valkey_cluster, 0, 1)
+    slot = key_slot(a_key(number))
+    # The source says ask the target, which knows of nothing: each sends to the other.
+    with valkey_cluster.nodes[0].client() as client:
+        client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", valkey_cluster.ids[1])
+    other, stored = store(nodes, [number, *numbers_of(valkey_cluster, 1, 1)])
+    assert other.startswith(("ASK", "MOVED"))
+    assert stored == ""
+
+
+def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ever(valkey_cluster, nodes):
+    store(nodes, range(300))
+    valkey_cluster.nodes[1].kill()
+    for _ in range(2):
+        answers = store(nodes, range(200), b"z")
+        for number, answer in enumerate(answers):
+            owner = valkey_cluster.owners[key_slot(a_key(number))]
+            assert bool(answer) == (owner == 1), (number, answer)
+            assert not answer or str(valkey_cluster.nodes[1].port) in answer or "CLUSTERDOWN" in answer
+    valkey_cluster.nodes[1].start()
+    valkey_cluster.wait_until_ready()
+    nodes.renew()
+    assert store(nodes, range(200)) == [""] * 200
+
+
+def test_a_node_that_was_restarted_is_met_again_at_once(valkey_cluster, nodes):
+    store(nodes, range(100))
+    valkey_cluster.nodes[2].restart_empty()
+    valkey_cluster.wait_until_ready()
+    assert store(nodes, range(100)) == [""] * 100
+    assert keys_at(valkey_cluster, 2)
+
+
+@pytest.mark.slow
+def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
+    store(nodes, range(100))
+    process = valkey_cluster.nodes[0].process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answers = store(nodes, range(100), timeout_s=0.3)
+        assert [bool(answer) for answer in answers] == [
+            valkey_cluster.owners[key_slot(a_key(n))] == 0 for n in range(100)
+        ]
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def test_a_cluster_that_is_gone_is_broken(valkey_cluster, nodes):
+    store(nodes, range(100))
+    for node in valkey_cluster.nodes:
+        node.kill()
+    assert all(store(nodes, range(100)))
+    assert nodes.all_broken
+
+
+def test_a_user_needs_few_permissions(valkey_cluster):
+    rights = [f"+{command}" for command in ["set", "cluster|slots", "asking"]]
+    for node in valkey_cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "%W~super:r1:*", *rights)
+    (number,) = numbers_of(valkey_cluster, 0, 1)
+    valkey_cluster.begin_move(key_slot(a_key(number)), 1)
+    nodes = opened(valkey_cluster.url, username="fn", password="word")
+    assert store(nodes, [number, *range(100)]) == [""] * 101
+    nodes.close()
+
+
+def test_a_cluster_takes_no_database(valkey_cluster):
+    with pytest.raises(CacheError, match="DB index"):
+        opened(valkey_cluster.url + "/3").connect()
