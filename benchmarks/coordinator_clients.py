@@ -23,7 +23,7 @@ from superdl.super_wire.cache import encode_command
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.report import ReadReport
+from superdl.super_wire.read_report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -33,7 +33,7 @@ from benchmarks.processes import held_to, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.lambda_prefetch.cores import LAMBDA_MB_PER_CORE
+from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
 
 if TYPE_CHECKING:
     import argparse

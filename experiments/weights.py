@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from superdl.experiments.models import NormalisedNetwork, fit_transformer
 from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from http.client import HTTPMessage

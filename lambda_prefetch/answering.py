@@ -5,7 +5,7 @@ appends what it would have answered, or why it failed as a whole, once it is don
 done is raised: then the platform counts an error, and who waits runs out of patience. One that may have been
 done is done again, since second answers are dropped. The stream is the coordinator's to make, with an expiry:
 one that is gone is not made again, since nobody would ever delete it. What an entry holds is
-:mod:`superdl.super_wire.outcomes`'s.
+:mod:`superdl.super_wire.request`'s.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from superdl.lambda_prefetch.caches import keep_cache, take_cache
 from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import checked_outcome_stream
-from superdl.super_wire.outcomes import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
+from superdl.super_wire.request import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
 
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import Settings
-    from superdl.super_wire.outcomes import Answer
+    from superdl.super_wire.request import Answer
 
 __all__ = ["ReplyTo"]
 

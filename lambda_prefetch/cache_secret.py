@@ -1,6 +1,6 @@
 """The cache's user and password out of AWS Secrets Manager, so that no environment holds them in clear.
 
-A secret is asked for when a connection first needs it, kept for some minutes, and asked for anew when the
+A secret is asked for when a connection first needs it, kept for some minutes, and asked for again when the
 cache refuses what is kept: a password that was rotated costs one exchange, no deployment. Every wait is
 bounded.
 What the secret says is in no message, and in no exception that one of ours was raised from.

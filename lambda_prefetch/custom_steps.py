@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.lambda_prefetch.draws import Draws
-
 __all__ = ["CustomStep", "custom_step"]
 
 _MARK = "__step_version__"
+
+# A name in a recipe is hashed, so it outlives a module's move: the name, and where the module is now.
+_MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
 
@@ -77,13 +78,13 @@ class CustomStep:
         self._random = random
         self._function = _find(name, allowed)
 
-    def run(self, array: NDArray[Any], draws: Draws) -> NDArray[Any]:
-        """What the step makes of an array.
+    def run(self, array: NDArray[Any], seed: int) -> NDArray[Any]:
+        """What the step makes of an array; a random one gets ``seed`` too.
 
         Raises:
             SampleFailedError: it raised, or gave no array that a record can hold (outcome ``step_error``).
         """
-        drawn = {"seed": draws.seed()} if self._random else {}
+        drawn = {"seed": seed} if self._random else {}
         try:
             made = self._function(array, **self._params, **drawn)
         except (
@@ -106,11 +107,12 @@ class CustomStep:
 
 
 def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
-    module_name, function_name, version = split_custom_name(name)
-    if module_name not in allowed:
+    named, function_name, version = split_custom_name(name)
+    module_name = _MOVED_MODULES.get(named, named)
+    if not allowed & {named, module_name}:
         msg = (
             f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
-            f"{module_name}; it allows {', '.join(sorted(allowed)) or 'none'}"
+            f"{named}; it allows {', '.join(sorted(allowed)) or 'none'}"
         )
         raise ConfigError(msg)
     try:

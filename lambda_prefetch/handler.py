@@ -2,7 +2,7 @@
 
 An event is a prefetch request as JSON values, answered with a prefetch result, and through the cache too
 where the request says so; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients
-and tells version and golden digest. How samples are made is :mod:`superdl.lambda_prefetch.pipeline`'s.
+and tells version and decoder fingerprint. How samples are made is :mod:`superdl.lambda_prefetch.pipeline`'s.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from superdl.lambda_prefetch.answering import ReplyTo
 from superdl.lambda_prefetch.caches import warm_connection
 from superdl.lambda_prefetch.decode import lift_pillows_bound
-from superdl.lambda_prefetch.golden import golden_digest
+from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.settings import Settings
 from superdl.lambda_prefetch.sources import open_source
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.discretion import keep_secrets_out_of_logs
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
 from superdl.super_wire.ids import sample_ids
+from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.redaction import keep_secrets_out_of_logs
 from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
-from superdl.super_wire.version import installed_version
 
 __all__ = ["WARM_VERSION", "handler"]
 
@@ -38,7 +38,7 @@ _ANSWER_MARGIN_S = 2.0
 
 _MAX_MESSAGE = 2000
 
-_own_golden_digest = functools.cache(golden_digest)
+_own_fingerprint = functools.cache(decoder_fingerprint)
 _seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
 
 
@@ -127,7 +127,7 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
         raise ConfigError(msg)
     if cache:
         warm_connection(cache, settings)
-    golden = _own_golden_digest()
+    golden = _own_fingerprint()
     telemetry(settings.log_level, trace=settings.trace).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
@@ -155,20 +155,20 @@ def _prefetch(
     source = open_source(request.bucket, settings)
     remaining_s = context.get_remaining_time_in_millis() / 1000
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
-    ledger = produce(request, program, source, settings, expires_at=expires_at)
-    if ledger.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
+    columns = produce(request, program, source, settings, expires_at=expires_at)
+    if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        outcomes=tuple(ledger.outcomes),
-        fetch_us=tuple(ledger.fetch_us),
-        decode_us=tuple(ledger.decode_us),
-        push_us=tuple(ledger.push_us),
-        source_bytes=tuple(ledger.source_bytes),
-        record_bytes=tuple(ledger.record_bytes),
-        messages=ledger.messages,
+        outcomes=tuple(columns.outcomes),
+        fetch_us=tuple(columns.fetch_us),
+        decode_us=tuple(columns.decode_us),
+        push_us=tuple(columns.push_us),
+        source_bytes=tuple(columns.source_bytes),
+        record_bytes=tuple(columns.record_bytes),
+        messages=columns.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
         clock_s=time.time(),
@@ -192,17 +192,17 @@ def _check_deployed(request: PrefetchRequest) -> None:
             f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
         )
         raise ConfigError(msg)
-    if request.golden and request.golden != _own_golden_digest():
+    if request.golden and request.golden != _own_fingerprint():
         msg = (
-            f"this function decodes the golden images to {_own_golden_digest()}, the request wants "
-            f"{request.golden[:80]}: it was deployed anew while a coordinator ran; deploy the one before, "
+            f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
+            f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "
             "or start it again with an empty cache"
         )
         raise ConfigError(msg)
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
-    """Derive every sample id anew: a difference means that the two sides do not mean the same sample."""
+    """Derive every sample id again: a difference means that the two sides do not mean the same sample."""
     randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
     derived = sample_ids(
         request.bucket,

@@ -1,13 +1,14 @@
 """The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
 
-There is one decoder unless the function has several cores (see :mod:`superdl.lambda_prefetch.cores`) and a
+There is one decoder unless the function has several cores (see ``decoding_threads`` of its settings) and a
 sample takes long enough: Pillow decodes without the interpreter's lock, but threads that decode small images
 mostly wait for it. Objects are decoded in the order in which they arrive. Whatever happens to one sample
 becomes its outcome and leaves the others alone.
 
 The caller watches the decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what
 was not begun by then expires. All threads end with the invocation but the one that is stuck: only the end of
-its process ends that one, which :attr:`Ledger.stuck` asks for. Connections stay for the next invocation.
+its process ends that one, which :attr:`ResultColumns.stuck` asks for. Connections stay for the next
+invocation.
 
 The memory used beside the interpreter's own is at most
 
@@ -27,10 +28,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.cores import decoding_threads
 from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.push import Pusher
+from superdl.lambda_prefetch.settings import decoding_threads
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, clean_text
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["MAX_RECORD_BYTES", "Ledger", "produce"]
+__all__ = ["MAX_RECORD_BYTES", "ResultColumns", "produce"]
 
 MAX_RECORD_BYTES = 512 * 2**20
 """The largest value that Redis takes."""
@@ -58,7 +59,7 @@ _STORED = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 _NO_PAYLOAD = memoryview(b"")
 
 
-class Ledger:
+class ResultColumns:
     """What became of every sample of a request, column by column, as the result tells it."""
 
     def __init__(self, request: PrefetchRequest) -> None:
@@ -83,7 +84,7 @@ class Ledger:
 
 def produce(
     request: PrefetchRequest, program: Program, source: Source, settings: Settings, *, expires_at: float
-) -> Ledger:
+) -> ResultColumns:
     """Fetch, decode and push the samples of a request.
 
     Args:
@@ -97,28 +98,28 @@ def produce(
     Returns:
         The outcome of every sample. Cached means that the cache acknowledged it.
     """
-    ledger = Ledger(request)
+    columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.keys))
     with (
         Pusher(request.cache, settings) as pusher,
         Fetchers(request, source, settings, pusher, expires_at) as fetchers,
     ):
-        decoders = _Decoders(request, program, fetchers, pusher, ledger, expires_at)
+        decoders = _Decoders(request, program, fetchers, pusher, columns, expires_at)
         decoders.run(count, settings.decode_timeout_s)
     answered = {pushed.index for pushed in pusher.results}
-    for index, outcome in enumerate(ledger.outcomes):
+    for index, outcome in enumerate(columns.outcomes):
         if outcome in _STORED and index not in answered:  # never cached without the cache's word
-            ledger.outcomes[index] = Outcome.CACHE_ERROR
-            ledger.explain(index, "it was not stored")
+            columns.outcomes[index] = Outcome.CACHE_ERROR
+            columns.explain(index, "it was not stored")
     for pushed in pusher.results:
-        ledger.push_us[pushed.index] = pushed.push_us
+        columns.push_us[pushed.index] = pushed.push_us
         if pushed.refusal:
             is_full = pushed.refusal.startswith("OOM")  # the only one whose remedy is the coordinator's: room
-            ledger.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
-            ledger.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
+            columns.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
+            columns.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
         else:
-            ledger.record_bytes[pushed.index] = pushed.record_bytes
-    return ledger
+            columns.record_bytes[pushed.index] = pushed.record_bytes
+    return columns
 
 
 class _Decoders:
@@ -130,7 +131,7 @@ class _Decoders:
         program: Program,
         fetchers: Fetchers,
         pusher: Pusher,
-        ledger: Ledger,
+        columns: ResultColumns,
         expires_at: float,
     ) -> None:
         self._request = request
@@ -138,7 +139,7 @@ class _Decoders:
         self._fetchers = fetchers
         self._pusher = pusher
         self._putting = threading.Lock()  # the pusher takes records from one thread at a time
-        self._ledger = ledger
+        self._columns = columns
         self._expires_at = expires_at
         self._threads: list[threading.Thread] = []
         self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
@@ -181,9 +182,9 @@ class _Decoders:
                 f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object"
             )
-            self._ledger.explain(index, why)
-            self._ledger.outcomes[index] = Outcome.TIMED_OUT
-            self._ledger.stuck = True
+            self._columns.explain(index, why)
+            self._columns.outcomes[index] = Outcome.TIMED_OUT
+            self._columns.stuck = True
             self._fetchers.stop()
 
     def _start(self, count: int, *, others: int = 0) -> None:
@@ -217,13 +218,13 @@ class _Decoders:
             self._finish(arrived)
         finally:
             self._fetchers.release(arrived)
-        return self._ledger.decode_us[arrived.index]
+        return self._columns.decode_us[arrived.index]
 
     def _finish(self, arrived: Arrived) -> None:
         """Decode what arrived and hand it to the pusher, or note why not."""
         index, key = arrived.index, self._request.keys[arrived.index]
-        self._ledger.fetch_us[index] = arrived.fetch_us
-        self._ledger.source_bytes[index] = len(arrived.data)
+        self._columns.fetch_us[index] = arrived.fetch_us
+        self._columns.source_bytes[index] = len(arrived.data)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
             self._making[threading.current_thread()] = (time.monotonic(), index)
@@ -244,15 +245,15 @@ class _Decoders:
             self._fail(index, SampleFailedError(Outcome.STEP_ERROR, why))
         else:
             if self._claim():
-                self._ledger.decode_us[index] = decode_us
-                self._ledger.outcomes[index] = Outcome.CACHED  # unless the cache says no
+                self._columns.decode_us[index] = decode_us
+                self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
                 self._put(index, header, payload)
 
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():
             return
-        message = self._ledger.explain(index, failure.why)
-        self._ledger.outcomes[index] = failure.outcome
+        message = self._columns.explain(index, failure.why)
+        self._columns.outcomes[index] = failure.outcome
         if failure.reason:
             key = self._request.keys[index]
             tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)

@@ -123,7 +123,9 @@ class Pusher:
                 self._store(records)
             for record in records:
                 self._budget.release(record.size_bytes)
-        if self._cache is not None:
+        if self._cache is not None and self._cache.all_broken:
+            self._cache.close()
+        elif self._cache is not None:
             keep_cache(self._url, self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:

@@ -6,6 +6,7 @@ that may be read and the memory that may be used are the function's own.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Settings"]
+__all__ = ["LAMBDA_MB_PER_CORE", "Settings", "decoding_threads"]
+
+LAMBDA_MB_PER_CORE = 1769
+"""Memory in MB at which Lambda gives a function one whole core, as its documentation says."""
 
 _MIB = 2**20
 _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
@@ -110,3 +114,26 @@ def _log_level(variables: Mapping[str, str]) -> str:
         msg = f"SUPER_LOG_LEVEL is one of {', '.join(known)}; not {level!r}"
         raise ConfigError(msg)
     return level
+
+
+def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
+    """How many threads decode: ``setting``, or if that is 0 as many as the function has cores of its own.
+
+    AWS Lambda gives a function CPU time by its memory, and more than one core from 1,769 MB on. Everywhere
+    else one function decodes with one thread, since executors run a function for each core there.
+    """
+    if setting:
+        return setting
+    variables = os.environ if environment is None else environment
+    memory_mb = variables.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
+    if not memory_mb.isdecimal():
+        return 1
+    return max(1, min(_cores(), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))
+
+
+def _cores() -> int:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1

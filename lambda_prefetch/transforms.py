@@ -7,6 +7,7 @@ is :mod:`superdl.super_wire.steps`'; custom steps are :mod:`superdl.lambda_prefe
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,8 +16,8 @@ from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.draws import Draws
 from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.super_wire.ids import digest128
 from superdl.super_wire.request import Outcome
 from superdl.super_wire.steps import DECODE_OPS
 
@@ -27,12 +28,53 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Program", "center_crop_box", "random_crop_box", "resized_size"]
+__all__ = ["Program", "SampleRandom", "center_crop_box", "random_crop_box", "resized_size"]
 
 Picture: TypeAlias = "Image.Image | NDArray[Any]"
 
 _CROP_TRIES = 10
 _CHANNELS = 3
+_DOUBLE_BITS = 53
+
+
+class SampleRandom:
+    """A stream of random numbers for one random step on one sample.
+
+    It is named by (recipe digest, step number, augment seed, epoch, bucket, key), hashed with BLAKE2b as
+    sample ids are: so it is equal in every process, on every executor and for every job, and fresh in every
+    epoch. The numbers come from the hash itself, a counter at a time, so no library's change of generator can
+    change pixels.
+    """
+
+    def __init__(
+        self, recipe_digest: bytes, step: int, augment_seed: int, epoch: int, bucket: str, key: str
+    ) -> None:
+        self._seed = digest128(
+            recipe_digest,
+            step.to_bytes(8, "little"),
+            augment_seed.to_bytes(8, "little", signed=True),
+            epoch.to_bytes(8, "little"),
+            bucket.encode(),
+            key.encode(),
+        )
+        self._count = 0
+
+    def seed(self) -> int:
+        """The next draw as an integer of 63 bits, not negative: a seed for a generator of somebody else's."""
+        return self._bits() >> 1
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        """The next draw from ``low`` (included) to ``high`` (excluded, but for rounding)."""
+        return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
+
+    def below(self, bound: int) -> int:
+        """The next draw from 0 to ``bound - 1``; the bias is below ``bound * 2**-64``."""
+        return (self._bits() * bound) >> 64
+
+    def _bits(self) -> int:
+        counter = self._count.to_bytes(8, "little")
+        self._count += 1
+        return int.from_bytes(hashlib.blake2b(counter, digest_size=8, key=self._seed).digest(), "little")
 
 
 class Program:
@@ -89,7 +131,7 @@ class Program:
             if step["op"] in DECODE_OPS:
                 continue  # heeded by make()
             if number in self._custom:
-                picture = self._custom[number].run(np.asarray(picture), self._draws(number, key))
+                picture = self._custom[number].run(np.asarray(picture), self._random(number, key).seed())
             else:
                 picture = self._step(step, number, _as_image(picture, number, step["op"]), key)
         return np.asarray(picture)
@@ -106,15 +148,17 @@ class Program:
         if op == "random_resized_crop":
             side = (step["size"], step["size"])
             check_pixels(*side, self._limit_pixels)
-            box = random_crop_box(*image.size, step["scale"], step["ratio"], self._draws(number, key))
+            box = random_crop_box(*image.size, step["scale"], step["ratio"], self._random(number, key))
             cropped = image.crop(box)
             return cropped if cropped.size == side else cropped.resize(side, Image.Resampling.BILINEAR)
-        if self._draws(number, key).uniform() < step["p"]:  # horizontal_flip
+        if self._random(number, key).uniform() < step["p"]:  # horizontal_flip
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return image
 
-    def _draws(self, number: int, key: str) -> Draws:
-        return Draws(self._recipe.digest, number, self._recipe.augment_seed, self._epoch, self._bucket, key)
+    def _random(self, number: int, key: str) -> SampleRandom:
+        return SampleRandom(
+            self._recipe.digest, number, self._recipe.augment_seed, self._epoch, self._bucket, key
+        )
 
 
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
@@ -135,7 +179,7 @@ def _centred(length: int, side: int) -> int:
 
 
 def random_crop_box(
-    width: int, height: int, scale: list[float], ratio: list[float], draws: Draws
+    width: int, height: int, scale: list[float], ratio: list[float], draws: SampleRandom
 ) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) of a random part of the image.
 

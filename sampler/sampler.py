@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from superdl.sampler.stats import SamplerStats
-    from superdl.super_wire.binding import Bindable
+    from superdl.super_wire.batch_ref import Bindable
 
 __all__ = ["SuperSampler"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.sampler.identity import job_id
 from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
 from superdl.sampler.stats import SamplerStats, StatusChecks
-from superdl.super_wire.binding import Bindable, DatasetBinding
+from superdl.super_wire.batch_ref import Bindable, DatasetBinding
 from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,

@@ -6,10 +6,10 @@ It knows nothing of the coordinator: a ``SuperSampler`` binds it and yields the 
 
 from __future__ import annotations
 
-from superdl.super_dataset.augment.augment import Augment
+from superdl.super_dataset.augment import Augment
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.info import BatchInfo
 from superdl.super_dataset.loader import SuperLoader
+from superdl.super_dataset.reading import BatchInfo
 from superdl.super_dataset.trainer import SuperTrainerMixin
 from superdl.super_wire.recipe import Recipe
 

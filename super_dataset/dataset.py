@@ -7,36 +7,43 @@ It reads the cache and nothing else. Which batches there are is the sampler's; h
 from __future__ import annotations
 
 import math
+import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import Dataset
 
-from superdl.super_dataset.info import batch_info
-from superdl.super_dataset.memory.device import map_tensors
-from superdl.super_dataset.memory.handover import send_by_value
-from superdl.super_dataset.memory.memory import memory_here
-from superdl.super_dataset.reading.bad_samples import check_policy, delivered_order
-from superdl.super_dataset.reading.explanations import how_to_use, per_sample
-from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_dataset.source import normalise_url
-from superdl.super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
+from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
+from superdl.super_dataset.reading import (
+    BatchReader,
+    ReadSettings,
+    batch_info,
+    check_label_dtype,
+    check_policy,
+    delivered_order,
+    how_to_use,
+    label_tensor,
+    per_sample,
+    sample_tensors,
+)
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
-    from superdl.super_dataset.info import BatchInfo
-    from superdl.super_dataset.reading.bad_samples import OnBadSample
-    from superdl.super_dataset.reading.checks import Verify
-    from superdl.super_wire.binding import DatasetBinding
+    from superdl.super_dataset.reading import BatchInfo, OnBadSample, Verify
+    from superdl.super_wire.batch_ref import DatasetBinding
 
-__all__ = ["SuperDataset"]
+__all__ = ["SuperDataset", "normalise_url"]
 
 _PING_TIMEOUT_S = 5.0
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 
 
 class SuperDataset(Dataset[Any]):
@@ -226,3 +233,56 @@ def _check_reading(read_timeout: object, verify: object, in_flight_bytes: object
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
         msg = f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}"
         raise ConfigError(msg)
+
+
+def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
+    """``s3://bucket/prefix`` or ``file:///real/path`` of what a user gave as ``name``.
+
+    A plain path becomes ``file://`` and the absolute real path. Whether the source exists is for the
+    coordinator to say: it may run where the files are, and the trainer elsewhere.
+
+    Raises:
+        ConfigError: not text or a path, empty, or of a scheme that SUPER does not read.
+    """
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        msg = f"{name} is a URL or a path; not {value!r}"
+        raise ConfigError(msg)
+    if not text.strip() or "\0" in text:
+        msg = f"{name} is empty or holds a NUL: name s3://bucket/prefix, file:///directory or a path"
+        raise ConfigError(msg)
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return _file_url(text)
+    scheme, rest = match[1].lower(), match[2]
+    if scheme == "s3":
+        return _s3_url(rest, text, name)
+    if scheme == "file":
+        if not rest.startswith("/"):
+            msg = f"{name} {text!r} names no absolute path: write file:///directory (three slashes)"
+            raise ConfigError(msg)
+        return _file_url(rest)
+    msg = f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://"
+    raise ConfigError(msg)
+
+
+def _file_url(path: str) -> str:
+    # expanduser raises RuntimeError only where there is no home directory to expand to
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        msg = f"{path!r} begins with a home directory that is not known: {error}"
+        raise ConfigError(msg) from error
+    return f"file://{os.path.realpath(expanded)}"
+
+
+def _s3_url(rest: str, text: str, name: str) -> str:
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        msg = f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix"
+        raise ConfigError(msg)
+    prefix = prefix.rstrip("/")
+    return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from superdl.super_dataset.memory.device import mover_to
+from superdl.super_dataset.memory import mover_to
 from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from superdl.super_dataset.memory.device import Mover
+    from superdl.super_dataset.memory import Mover
 
 __all__ = ["SuperLoader"]
 

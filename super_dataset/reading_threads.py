@@ -16,13 +16,13 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_dataset.memory.memory import receiving_into
+from superdl.super_dataset.memory import receiving_into
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.super_dataset.memory.device import Mover
+    from superdl.super_dataset.memory import Mover
 
 __all__ = ["ReadingThreads"]
 

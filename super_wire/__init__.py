@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.ids import batch_id, sample_id
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.report import ReadReport
 from superdl.super_wire.request import Limits, Outcome, PrefetchRequest, PrefetchResult
 
 __all__ = [

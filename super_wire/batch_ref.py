@@ -1,13 +1,15 @@
 """``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
 
 The sampler yields it, a DataLoader worker of any start method receives it. It carries no credentials, no
-connection and no pixels. How it is read is :mod:`superdl.super_dataset`'s.
+connection and no pixels. How it is read is :mod:`superdl.super_dataset`'s. Before the first one, the sampler
+binds its dataset by a :class:`DatasetBinding`: the two import neither each other nor, in the dataset's case,
+grpc.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,7 +20,9 @@ from superdl.super_wire.label_dtype import label_dtype_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BatchRef"]
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = ["BatchRef", "Bindable", "DatasetBinding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,46 @@ class BatchRef:
             return self.keys[offset]
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
         return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetBinding:
+    """What is known of a dataset once its source has been listed.
+
+    ``classes`` is empty where a key list gives labels as numbers; ``label_dtype`` is written as
+    :mod:`superdl.super_wire.label_dtype` says; ``cache`` is an address without credentials.
+    """
+
+    dataset_id: bytes
+    fingerprint: bytes
+    size: int
+    classes: tuple[str, ...]
+    label_dtype: str
+    cache: str
+
+
+class Bindable(Protocol):
+    """What a sampler needs of a dataset."""
+
+    @property
+    def source(self) -> str:
+        """URL of the source."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The work done on every sample."""
+
+    @property
+    def key_list(self) -> str | None:
+        """URL of the key list, if there is one."""
+
+    def bind(self, binding: DatasetBinding) -> None:
+        """Take what the coordinator told; called again with the same or newer facts."""
+
+    def ping_cache(self, cache: str) -> None:
+        """Reach the cache with the dataset's own credentials, within a bounded wait.
+
+        Raises:
+            CacheUnreachableError: nobody answered; the message names the address.
+            CacheError: the cache refused, for example the credentials.
+        """

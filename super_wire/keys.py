@@ -3,7 +3,7 @@
 All names begin with ``super:`` and hold ASCII only, so that an ACL can name a prefix and no id looks like a
 cluster's hash tag. The one hash tag there is keeps the report streams of all jobs in one slot, and so at one
 node, where the coordinator waits on all of them by one command; records spread over all nodes. What lies
-under the names is :mod:`superdl.super_wire.record` and :mod:`superdl.super_wire.report`.
+under the names is :mod:`superdl.super_wire.record` and :mod:`superdl.super_wire.read_report`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
 __all__ = [
-    "GOLDEN_KEY",
+    "FINGERPRINT_KEY",
     "LOCK_KEY",
     "OUTCOME_PREFIX",
     "RECORD_PREFIX",
@@ -39,7 +39,7 @@ OUTCOME_PREFIX = b"super:o1:"
 LOCK_KEY = b"super:lock"
 """The lock by which one coordinator owns a cache."""
 
-GOLDEN_KEY = b"super:golden"
+FINGERPRINT_KEY = b"super:golden"
 """Digest of the golden images as the functions that filled this cache decode them."""
 
 SPENT_KEY = b"super:spent"

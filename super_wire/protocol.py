@@ -1,12 +1,23 @@
 """The version of the conversation between sampler and coordinator, and how failures travel over it.
 
 The messages themselves are ``coordinator.proto``. A coordinator refuses another version with both numbers in
-the message.
+the message. Functions tell the version of SUPER with every answer, so that a mixed deployment shows.
 """
 
 from __future__ import annotations
 
-__all__ = ["ERROR_METADATA_KEY", "MAX_REPLY_BYTES", "PROTOCOL_VERSION", "TOKEN_METADATA_KEY"]
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from superdl.super_wire.recipe import PIPELINE_VERSION
+
+__all__ = [
+    "ERROR_METADATA_KEY",
+    "MAX_REPLY_BYTES",
+    "PROTOCOL_VERSION",
+    "TOKEN_METADATA_KEY",
+    "installed_version",
+]
 
 PROTOCOL_VERSION = 1
 
@@ -20,3 +31,16 @@ TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not 
 
 MAX_REPLY_BYTES = 2**20
 """A ``NextBatches`` reply stays below this unless its first batch alone is larger."""
+
+
+@cache
+def installed_version() -> str:
+    """The installed version of SUPER.
+
+    A bundle built without package metadata says ``0+unpackaged`` and the pipeline version, which is what
+    decides about pixels.
+    """
+    try:
+        return version("superdl")
+    except PackageNotFoundError:
+        return f"0+unpackaged.p{PIPELINE_VERSION}"

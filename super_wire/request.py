@@ -3,6 +3,9 @@
 Both are JSON, column by column, since that is what AWS Lambda's Invoke API carries. A request names the cache
 by address only: credentials come from the function's own settings. Decoding checks every field, as both sides
 of a network do.
+
+Where nobody waits for the answer, the function appends the same JSON to a stream in the cache, as an entry of
+one field. Entries may come twice or not at all: the reader of the stream knows what it waits for.
 """
 
 from __future__ import annotations
@@ -13,28 +16,43 @@ import math
 import re
 import reprlib
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import checked_outcome_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = [
+    "MAX_OUTCOME_BYTES",
     "MAX_SAMPLES_PER_REQUEST",
+    "OUTCOME_FIELD",
+    "OUTCOME_STREAM_MAXLEN",
     "REQUEST_VERSION",
+    "Answer",
     "Limits",
     "Outcome",
     "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
     "clean_text",
+    "pack_outcome",
+    "read_outcome",
 ]
 
 REQUEST_VERSION = 2
 MAX_SAMPLES_PER_REQUEST = 4096
+
+OUTCOME_FIELD = b"r"
+
+OUTCOME_STREAM_MAXLEN = 16_384
+"""Bound of a stream, given with every XADD (approximate trimming): more than may be in flight."""
+
+MAX_OUTCOME_BYTES = 16 * 2**20
+"""The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
+
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
@@ -215,6 +233,8 @@ class PrefetchFailure:
         return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
 
 
+Answer: TypeAlias = "PrefetchResult | PrefetchFailure"
+
 _Message = TypeVar("_Message", PrefetchRequest, PrefetchResult, PrefetchFailure)
 
 
@@ -280,3 +300,31 @@ def _build(cls: type[_Message], mapping: dict[str, Any], name: str) -> _Message:
             value = Limits(**{bound.name: value[bound.name] for bound in fields(Limits)})
         values[entry.name] = tuple(value) if kind.startswith("tuple") else value
     return cls(**values)
+
+
+def pack_outcome(answer: Answer) -> bytes:
+    """The value of an entry's one field."""
+    return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
+
+
+def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
+    """What an entry of a stream tells.
+
+    Raises:
+        ConfigError: it is none of ours; the message says why.
+    """
+    packed = entry.get(OUTCOME_FIELD)
+    if packed is None:
+        msg = f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}"
+        raise ConfigError(msg)
+    if len(packed) > MAX_OUTCOME_BYTES:
+        msg = f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+        raise ConfigError(msg)
+    try:
+        mapping = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        msg = f"an outcome is JSON; not {reprlib.repr(packed)}"
+        raise ConfigError(msg) from error
+    if isinstance(mapping, dict) and "super_failure" in mapping:
+        return PrefetchFailure.from_mapping(mapping)
+    return PrefetchResult.from_mapping(mapping)

@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if word in _COMMANDS), None)
     arguments = _parser(chosen).parse_args(words)
-    from superdl.super_wire.discretion import shown_lines  # not for --help
     from superdl.super_wire.errors import ConfigError, SuperError, UsageError
+    from superdl.super_wire.redaction import shown_lines  # not for --help
 
     try:
         code: int = _module(arguments.command).run(arguments)

@@ -9,9 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.discretion import shown
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     import argparse

@@ -25,7 +25,7 @@ from superdl.coordinator.cache.nodes import CacheNodes
 from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
 from superdl.super_wire.ids import ID_BYTES, split_ids
-from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
+from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
 from superdl.super_wire.record import (
     HEADER_BYTES,
     HEADER_DTYPE,
@@ -177,8 +177,10 @@ class Cache:
 
         It never expires: a cache without one is new or was emptied.
         """
-        agreed = await self._nodes.one(GOLDEN_KEY, "GET", GOLDEN_KEY)
-        is_new = agreed is None and bool(await self._nodes.one(GOLDEN_KEY, "SET", GOLDEN_KEY, digest, "NX"))
+        agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
+        is_new = agreed is None and bool(
+            await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX")
+        )
         if is_new:
             return digest, True
         if not _DIGEST.fullmatch(_bytes(agreed or b"")):

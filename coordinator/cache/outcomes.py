@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
-from superdl.super_wire.outcomes import read_outcome
+from superdl.super_wire.request import read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.super_wire.outcomes import Answer
+    from superdl.super_wire.request import Answer
 
 __all__ = ["OutcomeReader"]
 

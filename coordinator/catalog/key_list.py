@@ -22,8 +22,8 @@ from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.source import local_path, scheme_of, split_s3_url
-from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.redaction import without_credentials
 
 __all__ = ["Source", "local_path", "parse_source", "scheme_of", "split_s3_url"]
 

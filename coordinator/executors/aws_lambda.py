@@ -36,9 +36,12 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     setting,
 )
-from superdl.coordinator.executors.messages import FunctionClock, warm_event
-from superdl.super_wire.errors import CacheError, ConfigError
-from superdl.super_wire.version import installed_version
+from superdl.coordinator.executors.calling_threads import CallingThreads
+from superdl.coordinator.executors.function_clock import FunctionClock
+from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
+from superdl.coordinator.executors.lambda_client import LambdaClient, Target
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

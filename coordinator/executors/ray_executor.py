@@ -41,7 +41,7 @@ from superdl.coordinator.executors.ray_nodes import RayNodes
 from superdl.coordinator.executors.ray_preflight import RayFitness
 from superdl.super_wire.cache import CacheAddress
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext

@@ -12,7 +12,7 @@ from superdl.coordinator.core import SampleState
 from superdl.coordinator.executors import executor_classes
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

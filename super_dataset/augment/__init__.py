@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from superdl.super_dataset.augment.augment import Augment
+from superdl.super_dataset.augment.transform import Augment
 
 __all__ = ["Augment"]

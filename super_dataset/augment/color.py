@@ -2,7 +2,8 @@
 
 Pixels are float32 from 0 to 255 in planes, and stay float between the operations: torchvision rounds uint8
 images after each, so results differ from it by rounding. As there, each sample's operations come in a random
-order of its own. Factors and orders are drawn on the CPU by :mod:`superdl.super_dataset.augment.draws`.
+order of its own. Factors and orders are drawn on the CPU, see
+:mod:`superdl.super_dataset.augment.random_numbers`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from superdl.super_dataset.augment.draws import below, unit_interval
+from superdl.super_dataset.augment.random_numbers import below, unit_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.augment.draws import BatchDraws
+    from superdl.super_dataset.augment.random_numbers import BatchRandom
 
-__all__ = ["JITTERS", "Jitter", "JitterDraws"]
+__all__ = ["JITTERS", "Jitter", "JitterValues"]
 
 JITTERS = ("brightness", "contrast", "saturation", "hue")
 """The operations, by the names of ColorJitter's arguments."""
@@ -34,7 +35,7 @@ _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JitterDraws:
+class JitterValues:
     """What was drawn for a batch: ``factors`` float32 (4, samples), and ``orders`` int64 (samples, 4): which
     operation of :data:`JITTERS` comes first, second, ...
     """
@@ -42,9 +43,9 @@ class JitterDraws:
     factors: NDArray[np.float32]
     orders: NDArray[np.int64]
 
-    def only(self, first: int, end: int) -> JitterDraws:
+    def only(self, first: int, end: int) -> JitterValues:
         """Those of samples ``first`` to ``end``."""
-        return JitterDraws(self.factors[:, first:end], self.orders[first:end])
+        return JitterValues(self.factors[:, first:end], self.orders[first:end])
 
 
 class Jitter:
@@ -60,16 +61,16 @@ class Jitter:
     def __bool__(self) -> bool:
         return any(self._ranges)
 
-    def draw(self, draws: BatchDraws) -> JitterDraws:
+    def draw(self, draws: BatchRandom) -> JitterValues:
         """Factors, uniform in their ranges, and orders, all equally likely."""
         bits = draws.bits("jitter", len(JITTERS) + 1)
         spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
         factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
-        return JitterDraws(
+        return JitterValues(
             factors.astype(np.float32), _ORDERS[below(bits[-1], np.array(len(_ORDERS), dtype=np.int64))]
         )
 
-    def apply(self, images: torch.Tensor, drawn: JitterDraws) -> None:
+    def apply(self, images: torch.Tensor, drawn: JitterValues) -> None:
         """Change images in place: float32 of shape (samples, 3, height, width), from 0 to 255."""
         factors = torch.from_numpy(drawn.factors).to(images.device)[:, :, None, None, None]
         for turn in drawn.orders.T:

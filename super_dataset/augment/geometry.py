@@ -4,7 +4,7 @@ There are two ways to the same pixels. On the CPU torch's own uint8 kernel resiz
 other, at the speed of Pillow-SIMD; on a device a batch is two matrix products with a weight matrix for each
 sample and axis. Both filter as Pillow's bilinear resize with a box does, antialiased, first along rows, then
 along columns, and round to whole grey levels after each, so that they differ by rounding alone. Where the
-draws come from is :mod:`superdl.super_dataset.augment.draws`'.
+draws come from is :mod:`superdl.super_dataset.augment.random_numbers`'.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from superdl.super_dataset.augment.draws import below, unit_interval
+from superdl.super_dataset.augment.random_numbers import below, unit_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.augment.draws import BatchDraws
+    from superdl.super_dataset.augment.random_numbers import BatchRandom
 
 __all__ = ["Boxes", "crop_resize", "crop_resize_by_products", "random_boxes"]
 
@@ -47,7 +47,7 @@ class Boxes:
 
 
 def random_boxes(
-    draws: BatchDraws,
+    draws: BatchRandom,
     heights: NDArray[np.int64],
     widths: NDArray[np.int64],
     *,

@@ -2,4 +2,24 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from superdl.super_dataset.memory.batch_memory import (
+    FreshMemory,
+    Memory,
+    RecycledMemory,
+    memory_here,
+    receiving_into,
+)
+from superdl.super_dataset.memory.device import Mover, map_tensors, mover_to
+from superdl.super_dataset.memory.handover import send_by_value
+
+__all__ = [
+    "FreshMemory",
+    "Memory",
+    "Mover",
+    "RecycledMemory",
+    "map_tensors",
+    "memory_here",
+    "mover_to",
+    "receiving_into",
+    "send_by_value",
+]

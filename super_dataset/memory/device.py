@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from superdl.super_dataset.memory.memory import PinnedMemory, RecycledMemory
+from superdl.super_dataset.memory.batch_memory import PinnedMemory, RecycledMemory
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.super_dataset.memory.memory import Memory
+    from superdl.super_dataset.memory.batch_memory import Memory
 
 __all__ = ["Mover", "map_tensors", "mover_to"]
 

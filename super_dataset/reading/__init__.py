@@ -1,5 +1,36 @@
-"""The read path: from a ``BatchRef`` to one checked batch buffer."""
+"""The read path: from a ``BatchRef`` to one checked batch buffer, and what of it is delivered."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from superdl.super_dataset.reading.checks import Verify
+from superdl.super_dataset.reading.delivery import (
+    BadSampleLog,
+    BatchInfo,
+    OnBadSample,
+    batch_info,
+    check_label_dtype,
+    check_policy,
+    delivered_order,
+    label_tensor,
+    sample_tensors,
+)
+from superdl.super_dataset.reading.explanations import how_to_use, per_sample
+from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
+
+__all__ = [
+    "Backoff",
+    "BadSampleLog",
+    "BatchInfo",
+    "BatchReader",
+    "OnBadSample",
+    "ReadSettings",
+    "Verify",
+    "batch_info",
+    "check_label_dtype",
+    "check_policy",
+    "delivered_order",
+    "how_to_use",
+    "label_tensor",
+    "per_sample",
+    "sample_tensors",
+]

@@ -1,9 +1,9 @@
 """The memory that one batch is received into: headers side by side, payloads side by side.
 
 While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
-copy; where that block comes from is :mod:`superdl.super_dataset.memory.memory`'s. Records of other sizes get
-memory of their own. What the bytes mean is left to :mod:`superdl.super_dataset.reading.checks`, tensors to
-:mod:`superdl.super_dataset.tensors`.
+copy; where that block comes from is :mod:`superdl.super_dataset.memory`'s. Records of other sizes get memory
+of their own. What the bytes mean is left to :mod:`superdl.super_dataset.reading.checks`, tensors to
+:mod:`superdl.super_dataset.reading.delivery`.
 
 A record on its way is an :class:`Incoming`, which knows its header and where its payload goes. Only when it
 is whole does :meth:`BatchBuffer.note_record` make it the sample's record, with all that belongs to it at
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.super_dataset.memory.memory import FreshMemory
+from superdl.super_dataset.memory import FreshMemory
 from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, Kind, payload_hash
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.memory.memory import Memory
+    from superdl.super_dataset.memory import Memory
 
 __all__ = ["BatchBuffer", "Incoming", "Reply"]
 

@@ -14,8 +14,8 @@ from superdl.super_dataset.reading.checks import check_records
 from superdl.super_dataset.reading.explanations import batch_name, timeout_message
 from superdl.super_wire.cache.refusals import is_passing, refusal, wants_credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import SPENDING_CAP
-from superdl.super_wire.report import ReadReport
 
 if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer

@@ -2,21 +2,22 @@
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
 misses leaves a read report that says so, since a report may be lost. The link to the cache belongs to the
-thread (:mod:`superdl.super_dataset.reading.reader_state`). Tensors are :mod:`superdl.super_dataset.tensors`'.
+thread (:mod:`superdl.super_dataset.reading.reader_state`). Tensors are
+:mod:`superdl.super_dataset.reading.delivery`'s.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.super_dataset.reading.backoff import Backoff
-from superdl.super_dataset.reading.bad_samples import bad_sample_error
 from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
 from superdl.super_dataset.reading.checks import SeenRecords
+from superdl.super_dataset.reading.delivery import bad_sample_error
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.progress import BatchProgress
@@ -28,16 +29,19 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.super_dataset.memory.memory import Memory
+    from superdl.super_dataset.memory import Memory
     from superdl.super_dataset.reading.checks import Verify
     from superdl.super_dataset.reading.link import OpenLink
     from superdl.super_wire.batch_ref import BatchRef
 
-__all__ = ["BatchReader", "ReadSettings"]
+__all__ = ["Backoff", "BatchReader", "ReadSettings"]
 
 _LOG = logging.getLogger("super_dataset")
 
 _LAST_LOOK_S = 0.25
+_FIRST_S = 0.005
+_LONGEST_S = 1.0
+_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter, so that readers do not ask in step
 
 _SEEN = SeenRecords()  # of this process, whatever dataset it reads
 
@@ -64,6 +68,31 @@ class ReadSettings:
     in_flight_bytes: int = 16 * 2**20
     record_bytes: int | None = None
     stop_at_bad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential from 5 ms to 1 s, jittered downwards by up to a half.
+
+    That is "equal jitter" of M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
+    """
+
+    total_s: float
+    """Bound on the whole wait, in seconds."""
+
+    @property
+    def attempts(self) -> int:
+        """Bound on the number of attempts: as many as fit into the total time at the shortest delays.
+
+        So time runs out first, unless the clock stands still.
+        """
+        doublings = math.ceil(math.log2(_LONGEST_S / _FIRST_S))
+        return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
+
+    def delay_s(self, attempt: int, jitter: float) -> float:
+        """Seconds to wait after failure number ``attempt``, from 1; ``jitter`` is uniform in [0, 1)."""
+        nominal_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt - 1, 32))
+        return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
 class BatchReader:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_dataset.reading.bad_samples import BadSampleLog
 from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.record import HEADER_BYTES
 

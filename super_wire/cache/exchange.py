@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from superdl.super_wire.cache.cluster import Node, key_slot, parse_redirection
 from superdl.super_wire.cache.nodes import MAX_ROUNDS
+from superdl.super_wire.cache.refusals import refusal, wants_credentials
 from superdl.super_wire.cache.resp import ErrorReply, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
@@ -148,6 +149,9 @@ class _Exchange:
     def _heed(self, node: Node, index: int, text: str) -> None:
         """An error reply may say where the command is to go instead."""
         nodes = self._nodes
+        if wants_credentials(text):
+            self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)
+            nodes.drop(node)
         if text.startswith("READONLY") and not nodes.was_lost(node):
             nodes.lose(node, text)  # a replica by now: another server has the name
             self._failed.add(index)

@@ -12,7 +12,7 @@ from superdl.doctor.finding import doubtful, good, skipped
 if TYPE_CHECKING:
     from superdl.doctor.case import Case, Seen
     from superdl.doctor.finding import Found
-    from superdl.super_dataset.reading.reader import BatchReader
+    from superdl.super_dataset.reading import BatchReader
     from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["check_bandwidth", "judge_bandwidth", "samples_at_once"]
@@ -26,7 +26,7 @@ def check_bandwidth(case: Case, seen: Seen) -> Found:
     """The sample's own records, read again and again, by one reader and by as many as the loop has."""
     if seen.ref is None:
         return skipped("no sample was read")
-    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.record import HEADER_BYTES
 
     ref = _as_large_as(seen.ref, samples_at_once(case, max(seen.record_bytes, HEADER_BYTES)))
@@ -78,7 +78,7 @@ def _measured(reader: BatchReader, ref: BatchRef, readers: int) -> float:
     Raises:
         SuperError: a read failed.
     """
-    from superdl.super_dataset.memory.memory import RecycledMemory
+    from superdl.super_dataset.memory import RecycledMemory
 
     sizes, errors = [0] * readers, []
     began_s = time.monotonic()

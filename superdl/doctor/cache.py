@@ -43,7 +43,7 @@ def check_cache(case: Case, seen: Seen) -> Found:
             why = "none is named: the embedded default starts its own"
             remedy = "name one: --cache or SUPER_CACHE, or a coordinator that knows it"
         return skipped(why, remedy)
-    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_dataset.reading import BatchReader, ReadSettings
 
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
     seen.cache = address

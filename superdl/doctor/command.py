@@ -114,8 +114,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from superdl.coordinator.server.settings import load_settings
     from superdl.doctor.case import Case
     from superdl.doctor.stack import Stack, read_stack
-    from superdl.super_wire.discretion import keep_secrets_out_of_logs
     from superdl.super_wire.recipe import Recipe
+    from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else Stack()

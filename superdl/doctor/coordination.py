@@ -27,7 +27,7 @@ def check_coordinator(case: Case, seen: Seen) -> Found:
     from superdl.sampler.rpc.client import Client, Patience
     from superdl.sampler.rpc.connection import checked_address
     from superdl.super_wire import coordinator_pb2 as pb
-    from superdl.super_wire.version import installed_version
+    from superdl.super_wire.protocol import installed_version
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.doctor.finding import Finding, Found, Verdict, bad, doubtful, skipped
-from superdl.super_wire.discretion import text_without_credentials
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
+from superdl.super_wire.redaction import text_without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

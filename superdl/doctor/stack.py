@@ -13,8 +13,8 @@ from typing import Any
 
 from superdl.doctor.aws import aws_client
 from superdl.doctor.running import within
-from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import without_credentials
 
 __all__ = ["Stack", "read_stack"]
 

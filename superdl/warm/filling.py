@@ -16,11 +16,11 @@ import time
 from typing import TYPE_CHECKING
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset.reading.backoff import Backoff
+from superdl.super_dataset.reading import Backoff
 from superdl.super_wire.errors import CacheError, CoordinatorError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, SPENDING_CAP
-from superdl.super_wire.report import ReadReport
 from superdl.warm.allowance import Allowance, Means, batch_size_for
 from superdl.warm.counted import Counted
 from superdl.warm.estimate import memory_of, record_bytes_of

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.super_wire.cache import Reply
-    from superdl.super_wire.report import ReadReport
+    from superdl.super_wire.read_report import ReadReport
 
 __all__ = ["HeaderLink", "Seen"]
 

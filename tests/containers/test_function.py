@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.lambda_prefetch.golden import golden_digest
+from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import PrefetchResult
 from tests.fixtures.loopback_http import LoopbackServer
@@ -102,7 +102,7 @@ def test_it_answers_warm_events_and_makes_the_same_records(
     except queue.Empty:
         pytest.fail(f"no answer; exit code {container.state('ExitCode')}:\n{container.logs()}")
     assert warmed["function_version"] == metadata.version("superdl")
-    assert warmed["golden"] == golden_digest()
+    assert warmed["golden"] == decoder_fingerprint()
     assert warmed["cold_start"] is True
     etag = hashlib.md5(content, usedforsecurity=False).hexdigest()
     request = request_for("s3://data", {"a.png": etag}, valkey.url, Recipe([]))

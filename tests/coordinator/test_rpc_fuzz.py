@@ -18,7 +18,7 @@ from superdl.coordinator.server import listening
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.report import ReadReport
+from superdl.super_wire.read_report import ReadReport
 from tests.coordinator.running import ENOUGH_S, RECIPE, registration
 from tests.fixtures.valkey import free_port
 from tests.super_wire.mutating import mutated

@@ -22,8 +22,8 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.report import ReadReport
 from tests.coordinator.running import ENOUGH_S, registration
 
 FREE_SHAPE = Recipe.image(resize=4)

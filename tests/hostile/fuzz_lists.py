@@ -28,7 +28,7 @@ from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
 from superdl.sampler.session import JobSpec
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, SourceError
 from superdl.super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of
 

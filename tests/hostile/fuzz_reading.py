@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.gather import Share, gather
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_dataset.tensors import sample_tensors
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.keys import cache_key

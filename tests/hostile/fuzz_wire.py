@@ -25,7 +25,7 @@ from superdl.super_wire.cache import (
 from superdl.super_wire.coordinator_credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError
 from superdl.super_wire.label_dtype import label_dtype_of
-from superdl.super_wire.outcomes import OUTCOME_FIELD, pack_outcome, read_outcome
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
     HEADER_BYTES,
@@ -39,8 +39,13 @@ from superdl.super_wire.record import (
     unpack,
 )
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
-from superdl.super_wire.report import ReadReport
-from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.request import (
+    OUTCOME_FIELD,
+    PrefetchRequest,
+    PrefetchResult,
+    pack_outcome,
+    read_outcome,
+)
 
 if TYPE_CHECKING:
     import random

@@ -20,9 +20,9 @@ from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import unpack
-from superdl.super_wire.report import ReadReport
 from tests.fixtures.images import independent_decode, write_images
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.fixtures.valkey import Valkey, free_port

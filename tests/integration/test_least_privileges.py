@@ -19,7 +19,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError
-from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
+from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
 from tests.fixtures.valkey import Valkey
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LINES = re.findall(r"^ACL SETUSER (super-[a-z]+) .*$", PAGE, re.MULTILINE)
 RECORD = RECORD_PREFIX.decode() + "0" * 32
 REPORTS = REPORT_PREFIX.decode() + "job"
 OUTCOMES = OUTCOME_PREFIX.decode() + "0" * 32
-LOCK, GOLDEN = LOCK_KEY.decode(), GOLDEN_KEY.decode()
+LOCK, GOLDEN = LOCK_KEY.decode(), FINGERPRINT_KEY.decode()
 
 # What nobody needs: other people's keys, everything at once, the server itself, code.
 FOREIGN = ("GET other", "SET other 1", "XADD other * a b", "DEL other", "GET super")

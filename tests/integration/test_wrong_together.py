@@ -24,7 +24,7 @@ from superdl.super_wire.errors import (
     EmbeddedError,
     SourceForbiddenError,
 )
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
 

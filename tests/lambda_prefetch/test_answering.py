@@ -13,8 +13,7 @@ from superdl.lambda_prefetch.settings import Settings
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import outcome_stream
-from superdl.super_wire.outcomes import read_outcome
-from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult
+from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult, read_outcome
 from tests.fixtures.valkey_cluster import valkey_cluster
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 

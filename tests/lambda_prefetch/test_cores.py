@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from superdl.lambda_prefetch.cores import decoding_threads
+from superdl.lambda_prefetch.settings import decoding_threads
 
 
 @pytest.mark.parametrize(

@@ -111,18 +111,30 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
         (
             "{module}:heavy@1",
             ["step_module_of_tests"],
-            "imports heavy from superdl.experiments.augmentations.heavy",
+            "imports heavy from superdl.experiments",
         ),
         (
             "{module}:custom_step@1",
             ["step_module_of_tests"],
-            "imports custom_step from superdl.lambda_prefetch",
+            "imports custom_step from superdl",
         ),
     ],
 )
 def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):
     with pytest.raises(ConfigError, match=words):
         run([custom(name.format(module=module))], *allowed)
+
+
+@pytest.mark.parametrize("prefix", ["", "superdl."])
+def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
+    name = "experiments.augmentations.heavy:heavy@1"
+    step = {**custom(name, rounds=1), "random": True}
+    made = run([step], f"{prefix}experiments.augmentations.heavy", epoch=1)
+    expected = run([{**step, "name": f"superdl.{name}"}], "superdl.experiments.augmentations.heavy", epoch=1)
+    assert made.shape == expected.shape
+    assert not np.array_equal(made, pixels())
+    with pytest.raises(ConfigError, match="does not list experiments.augmentations.heavy; it allows os"):
+        run([step], "os")
 
 
 def test_no_code_in_an_objects_bytes_runs(module, tmp_path):

@@ -23,7 +23,7 @@ def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(tmp_path, 
     warmed = handler({"super_warm": 1, "cache": ""}, Context())
     golden, version = warmed["golden"], warmed["function_version"]
     for wanted, words in (
-        ({"golden": "0" * 32}, f"decodes the golden images to {golden}, the request wants 0{{32}}"),
+        ({"golden": "0" * 32}, f"decodes the reference images to {golden}, the request wants 0{{32}}"),
         ({"function_version": "9.9.9"}, f"is SUPER {version}, the coordinator is SUPER 9.9.9: deploy the"),
     ):
         with pytest.raises(ConfigError, match=words):

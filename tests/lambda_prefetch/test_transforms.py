@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superdl.lambda_prefetch.draws import Draws
 from superdl.lambda_prefetch.failures import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program, random_crop_box, resized_size
+from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box, resized_size
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import encode, pixels
@@ -102,7 +101,7 @@ def test_the_usual_evaluation_recipe():
 
 @given(width=SIDES, height=SIDES, key=st.text(max_size=8))
 def test_a_random_crop_lies_inside_and_keeps_scale_and_ratio(width, height, key):
-    draws = Draws(bytes(16), 1, 0, 0, "b", key)
+    draws = SampleRandom(bytes(16), 1, 0, 0, "b", key)
     left, top, right, bottom = random_crop_box(width, height, SCALE, RATIO, draws)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
@@ -110,7 +109,10 @@ def test_a_random_crop_lies_inside_and_keeps_scale_and_ratio(width, height, key)
 
 def test_random_crops_follow_their_law():
     boxes = np.array(
-        [random_crop_box(1000, 1000, SCALE, RATIO, Draws(bytes(16), 1, 0, n, "b", "k")) for n in range(4000)]
+        [
+            random_crop_box(1000, 1000, SCALE, RATIO, SampleRandom(bytes(16), 1, 0, n, "b", "k"))
+            for n in range(4000)
+        ]
     )
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     area, log_ratio = w * h / 1e6, np.log(w / h)
@@ -133,14 +135,16 @@ def test_random_crops_follow_their_law():
     ],
 )
 def test_a_random_crop_that_never_fits_is_central(width, height, box):
-    assert random_crop_box(width, height, [1.0, 1.0], RATIO, Draws(bytes(16), 1, 0, 0, "b", "k")) == box
+    assert (
+        random_crop_box(width, height, [1.0, 1.0], RATIO, SampleRandom(bytes(16), 1, 0, 0, "b", "k")) == box
+    )
 
 
 def test_random_resized_crop_is_crop_then_resize():
     array = pixels(200, 300)
     recipe = Recipe([{"op": "random_resized_crop", "size": 32}])
     made = run(recipe.steps, array, key="some")
-    box = random_crop_box(300, 200, SCALE, RATIO, Draws(recipe.digest, 1, 0, 0, "s3://data", "some"))
+    box = random_crop_box(300, 200, SCALE, RATIO, SampleRandom(recipe.digest, 1, 0, 0, "s3://data", "some"))
     reference = Image.fromarray(array).crop(box).resize((32, 32), Image.Resampling.BILINEAR)
     assert np.array_equal(made, np.asarray(reference))
 

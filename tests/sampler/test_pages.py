@@ -13,7 +13,7 @@ from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition,
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
 from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset

@@ -8,7 +8,7 @@ import numpy as np
 
 from superdl.super_dataset import SuperDataset
 from superdl.super_wire import BatchRef, ReadReport, Recipe
-from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.ids import batch_id, digest128
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack, pack_tombstone

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.augment import torchvision_transforms
-from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterDraws
-from superdl.super_dataset.augment.draws import BatchDraws
+from benchmarks.torchvision_import import torchvision_transforms
+from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import crop_resize, random_boxes
+from superdl.super_dataset.augment.random_numbers import BatchRandom
 from tests.super_dataset.augmenting import batch, ids_of, picture
 
 SAMPLES = 10_000
@@ -35,7 +35,7 @@ def two_samples(ours, theirs):
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (256, 340), (500, 120)])
 def test_boxes_are_distributed_like_random_resized_crops(height, width):
     sides = np.full(SAMPLES, height), np.full(SAMPLES, width)
-    draws = BatchDraws(ids_of(*range(SAMPLES)), seed=1, epoch=0)
+    draws = BatchRandom(ids_of(*range(SAMPLES)), seed=1, epoch=0)
     ours = random_boxes(draws, *sides, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     image = torch.empty(3, height, width)
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def test_boxes_are_distributed_like_random_resized_crops(height, width):
 
 def test_jitter_is_distributed_like_color_jitter():
     ranges = ((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1))
-    ours = Jitter(ranges).draw(BatchDraws(ids_of(*range(SAMPLES)), seed=1, epoch=0))
+    ours = Jitter(ranges).draw(BatchRandom(ids_of(*range(SAMPLES)), seed=1, epoch=0))
     torch.manual_seed(0)
     theirs = [transforms.ColorJitter.get_params(*ranges) for _ in range(SAMPLES)]
     for number in range(len(JITTERS)):
@@ -75,10 +75,10 @@ def test_jitter_gives_what_torchvision_gives_float_images():
     functional = transforms.functional
     images = batch(*range(8), height=16, width=16)
     drawn = Jitter(((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1))).draw(
-        BatchDraws(ids_of(*range(8)), seed=1, epoch=0)
+        BatchRandom(ids_of(*range(8)), seed=1, epoch=0)
     )
     made = images.to(torch.float32, memory_format=torch.contiguous_format)
-    Jitter(((0, 2),) * 4).apply(made, JitterDraws(drawn.factors, drawn.orders))
+    Jitter(((0, 2),) * 4).apply(made, JitterValues(drawn.factors, drawn.orders))
     for at, image in enumerate(images):
         expected = image.float() / 255
         for number in drawn.orders[at]:

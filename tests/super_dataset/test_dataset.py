@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from superdl import super_dataset
 from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
-from superdl.super_wire.binding import Bindable, DatasetBinding
+from superdl.super_wire.batch_ref import Bindable, DatasetBinding
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.super_dataset.source import normalise_url
+from superdl.super_dataset.dataset import normalise_url
 from superdl.super_wire.errors import ConfigError
 
 

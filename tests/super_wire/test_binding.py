@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from superdl.super_wire.binding import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding
 
 BINDING = DatasetBinding(bytes(16), b"\1" * 16, 3, ("cat", "dog"), "int64", "redis://127.0.0.1:1")
 

@@ -56,7 +56,9 @@ def test_an_outcome_goes_nowhere_else(name):
         checked_outcome_stream(name)
 
 
-@pytest.mark.parametrize("name", ["RECORD_PREFIX", "REPORT_PREFIX", "LOCK_KEY", "GOLDEN_KEY", "SPENT_KEY"])
+@pytest.mark.parametrize(
+    "name", ["RECORD_PREFIX", "REPORT_PREFIX", "LOCK_KEY", "FINGERPRINT_KEY", "SPENT_KEY"]
+)
 def test_all_names_begin_alike(name):
     value = getattr(keys, name)
     assert value.startswith(b"super:")

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.outcomes import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
-from superdl.super_wire.request import PrefetchFailure, PrefetchResult
+from superdl.super_wire.request import (
+    MAX_OUTCOME_BYTES,
+    PrefetchFailure,
+    PrefetchResult,
+    pack_outcome,
+    read_outcome,
+)
 
 RESULT = PrefetchResult(
     "r1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 
 
 def test_installed(tmp_path, monkeypatch):
@@ -19,5 +19,5 @@ def test_not_installed(monkeypatch):
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("superdl.super_wire.version.version", version)
+    monkeypatch.setattr("superdl.super_wire.protocol.version", version)
     assert installed_version.__wrapped__().startswith("0+unpackaged")

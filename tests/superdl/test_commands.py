@@ -15,7 +15,7 @@ import pytest
 
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:

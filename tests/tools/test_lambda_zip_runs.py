@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superdl.lambda_prefetch.golden import golden_digest
+from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, raw_record, request_for, run
@@ -95,7 +95,7 @@ def test_the_package_does_what_the_checkout_does(bundle, runtime, object_store, 
     warmed, answer = said["answers"]
     assert said["strangers"] == []
     assert warmed["function_version"] == metadata.version("superdl")
-    assert warmed["golden"] == golden_digest()
+    assert warmed["golden"] == decoder_fingerprint()
     assert PrefetchResult.from_mapping(answer).outcomes == ("cached", "cached", "tombstone")
     packaged = [raw_record(valkey, request, index) for index in range(2)]
     arrays = [array_of(valkey, request, index) for index in range(2)]

@@ -13,7 +13,7 @@ import redis
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.info import CacheInfo
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
-from superdl.super_wire.keys import GOLDEN_KEY, LOCK_KEY, cache_key
+from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone, read_tombstone
 from tests.fixtures.valkey import Valkey, free_port
 
@@ -232,7 +232,7 @@ def test_the_first_golden_digest_stays(valkey):
 
     assert on(valkey.url, use) == [("aa", True), ("aa", False), ("aa", False)]
     with valkey.client() as client:
-        assert client.ttl(GOLDEN_KEY) == -1
+        assert client.ttl(FINGERPRINT_KEY) == -1
 
 
 def test_the_server_tells_memory_policy_and_identity(either):

@@ -14,8 +14,7 @@ from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors import ExecutorError
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheUnreachableError
-from superdl.super_wire.outcomes import pack_outcome
-from superdl.super_wire.request import PrefetchFailure, PrefetchResult
+from superdl.super_wire.request import PrefetchFailure, PrefetchResult, pack_outcome
 from tests.fixtures.valkey_cluster import valkey_cluster
 
 __all__ = ["valkey_cluster"]

@@ -13,7 +13,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import REPORT_PREFIX, report_stream
-from superdl.super_wire.report import ReadReport
+from superdl.super_wire.read_report import ReadReport
 
 REPORT = ReadReport(
     rank=1,

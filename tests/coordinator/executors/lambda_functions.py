@@ -9,8 +9,8 @@ import time
 import types
 from pathlib import Path
 
+from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
-from superdl.super_wire.version import installed_version
 
 FINGERPRINT = "a" * 32
 MODULE = __name__

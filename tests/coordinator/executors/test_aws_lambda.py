@@ -19,7 +19,7 @@ from superdl.coordinator.executors import (
 )
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import cache_key
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 from tests.fixtures.valkey import free_port
@@ -164,7 +164,9 @@ def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began
     async def work(executor):
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # it is asked for what it said when it was warmed
         lambda_service.deploy(handler="superdl.lambda_prefetch.handler.handler")
-        with pytest.raises(FunctionRaisedError, match="ConfigError: this function decodes the golden images"):
+        with pytest.raises(
+            FunctionRaisedError, match="this function decodes the reference images"
+        ):
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
     using(executor_for(lambda_service), work)

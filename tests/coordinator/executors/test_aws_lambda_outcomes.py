@@ -15,7 +15,7 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
 from tests.fixtures.lambda_answers import Answer

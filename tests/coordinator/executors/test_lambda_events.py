@@ -21,9 +21,8 @@ from superdl.coordinator.executors import (
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
-from superdl.super_wire.outcomes import OUTCOME_FIELD, pack_outcome
-from superdl.super_wire.request import PrefetchFailure
-from superdl.super_wire.version import installed_version
+from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.request import OUTCOME_FIELD, PrefetchFailure, pack_outcome
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
 

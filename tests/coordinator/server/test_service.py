@@ -13,7 +13,7 @@ from superdl.super_wire.errors import (
 from superdl.super_wire.ids import batch_id
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.report import ReadReport
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import RECORD_BYTES
 

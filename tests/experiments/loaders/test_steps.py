@@ -82,7 +82,7 @@ def test_steps_that_cannot_be_are_refused_when_a_loader_is_opened(directory, tmp
 
 
 def test_a_shipped_custom_step_runs_in_the_workers(directory, tmp_path, monkeypatch):
-    monkeypatch.setenv("SUPER_STEP_MODULES", "superdl.experiments.augmentations.heavy")
+    monkeypatch.setenv("SUPER_STEP_MODULES", "experiments.augmentations.heavy")
     heavy = {"op": "custom", "name": "experiments.augmentations.heavy:heavy@1", "random": True}
     recipe = RecipeSpec(steps=(*STEPS, heavy))
     loader = opened("torch", directory, tmp_path, workers=1, recipe=recipe)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterDraws
-from superdl.super_dataset.augment.draws import BatchDraws
+from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
+from superdl.super_dataset.augment.random_numbers import BatchRandom
 from tests.super_dataset.augmenting import batch, ids_of
 
 ANY = (0.0, 2.0)
@@ -22,7 +22,7 @@ def changed(images, *, orders=None, **factors):
     """Images after jitter with these factors, one for each image; others are off."""
     ranges = tuple(ANY if name in factors else None for name in JITTERS)
     table = [np.broadcast_to(factors.get(name, 1.0), len(images)) for name in JITTERS]
-    drawn = JitterDraws(np.array(table, dtype=np.float32), np.array(orders or [ORDER] * len(images)))
+    drawn = JitterValues(np.array(table, dtype=np.float32), np.array(orders or [ORDER] * len(images)))
     made = images.to(torch.float32, memory_format=torch.contiguous_format)
     Jitter(ranges).apply(made, drawn)
     return made
@@ -78,7 +78,7 @@ def test_each_image_in_its_own_order_and_by_its_own_factors():
 
 def test_draws_are_uniform_in_their_ranges_and_orders_all_as_likely():
     jitter = Jitter(((0.6, 1.4), None, (1.0, 3.0), (-0.1, 0.1)))
-    drawn = jitter.draw(BatchDraws(ids_of(*range(20_000)), seed=3, epoch=1))
+    drawn = jitter.draw(BatchRandom(ids_of(*range(20_000)), seed=3, epoch=1))
     for row, (low, high) in zip(drawn.factors[[0, 2, 3]], [(0.6, 1.4), (1.0, 3.0), (-0.1, 0.1)], strict=True):
         shares = (np.sort(row) - low) / (high - low)
         assert np.abs(shares - (np.arange(20_000) + 0.5) / 20_000).max() < 1.95 / np.sqrt(20_000)

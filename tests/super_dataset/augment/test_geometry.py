@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superdl.super_dataset.augment.draws import BatchDraws
 from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
+from superdl.super_dataset.augment.random_numbers import BatchRandom
 from tests.super_dataset.augmenting import batch, ids_of, picture
 
 SAMPLES = 20_000
@@ -20,7 +20,7 @@ KS = 1.95 / math.sqrt(SAMPLES)  # distance of Kolmogorov and Smirnov that chance
 
 
 def boxes_of(count, height, width, *, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), seed=0):
-    draws = BatchDraws(ids_of(*range(count)), seed=seed, epoch=0)
+    draws = BatchRandom(ids_of(*range(count)), seed=seed, epoch=0)
     sides = np.full(count, height), np.full(count, width)
     return random_boxes(draws, *sides, scale=scale, ratio=ratio)
 

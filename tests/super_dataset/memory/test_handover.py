@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from superdl.super_dataset.memory import handover
+from superdl.super_dataset.memory.batch_memory import memory_here
 from superdl.super_dataset.memory.blocks import files_can_be_opened
 from superdl.super_dataset.memory.handover import WorkerMemory, send_by_value
-from superdl.super_dataset.memory.memory import memory_here
 from superdl.super_wire.errors import SuperError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored
 

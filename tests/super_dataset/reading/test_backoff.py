@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_dataset.reading.backoff import Backoff
+from superdl.super_dataset.reading.reader import Backoff
 
 
 @given(total_s=st.floats(0.001, 10_000), jitter=st.floats(0, 1, exclude_max=True))

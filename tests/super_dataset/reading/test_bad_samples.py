@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from superdl.super_dataset.reading.bad_samples import BadSampleLog, check_policy, delivered_order
+from superdl.super_dataset.reading.delivery import BadSampleLog, check_policy, delivered_order
 from superdl.super_wire.errors import BadSampleError, ConfigError
 from tests.super_dataset.stored_batches import ref_of
 

@@ -9,9 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.backoff import Backoff
 from superdl.super_dataset.reading.buffer import Reply
-from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.keys import cache_key
 from tests.fixtures.valkey import free_port

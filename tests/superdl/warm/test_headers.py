@@ -8,7 +8,7 @@ from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key, cache_keys, report_stream
-from superdl.super_wire.report import ReadReport
+from superdl.super_wire.read_report import ReadReport
 from superdl.warm.headers import HeaderLink
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, tombstone
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.super_dataset.memory.batch_memory import FreshMemory, RecycledMemory, memory_here, receiving_into
 from superdl.super_dataset.memory.handover import shared_bytes
-from superdl.super_dataset.memory.memory import FreshMemory, RecycledMemory, memory_here, receiving_into
 
 SIZE = 4096
 

@@ -1,4 +1,4 @@
-"""Draws depend on sample, step, seed and epoch alone: equal in every process, even, fresh each epoch."""
+"""A random step's numbers depend on sample, step, seed and epoch alone, and are fresh in each epoch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superdl.lambda_prefetch.draws import Draws
+from superdl.lambda_prefetch.transforms import SampleRandom
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = bytes(range(16))
 
 
 def draws(step=1, seed=7, epoch=3, bucket="s3://data", key="a/b.jpg", digest=DIGEST):
-    return Draws(digest, step, seed, epoch, bucket, key)
+    return SampleRandom(digest, step, seed, epoch, bucket, key)
 
 
 def test_a_stream_is_pinned_for_ever():
@@ -29,8 +29,8 @@ def test_a_stream_is_pinned_for_ever():
 @pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_equal_in_every_process(hash_seed):
     program = (
-        "from superdl.lambda_prefetch.draws import Draws\n"
-        f"d = Draws({DIGEST!r}, 1, 7, 3, 's3://data', 'a/b.jpg')\n"
+        "from superdl.lambda_prefetch.transforms import SampleRandom\n"
+        f"d = SampleRandom({DIGEST!r}, 1, 7, 3, 's3://data', 'a/b.jpg')\n"
         "print(d.uniform(), d.below(1000), d.seed())"
     )
     done = subprocess.run(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from superdl.super_dataset.memory.batch_memory import FreshMemory
 from superdl.super_dataset.memory.handover import shared_bytes
-from superdl.super_dataset.memory.memory import FreshMemory
 from superdl.super_dataset.reading.buffer import BatchBuffer
-from superdl.super_dataset.tensors import check_label_dtype, label_tensor, sample_tensors
+from superdl.super_dataset.reading.delivery import check_label_dtype, label_tensor, sample_tensors
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES

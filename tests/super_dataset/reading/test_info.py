@@ -12,7 +12,7 @@ from accelerate.utils import send_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import default_convert
 
-from superdl.super_dataset.info import batch_info
+from superdl.super_dataset.reading.delivery import batch_info
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from tests.super_dataset.stored_batches import id_at, images, record, stored, tombstone
 

@@ -19,7 +19,7 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BatchDraws", "below", "philox4x32", "unit_interval"]
+__all__ = ["BatchRandom", "below", "philox4x32", "unit_interval"]
 
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -50,7 +50,7 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
     return np.stack([c0, c1, c2, c3])
 
 
-class BatchDraws:
+class BatchRandom:
     """The draws of a batch's samples in one epoch.
 
     Each purpose ("crop", "flip", ...) has numbers of its own, so that turning one operation on or off leaves

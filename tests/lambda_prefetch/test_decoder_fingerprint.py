@@ -1,4 +1,4 @@
-"""The golden digest is equal in every process and changes when a pixel would."""
+"""The decoder's fingerprint is equal in every process and changes when a pixel would."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from superdl.lambda_prefetch import golden
-from superdl.lambda_prefetch.golden_images import GOLDEN_IMAGES
+from superdl.lambda_prefetch import decoder_fingerprint as module
+from superdl.lambda_prefetch.decoder_fingerprint import REFERENCE_IMAGES
 from tests.lambda_prefetch.prefetching import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_equal_in_every_process():
-    program = "from superdl.lambda_prefetch.golden import golden_digest; print(golden_digest())"
+    program = f"from {module.__name__} import decoder_fingerprint as made; print(made())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONHASHSEED": "3", "PYTHONPATH": str(ROOT)},
@@ -27,27 +27,27 @@ def test_equal_in_every_process():
         check=True,
         timeout=60,
     )
-    assert done.stdout.strip() == golden.golden_digest()
+    assert done.stdout.strip() == module.decoder_fingerprint()
 
 
 def test_one_pixel_makes_a_difference(monkeypatch):
-    before = golden.golden_digest()
+    before = module.decoder_fingerprint()
     image = Image.new("RGB", (29, 23))
-    monkeypatch.setitem(GOLDEN_IMAGES, "palette.png", b64encode(encode(image)).decode())
-    black = golden.golden_digest()
+    monkeypatch.setitem(REFERENCE_IMAGES, "palette.png", b64encode(encode(image)).decode())
+    black = module.decoder_fingerprint()
     image.putpixel((3, 4), (0, 0, 1))
-    monkeypatch.setitem(GOLDEN_IMAGES, "palette.png", b64encode(encode(image)).decode())
-    assert len({before, black, golden.golden_digest()}) == 3
+    monkeypatch.setitem(REFERENCE_IMAGES, "palette.png", b64encode(encode(image)).decode())
+    assert len({before, black, module.decoder_fingerprint()}) == 3
 
 
 def test_a_resampler_that_differs_shows(monkeypatch):
-    before, resize = golden.golden_digest(), Image.Image.resize
+    before, resize = module.decoder_fingerprint(), Image.Image.resize
 
     def other_resize(image, size, _):
         return resize(image, size, Image.Resampling.BICUBIC)
 
     monkeypatch.setattr(Image.Image, "resize", other_resize)
-    assert golden.golden_digest() != before
+    assert module.decoder_fingerprint() != before
 
 
 def test_the_order_in_which_a_resampler_takes_columns_and_rows_shows(monkeypatch):
@@ -60,5 +60,5 @@ def test_the_order_in_which_a_resampler_takes_columns_and_rows_shows(monkeypatch
             return resize(resize(image, half_way, method), size, method)
 
         monkeypatch.setattr(Image.Image, "resize", in_order)
-        digests.add(golden.golden_digest())
+        digests.add(module.decoder_fingerprint())
     assert len(digests) == 2

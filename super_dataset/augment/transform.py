@@ -2,7 +2,7 @@
 
 Whole batches go in, uint8 as the cache holds them; random resized crop, horizontal flip, colour jitter and
 normalisation are done in this order. This file checks, allocates and orders the work; draws, geometry and
-colour have files of their own (``augment_draws``, ``augment_geometry``, ``augment_color``).
+colour have files of their own (``random_numbers``, ``geometry``, ``color``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from superdl.super_dataset.augment import settings
-from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterDraws
-from superdl.super_dataset.augment.draws import BatchDraws
+from superdl.super_dataset.augment import arguments
+from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
-from superdl.super_dataset.info import BatchInfo
-from superdl.super_dataset.memory.memory import memory_here
+from superdl.super_dataset.augment.random_numbers import BatchRandom
+from superdl.super_dataset.memory import memory_here
+from superdl.super_dataset.reading import BatchInfo
 from superdl.super_wire.errors import UsageError
 from superdl.super_wire.ids import ID_BYTES
 
@@ -87,15 +87,15 @@ class Augment:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        self._size = settings.sides(size)
-        self._scale = settings.pair("scale", scale, high=1.0)
-        self._ratio = settings.pair("ratio", ratio, high=100.0)
-        self._flip = settings.probability("flip", flip)
+        self._size = arguments.sides(size)
+        self._scale = arguments.pair("scale", scale, high=1.0)
+        self._ratio = arguments.pair("ratio", ratio, high=100.0)
+        self._flip = arguments.probability("flip", flip)
         given = zip(JITTERS, (brightness, contrast, saturation, hue), strict=True)
-        self._jitter = Jitter(tuple(settings.jitter_range(name, value) for name, value in given))
-        self._moments = settings.moments(mean, std)
-        self._dtype = settings.checked_dtype(dtype, normalised=self._moments is not None)
-        self._seed = settings.checked_seed(seed)
+        self._jitter = Jitter(tuple(arguments.jitter_range(name, value) for name, value in given))
+        self._moments = arguments.moments(mean, std)
+        self._dtype = arguments.checked_dtype(dtype, normalised=self._moments is not None)
+        self._seed = arguments.checked_seed(seed)
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
         """A ``transform`` of SuperDataset: (augmented images, labels as they came)."""
@@ -120,7 +120,7 @@ class Augment:
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
-        draws = BatchDraws(info.sample_ids, seed=self._seed, epoch=info.epoch)
+        draws = BatchRandom(info.sample_ids, seed=self._seed, epoch=info.epoch)
         if self._size is None:
             nothing = np.zeros_like(heights)
             boxes = Boxes(nothing, nothing, heights, widths)
@@ -142,7 +142,7 @@ class Augment:
         images: Images,
         boxes: Boxes,
         flips: NDArray[np.bool_],
-        jitter: JitterDraws | None,
+        jitter: JitterValues | None,
         made: torch.Tensor,
     ) -> None:
         """One sample after the other, each while it is in the processor's cache."""
@@ -169,7 +169,7 @@ class Augment:
         images: Images,
         boxes: Boxes,
         flips: NDArray[np.bool_],
-        jitter: JitterDraws | None,
+        jitter: JitterValues | None,
         made: torch.Tensor,
     ) -> None:
         """As many samples at once as the bound on memory allows; of a list, one."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_dataset.augment.draws import BatchDraws, below, philox4x32, unit_interval
+from superdl.super_dataset.augment.random_numbers import BatchRandom, below, philox4x32, unit_interval
 from tests.super_dataset.augmenting import ids_of
 
 SAMPLES = 20_000
@@ -37,17 +37,17 @@ def test_gives_the_published_numbers(counter, key, expected):
     count=st.integers(1, 23),
 )
 def test_a_sample_draws_the_same_in_any_batch(numbers, seed, epoch, count):
-    together = BatchDraws(ids_of(*numbers), seed=seed, epoch=epoch).bits("crop", count)
+    together = BatchRandom(ids_of(*numbers), seed=seed, epoch=epoch).bits("crop", count)
     assert together.shape == (count, len(numbers))
     assert together.max() < 2**32
     for at, number in enumerate(numbers):
-        alone = BatchDraws(ids_of(number), seed=seed, epoch=epoch).bits("crop", count)
+        alone = BatchRandom(ids_of(number), seed=seed, epoch=epoch).bits("crop", count)
         assert alone[:, 0].tolist() == together[:, at].tolist()
 
 
 def test_every_seed_epoch_purpose_and_sample_is_a_stream_of_its_own():
     streams = [
-        BatchDraws(ids_of(number), seed=seed, epoch=epoch).bits(purpose, 8)[:, 0].tolist()
+        BatchRandom(ids_of(number), seed=seed, epoch=epoch).bits(purpose, 8)[:, 0].tolist()
         for number in range(3)
         for seed in (-1, 0, 1)
         for epoch in range(3)
@@ -58,7 +58,7 @@ def test_every_seed_epoch_purpose_and_sample_is_a_stream_of_its_own():
 
 
 def test_draws_are_uniform_and_unrelated():
-    drawn = BatchDraws(ids_of(*range(SAMPLES)), seed=5, epoch=2).uniform("crop", 22)
+    drawn = BatchRandom(ids_of(*range(SAMPLES)), seed=5, epoch=2).uniform("crop", 22)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     evenly = (np.arange(SAMPLES) + 0.5) / SAMPLES
@@ -69,7 +69,7 @@ def test_draws_are_uniform_and_unrelated():
 
 
 def test_whole_numbers_below_a_bound_are_all_as_likely():
-    bits = BatchDraws(ids_of(*range(SAMPLES)), seed=0, epoch=0).bits("jitter", 1)[0]
+    bits = BatchRandom(ids_of(*range(SAMPLES)), seed=0, epoch=0).bits("jitter", 1)[0]
     counts = np.bincount(below(bits, np.full(SAMPLES, 24)), minlength=24)
     assert len(counts) == 24
     assert (

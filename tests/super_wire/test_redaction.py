@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from superdl.super_wire.discretion import (
+from superdl.super_wire.redaction import (
     keep_secrets_out_of_logs,
     shown,
     shown_lines,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-import superdl.super_dataset.augment.augment as module
+import superdl.super_dataset.augment.transform as module
 from superdl.super_dataset import Augment
-from superdl.super_dataset.memory.memory import FreshMemory, receiving_into
+from superdl.super_dataset.memory.batch_memory import FreshMemory, receiving_into
 from superdl.super_wire.errors import ConfigError, UsageError
 from tests.super_dataset.augmenting import batch, info_of, picture
 

@@ -1,11 +1,62 @@
-"""The golden images, encoded once by Pillow 13 and never again: a new encoding would be a new standard."""
+"""The decoder's fingerprint: proof that this function decodes as all others do.
+
+A few small images of the kinds that decoders disagree about are carried along, encoded, and run through fixed
+recipes; the digest of all their pixels is answered when the function warms up. One that differs (another
+libjpeg, another Pillow, another processor) would give other bytes for the same sample ids, so executors
+refuse it. On the wire and in the cache the fingerprint is called ``golden``.
+"""
 
 from __future__ import annotations
 
-__all__ = ["GOLDEN_IMAGES"]
+import hashlib
+from base64 import b64decode
+from typing import Any
 
+from PIL import Image
+
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.ids import digest128
+from superdl.super_wire.recipe import Recipe
+
+__all__ = ["REFERENCE_IMAGES", "decoder_fingerprint"]
+
+_LIMIT_PIXELS = 4096
+_RECIPES: tuple[list[dict[str, Any]], ...] = (
+    [],
+    [{"op": "resize", "size": 17}, {"op": "center_crop", "size": 15}],
+    [{"op": "reduced_decode", "size": 11}],
+    [{"op": "random_resized_crop", "size": 13}, {"op": "horizontal_flip", "p": 0.5}],
+)
+
+# Noise of these sizes, (width, height), is resized as well: smooth images hide the order in which a resampler
+# takes columns and rows. Pillow 13 takes the cheaper one first, earlier versions always columns.
+_NOISE_SIZES = ((23, 61), (61, 23), (31, 33))
+
+
+def decoder_fingerprint() -> str:
+    """32 hex digits over the pixels of all reference images after all recipes here; takes a millisecond."""
+    fields = []
+    for steps in _RECIPES:
+        program = Program(
+            Recipe(steps, augment_seed=7),
+            bucket="golden",  # is hashed, and so are the words below: they keep their spelling
+            epoch=1,
+            limit_pixels=_LIMIT_PIXELS,
+            step_modules=frozenset(),
+        )
+        for name, encoded in REFERENCE_IMAGES.items():
+            array = program.make(b64decode(encoded), name)
+            fields += [str(array.shape).encode(), array.tobytes()]
+        for width, height in _NOISE_SIZES:
+            noise = hashlib.shake_256(b"golden noise").digest(width * height * 3)
+            array = program.run(Image.frombytes("RGB", (width, height), noise), f"noise {width}x{height}")
+            fields += [str(array.shape).encode(), array.tobytes()]
+    return digest128(*fields).hex()
+
+
+# Encoded once by Pillow 13 and never again: a new encoding would be a new standard.
 # name -> the encoded image in base64; all show the same 29 x 23 gradients
-GOLDEN_IMAGES = {
+REFERENCE_IMAGES = {
     "colour_420.jpg": (
         "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAYEBQYFBAYGBQYHBwYIChAKCgkJChQODwwQFxQYGBcUFhYaHSUfGhsjHBYWICwgIyYn"
         "KSopGR8tMC0oMCUoKSj/2wBDAQcHBwoIChMKChMoGhYaKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgo"

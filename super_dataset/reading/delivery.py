@@ -1,0 +1,278 @@
+"""What of a read batch is delivered: which samples, as which tensors, and what is told of them.
+
+Samples that cannot be produced are skipped, replaced or raised, never silently. Tensors are views of the
+received buffer where possible. Records that agree in dtype and shape are stacked along a new first dimension;
+others come as a list of tensors. Images, that is uint8 records of shape (height, width, channels) with 1, 3
+or 4 channels, are viewed as (channels, height, width), so that a batch of them is (batch, channels, height,
+width) in channels_last memory format.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+
+from superdl.super_dataset.reading.checks import layout_columns
+from superdl.super_dataset.reading.explanations import batch_name, listed
+from superdl.super_wire.errors import BadSampleError, ConfigError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.record import parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.reading.buffer import BatchBuffer
+    from superdl.super_dataset.reading.progress import BatchProgress
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = [
+    "IMAGE_CHANNELS",
+    "POLICIES",
+    "BadSampleLog",
+    "BatchInfo",
+    "OnBadSample",
+    "bad_sample_error",
+    "batch_info",
+    "check_label_dtype",
+    "check_policy",
+    "delivered_order",
+    "label_tensor",
+    "sample_tensors",
+]
+
+OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
+POLICIES: tuple[OnBadSample, ...] = ("raise", "skip", "replace")
+
+_LOG = logging.getLogger("super_dataset")
+_LOG_EVERY_S = 60.0
+_REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
+
+IMAGE_CHANNELS = (1, 3, 4)
+"""Sizes of a uint8 record's third dimension that make it an image."""
+
+_IMAGE_NDIM = 3
+_ALIGNMENT = 64  # bytes; a multiple of every dtype's size
+
+
+def check_policy(value: object) -> None:
+    """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, what is no policy."""
+    if value not in POLICIES:
+        msg = f"on_bad_sample is one of {', '.join(map(repr, POLICIES))}; not {value!r}"
+        raise ConfigError(msg)
+
+
+def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = _REMEDY) -> BadSampleError:
+    """The error that names the batch, the bad samples' keys and the reasons."""
+    named = listed([f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad)])
+    return BadSampleError(
+        f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"
+    )
+
+
+def delivered_order(ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> list[int] | None:
+    """Which samples of the planned batch are delivered, by offset, in order; ``None``: all, as planned.
+
+    ``skip`` leaves the bad out. ``replace`` puts the next good sample of the same batch in the place of each,
+    cyclically.
+
+    Raises:
+        BadSampleError: the policy is ``raise``, or no sample is good.
+    """
+    if not bad:
+        return None
+    if policy == "raise":
+        raise bad_sample_error(ref, bad)
+    good = [offset for offset in range(len(ref)) if offset not in bad]
+    if not good:
+        raise bad_sample_error(
+            ref, bad, f'on_bad_sample="{policy}" needs at least one good sample in the batch'
+        )
+    if policy == "skip":
+        return good
+    size = len(ref)
+    following = {}
+    successor = good[0]
+    for offset in range(size - 1, -1, -1):
+        if offset not in bad:
+            successor = offset
+        following[offset] = successor
+    return [following[offset] for offset in range(size)]
+
+
+class BadSampleLog:
+    """Warns of skipped and replaced samples, at most once a minute, and tells how many there were since.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._warned_s: float | None = None
+
+    def add(self, ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> None:
+        """Count the bad samples of one delivered batch, and warn if it is time."""
+        self._count += len(bad)
+        now_s = self._clock()
+        if self._warned_s is not None and now_s - self._warned_s < _LOG_EVERY_S:
+            return
+        first = min(bad)
+        _LOG.warning(
+            "%d bad samples since the last warning (on_bad_sample=%r); in %s: %s (%s)",
+            self._count,
+            policy,
+            batch_name(ref),
+            ref.name_of(first),
+            bad[first],
+        )
+        self._warned_s = now_s
+        self._count = 0
+
+
+def check_label_dtype(name: str) -> None:
+    """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
+    try:
+        label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
+    except TypeError as error:
+        msg = f"labels of dtype {name!r} cannot be a tensor: {error}"
+        raise ConfigError(msg) from error
+
+
+def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Labels as a tensor of their own dtype and shape (samples, ...), a copy; a dict of such tensors where
+    they have named fields. Those at ``order`` if it is given.
+    """
+    chosen = labels if order is None else labels[np.asarray(order, dtype=np.intp)]
+    if chosen.dtype.names is None:
+        return torch.from_numpy(chosen.copy() if order is None else chosen)
+    return {name: torch.from_numpy(chosen[name].copy()) for name in chosen.dtype.names}
+
+
+def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Tensor | list[torch.Tensor]:
+    """The batch's samples, all of them good; those at ``order`` if it is given.
+
+    Without ``order`` a batch of one layout is the buffer's own block, with it a copy (in memory of the
+    same kind).
+    """
+    chosen = range(buffer.size) if order is None else order
+    layouts = layout_columns(buffer.raw_headers[list(chosen)])
+    if not (layouts == layouts[0]).all():
+        flat = _ragged_in_shared_memory(buffer, chosen) if buffer.memory.shared else _ragged(buffer, chosen)
+        return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
+    if order is None and buffer.block is not None and not buffer.own:
+        return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
+    item_bytes = len(buffer.payload(chosen[0]))
+    stacked = buffer.memory.take(len(chosen) * item_bytes)
+    for row, offset in zip(stacked.numpy().reshape(len(chosen), item_bytes), chosen, strict=True):
+        row[:] = buffer.payload(offset)
+    return _shaped(stacked, buffer, chosen[0], stacked=len(chosen))
+
+
+def _ragged(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
+
+
+def _ragged_in_shared_memory(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
+    """One shared block for samples of different sizes: a block each would cost a file descriptor each."""
+    payloads = [np.asarray(buffer.payload(offset)) for offset in chosen]
+    starts = [0]
+    for payload in payloads:
+        starts.append(starts[-1] + -(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    block = buffer.memory.take(starts[-1])
+    for start, payload in zip(starts, payloads, strict=False):
+        block[start : start + payload.nbytes] = torch.from_numpy(payload)
+    return [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=False)]
+
+
+def _shaped(
+    flat: torch.Tensor, buffer: BatchBuffer, offset: int, *, stacked: int | None = None
+) -> torch.Tensor:
+    """Bytes as the sample at ``offset`` is laid out, or as ``stacked`` samples of that layout."""
+    header = parse_header(bytes(buffer.raw_headers[offset]))
+    shape = header.shape if stacked is None else (stacked, *header.shape)
+    tensor = flat.view(getattr(torch, header.dtype)).view(shape)
+    if header.dtype == "uint8" and len(header.shape) == _IMAGE_NDIM and header.shape[-1] in IMAGE_CHANNELS:
+        return tensor.movedim(-1, -3)
+    return tensor
+
+
+@dataclass(slots=True, eq=False)  # not frozen: what Lightning does to batches it refuses to do to those
+class BatchInfo:
+    """Where a batch came from, what it cost and what was wrong with it.
+
+    It pickles small; pinning and collating leave it as it is, and so does moving it to a device.
+    ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
+    (bool of shape (samples,); ``None``: no sample is padding) follow the delivered samples, in their order,
+    also where some were skipped or replaced.
+    """
+
+    job: str
+    batch_id: bytes
+    """Of the batch as planned; 16 bytes."""
+    epoch: int
+    position: int
+    """Which batch of this rank's epoch, from 0."""
+    rank: int
+    sample_ids: bytes
+    keys: tuple[str, ...]
+    padding: NDArray[np.bool_] | None
+    fetch_s: float
+    """Seconds that functions spent fetching the delivered samples, whenever that was; from the records."""
+    decode_s: float
+    """Seconds that functions spent decoding and transforming them."""
+    read_s: float
+    """Seconds spent asking the cache and receiving."""
+    check_s: float
+    """Seconds spent checking headers, and the payloads whose hash is verified."""
+    wait_s: float
+    """Seconds slept between attempts because samples were missing or the cache was away."""
+    size_bytes: int
+    """Bytes of records received."""
+    hits: int
+    """Samples that the first GET found."""
+    misses: int
+    """Samples that it did not find, or found corrupt."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """(key, reason) of samples that could not be produced and were skipped or replaced."""
+
+    def to(self, *_args: object, **_how: object) -> Self:
+        """Itself: there is nothing in it to be moved. Frameworks call this on all that a batch holds."""
+        return self
+
+
+def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
+    """The info of a batch of which the samples at ``order`` are delivered; ``None``: all, as planned."""
+    ref, headers = read.ref, read.buffer.headers
+    sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
+    if order is not None:
+        headers = headers[list(order)]
+        sample_ids = b"".join(sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in order)
+        keys = tuple(keys[at] for at in order) if keys else ()
+        padding = None if padding is None else padding[list(order)]
+    return BatchInfo(
+        job=ref.job,
+        batch_id=ref.batch_id,
+        epoch=ref.epoch,
+        position=ref.position,
+        rank=ref.rank,
+        sample_ids=sample_ids,
+        keys=keys,
+        padding=padding,
+        fetch_s=float(headers["fetch_us"].sum(dtype=np.int64)) / 1e6,
+        decode_s=float(headers["decode_us"].sum(dtype=np.int64)) / 1e6,
+        read_s=read.read_s,
+        check_s=read.check_s,
+        wait_s=read.wait_s,
+        size_bytes=read.size_bytes,
+        hits=read.hits,
+        misses=len(ref) - read.hits,
+        bad=tuple((ref.name_of(at), reason) for at, reason in sorted(read.bad.items())),
+    )
