@@ -11,7 +11,7 @@ MIN_PIECE_BYTES = 4096
 
 
 class BudgetClosedError(Exception):
-    """The invocation ends; whoever waits for room shall stop."""
+    """The invocation ends: a wait for room is over."""
 
 
 class ByteBudget:
@@ -44,7 +44,7 @@ class ByteBudget:
     def acquire(self, size_bytes: int) -> None:
         """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called.
 
-        The wait ends because whoever holds room either returns it or closes the budget.
+        The wait ends because each holder of room either returns it or closes the budget.
         """
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._lock:

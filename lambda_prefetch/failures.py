@@ -1,6 +1,6 @@
 """How one sample fails: an outcome and a reason, raised where it happens and told in the result.
 
-Whoever raises says why; the pipeline puts the sample's name before it. Failures of a whole request are
+The message says why; the pipeline puts the sample's name before it. Failures of a whole request are
 :mod:`superdl.super_wire.errors`'.
 """
 

@@ -97,7 +97,7 @@ class Fetchers:
         Several decoders may ask at once. An error that ended a fetching thread, a bug, is raised.
         """
         with self._lock:
-            # Whoever took one comes back here; the last to come has seen few, so nobody rests for ever.
+            # Each taker comes back here; the last to come has seen few, so nobody rests for ever.
             if self._resting and self._arrived.qsize() <= _FEW_ARRIVED:
                 self._few.notify_all()
             if self._untaken == 0:

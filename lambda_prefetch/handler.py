@@ -99,7 +99,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 def _tell_failure(
     error: Exception, reply_to: ReplyTo, context: Any, settings: Settings, begun_ns: int
 ) -> None:
-    """Let whoever waits know at once; that he cannot be told must not hide the error itself."""
+    """Tell the coordinator at once; a cache that cannot be reached must not hide the error itself."""
     failure = PrefetchFailure(
         request_id=reply_to.request_id,
         function_version=installed_version(),

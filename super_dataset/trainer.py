@@ -1,7 +1,7 @@
 """``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on ``SuperLoader`` s, and resumes.
 
 Trainer's own way prepares a loader by Accelerate, which deals out to ranks once more, and resumes by making a
-DataLoader anew, which loses the plan. The mixin gives it the loader by its public hooks: nothing of
+new DataLoader, which loses the plan. The mixin gives it the loader by its public hooks: nothing of
 transformers is imported here.
 """
 

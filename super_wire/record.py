@@ -238,7 +238,7 @@ def pack_header(
     )
 
 
-@functools.lru_cache(maxsize=64)  # numpy spells a dtype's name anew each time it is asked
+@functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)

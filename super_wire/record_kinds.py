@@ -1,8 +1,7 @@
 """Records beside one array and tombstones: pointers into a store, and several named arrays of one sample.
 
 Both are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
-bytes whose hash it names. Their form is fixed here, so that whoever reads records of this version knows every
-kind.
+bytes whose hash it names. Their form is fixed here, so that each reader of this version knows every kind.
 
 A pointer's payload is ``<QQ`` and the pack's name: where in the pack the record begins, how long it is, and
 which pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a

@@ -96,11 +96,11 @@ class PrefetchRequest:
     """Samples that one invocation is asked to produce.
 
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
-    anew to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
+    again to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
     been begun by then is not begun. ``answer_to`` is the stream in the cache where the function puts its
     result (see :data:`superdl.super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited
     for. ``golden`` is the digest that the function must decode golden images to, ``function_version`` the
-    version of SUPER that it must be, or refuse; both are empty where whoever asks has seen to that.
+    version of SUPER that it must be, or refuse; both are empty where the caller has seen to that.
     """
 
     request_id: str

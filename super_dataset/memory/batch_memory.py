@@ -1,4 +1,4 @@
-"""The memory that batches are received into: fresh, recycled, pinned or shared, whoever reads them.
+"""The memory that batches are received into: fresh, recycled, pinned or shared.
 
 A page of fresh memory costs a fault, which is more than receiving into it; so memory is used again, as soon
 as the batch that lay in it and everything that shares its memory are gone, and never before. How a DataLoader
@@ -33,7 +33,7 @@ class Memory(Protocol):
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Uint8 of shape (size,), not initialised; it belongs to the caller and to whoever shares it."""
+        """Uint8 of shape (size,), not initialised; it belongs to the caller and to all who share it."""
 
 
 class FreshMemory:

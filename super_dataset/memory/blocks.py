@@ -2,7 +2,7 @@
 
 A block is a file in memory (``memfd_create``, or a file without a name in ``/dev/shm`` where Python was built
 without that call). Its last page holds a token, by which another process knows that it opened the right file,
-and flags: one byte for each tensor under way, set by the worker, changed by whoever got it. Single bytes need
+and flags: one byte for each tensor under way, set by the worker, changed by the receiver. Single bytes need
 no lock. What is sent, and how it is received, is :mod:`superdl.super_dataset.memory.handover`'s.
 
 A process that forks shares what it maps with its child, of which the worker knows nothing. So what was held
@@ -137,7 +137,7 @@ class Block:
         return flag
 
     def close(self) -> None:
-        """Close the file; whoever maps it keeps it."""
+        """Close the file; processes that map it keep it."""
         os.close(self.fd)
 
     def _returned(self) -> bool:

@@ -7,7 +7,7 @@ trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when th
 Then the worker receives another batch into it. Where blocks run short, since batches are kept, or where the
 system has no such files, torch's own way is taken: nothing is refused.
 
-To this end multiprocessing's pickler is told, in the worker and in whoever gets a message, what to send for a
+To this end multiprocessing's pickler learns, in the worker and in each receiver, what to send for a
 tensor of ours; for all others torch's own way stays.
 """
 

@@ -1,4 +1,4 @@
-"""What of a read batch is delivered: which samples, as which tensors, and what is told of them.
+"""What of a read batch is delivered: which samples, as which tensors, with which facts.
 
 Samples that cannot be produced are skipped, replaced or raised, never silently. Tensors are views of the
 received buffer where possible. Records that agree in dtype and shape are stacked along a new first dimension;

@@ -180,7 +180,7 @@ class BatchReader:
 
         Where another sample's record came, replies and requests no longer belong together on that connection:
         it is given up, and the samples are asked for once more. A record that lies under a wrong key comes
-        astray again; that is told as corrupt.
+        astray again; it counts as corrupt.
         """
         read.attempts += 1
         for _ in range(2):

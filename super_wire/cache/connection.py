@@ -55,7 +55,7 @@ class ProtocolDoubtError(CacheUnreachableError):
 class CacheConnection:
     """An open, authenticated connection.
 
-    ``owed`` counts replies to commands whose answer nobody waited for; whoever reads next must first let them
+    ``owed`` counts replies to commands whose answer nobody waited for; the next reader must first let them
     pass, and leaves those of them that were errors in ``late_errors``. Any exception out of a method leaves
     the stream in an unknown state: close the connection.
 

@@ -112,7 +112,7 @@ class TlsStream:
                     raise TimeoutError from None
                 self._take()
             except ssl.SSLError:
-                with contextlib.suppress(OSError):  # the peer is told, if it still listens
+                with contextlib.suppress(OSError):  # tell the peer, if it still listens
                     self._flush()
                 raise
         self._flush()

@@ -64,15 +64,6 @@ def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
     assert [r.position for r in reports(valkey) if r.done].count(0) == 3
 
 
-def test_persistent_workers_read_epoch_after_epoch(refs):
-    loader = loader_of(bound_dataset(), refs, 2, "fork", persistent_workers=True)
-    for _ in range(3):
-        for n, (batch, labels) in enumerate(loader):
-            check(batch, labels, n)
-    del loader
-    gc.collect()
-
-
 def test_a_batch_may_be_kept_after_the_workers_are_gone(refs):
     kept = list(loader_of(bound_dataset(), refs, 2, "fork"))
     gc.collect()
@@ -84,14 +75,6 @@ def test_the_info_travels_from_a_worker(refs):
     for n, (batch, _, info) in enumerate(loader_of(bound_dataset(return_info=True), refs, 1, "fork")):
         assert len(batch) == SIZE
         assert (info.position, info.keys, info.hits) == (n, refs[n].keys, SIZE)
-
-
-def test_ragged_batches_travel_from_a_worker(valkey):
-    arrays = [np.full((n % 7, 3), n, dtype=np.float32) for n in range(200)]
-    ref = stored(valkey, arrays, position=50)
-    for batch, _ in loader_of(bound_dataset(), [ref, ref], 1, "fork"):
-        assert [item.shape[0] for item in batch] == [n % 7 for n in range(200)]
-        assert all(np.array_equal(item.numpy(), array) for item, array in zip(batch, arrays, strict=True))
 
 
 def test_a_miss_in_a_worker_heals_by_its_report(valkey):

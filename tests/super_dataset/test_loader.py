@@ -72,21 +72,6 @@ def test_every_batch_arrives_whole_and_in_order_epoch_after_epoch(refs, threads,
     assert len(threads_of_loaders()) == threads
 
 
-def test_batches_may_be_kept_sliced_and_passed_on(refs):
-    kept = list(SuperLoader(bound_dataset(), refs))
-    gc.collect()
-    for n, (batch, labels) in enumerate(kept):
-        check(batch, labels, n)
-    parts = [batch[3:5].numpy() for batch, _ in SuperLoader(bound_dataset(), refs)]
-    for n, part in enumerate(parts):
-        assert np.array_equal(part.transpose(0, 2, 3, 1), np.stack(images(SIZE, seed=n)[3:5]))
-
-
-def test_memory_is_used_again(refs):
-    addresses = {batch.data_ptr() for batch, _ in SuperLoader(bound_dataset(), [*refs, *refs, *refs])}
-    assert len(addresses) <= 6  # one with the loop, two ahead, one being received, and what is on the way
-
-
 class Counting:
     """A dataset that says how far ahead it was read."""
 

@@ -48,17 +48,6 @@ def test_lists_of_fields_differ_by_their_digests(first, second):
     assert (digest128(*first) == digest128(*second)) is (first == second)
 
 
-def test_randomness_is_no_recipe():
-    seed, epoch = (1).to_bytes(8, "little"), (2).to_bytes(8, "little")
-    ids = {
-        sample_id("b", "k", "v", b"d", (1, 2)),
-        sample_id("b", "k", "v", b"d" + seed + epoch),
-        sample_id("b", "k", "v", b"d"),
-        sample_id("b", "k", "v", b"d", (2, 1)),
-    }
-    assert len(ids) == 4
-
-
 @given(st.lists(st.tuples(TEXT, TEXT), max_size=8), DIGEST, RANDOMNESS)
 def test_many_are_the_ids_of_each(samples, digest, randomness):
     many = sample_ids(
@@ -162,8 +151,3 @@ def test_split_ids(data):
 def test_batches_differ_by_content_and_order(first, second):
     assert (batch_id(b"".join(first)) == batch_id(b"".join(second))) is (first == second)
     assert batch_id(bytes(16) + b"".join(first)) != batch_id(b"".join(first))
-
-
-def test_order_makes_another_batch():
-    one, two = bytes(16), b"\1" * 16
-    assert batch_id(one + two) != batch_id(two + one)

@@ -85,11 +85,6 @@ def test_the_order_of_parameters_means_nothing(steps, random):
     assert Recipe(shuffled).digest == Recipe(steps).digest
 
 
-@given(STEPS)
-def test_defaults_may_be_written_out(steps):
-    assert Recipe([dict(step) for step in Recipe(steps).steps]).digest == Recipe(steps).digest
-
-
 def one(op, **parameters):
     return Recipe([{"op": op, **parameters}])
 
@@ -265,16 +260,6 @@ def test_augment_seeds(seed):
 def test_a_recipe_of_another_pipeline_version_is_refused(version):
     text = json.dumps({"pipeline": version, "steps": [], "augment_seed": 0})
     with pytest.raises(RecipeError, match=f"the recipe wants pipeline {version!r}, not 1"):
-        Recipe.from_json(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "7", "null", '"x"', "{}", '{"pipeline":1}', b"\xff\xff", "[" * 100_000],
-    ids=lambda t: repr(t[:9]),
-)
-def test_what_is_no_recipe(text):
-    with pytest.raises(RecipeError, match="a recipe is JSON with pipeline, steps and augment_seed"):
         Recipe.from_json(text)
 
 

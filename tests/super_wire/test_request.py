@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict, fields
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import (
+    MAX_OUTCOME_BYTES,
     MAX_SAMPLES_PER_REQUEST,
     REQUEST_VERSION,
     Limits,
@@ -19,6 +21,8 @@ from superdl.super_wire.request import (
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
+    pack_outcome,
+    read_outcome,
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -90,11 +94,6 @@ def test_requests_round_trip(request_):
 def test_results_round_trip(result):
     assert PrefetchResult.from_mapping(json.loads(json.dumps(result.to_mapping()))) == result
     assert PrefetchResult.from_mapping(result.to_mapping()) == result  # as an executor without JSON gives it
-
-
-def test_outcomes_as_members_are_outcomes():
-    mapping = RESULT.to_mapping() | {"outcomes": [Outcome.CACHED, Outcome.MISSING]}
-    assert PrefetchResult.from_mapping(mapping).outcomes == ("cached", "missing")
 
 
 def test_golden_json():
@@ -226,3 +225,50 @@ def test_words_of_others_can_be_encoded(said, read):
     failure = PrefetchFailure("r", "1", error=said, message=said)
     told = PrefetchFailure.from_mapping(json.loads(json.dumps(failure.to_mapping())))
     assert (told.error, told.message) == (read, read)
+
+
+FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
+
+
+@pytest.mark.parametrize("answer", [RESULT, FAILURE], ids=["result", "failure"])
+def test_what_is_packed_is_read(answer):
+    assert read_outcome({b"r": pack_outcome(answer)}) == answer
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({}, "lacks the field 'r'"),
+        ({b"x": b"{}"}, "lacks the field 'r'"),
+        ({b"r": b""}, "an outcome is JSON"),
+        ({b"r": b"\xff\xfe"}, "an outcome is JSON"),
+        ({b"r": b"[" * 100_000}, "an outcome is JSON"),
+        ({b"r": b"[]"}, "reads results of version 2"),
+        ({b"r": b"{}"}, "reads results of version 2"),
+        ({b"r": b'{"super_failure":3}'}, "reads failures of version 2"),
+        ({b"r": b'{"super_failure":2}'}, "lacks 'request_id'"),
+        ({b"r": b" " * (MAX_OUTCOME_BYTES + 1)}, "16,777,217 bytes is over"),
+    ],
+)
+def test_what_is_no_outcome_is_refused(entry, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_outcome(entry)
+    assert len(str(caught.value)) < 300
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_read_or_refused(packed):
+    with pytest.raises(ConfigError):
+        read_outcome({b"r": packed})
+
+
+@given(
+    st.sampled_from([field.name for field in dataclasses.fields(PrefetchFailure)]),
+    st.sampled_from([None, -1, 1.5, [], {}, True, "1"]),
+)
+def test_a_failure_with_a_wrong_field_is_refused(name, value):
+    mapping = json.loads(pack_outcome(FAILURE))
+    if type(value) is type(mapping[name]):
+        value = None
+    with pytest.raises(ConfigError, match=name):
+        read_outcome({b"r": json.dumps(mapping | {name: value}).encode()})

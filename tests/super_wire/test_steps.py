@@ -152,24 +152,6 @@ def test_nested_without_end():
             canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
 
 
-def test_parameters_are_copied():
-    params = {"a": [1]}
-    step = canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
-    params["a"].append(2)
-    assert step["params"] == {"a": [1]}
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("m:f@1", ("m", "f", "1")),
-        ("my_pkg.sub:do_it@2026.11-rc+1", ("my_pkg.sub", "do_it", "2026.11-rc+1")),
-    ],
-)
-def test_custom_names(name, parts):
-    assert split_custom_name(name) == parts
-
-
 @given(st.text())
 def test_any_text_is_a_custom_name_or_refused(name):
     try:

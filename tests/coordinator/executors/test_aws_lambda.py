@@ -164,9 +164,7 @@ def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began
     async def work(executor):
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # it is asked for what it said when it was warmed
         lambda_service.deploy(handler="superdl.lambda_prefetch.handler.handler")
-        with pytest.raises(
-            FunctionRaisedError, match="this function decodes the reference images"
-        ):
+        with pytest.raises(FunctionRaisedError, match="this function decodes the reference images"):
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
     using(executor_for(lambda_service), work)

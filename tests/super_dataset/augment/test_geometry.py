@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
+from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
 from tests.super_dataset.augmenting import batch, ids_of, picture
 
@@ -119,9 +119,3 @@ def test_a_whole_image_at_its_own_size_stays_as_it_is():
     image = picture(1, 33, 21)
     assert torch.equal(crop_resize(image, (0, 0, 33, 21), (33, 21))[0], image)
     assert (by_products(image, (0, 0, 33, 21), (33, 21)) == image.movedim(0, -1).numpy()).all()
-
-
-def test_sides_of_some_samples():
-    numbers = np.arange(8)
-    boxes = Boxes(numbers, numbers + 10, numbers + 20, numbers + 30)
-    assert boxes.sides(2, 4).tolist() == [[2, 3], [12, 13], [22, 23], [32, 33]]

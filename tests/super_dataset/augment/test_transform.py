@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -207,13 +205,6 @@ def test_a_batch_is_made_where_batches_are_received():
         made = Augment(24).images(batch(1, 2), info_of(1, 2))
     assert memory.taken.nbytes == made.nbytes
     assert memory.taken.data_ptr() == made.data_ptr()
-
-
-def test_pickles():
-    augment = Augment(24, mean=MEAN, std=STD, seed=3, **JITTER)
-    images, info = batch(1, 2), info_of(1, 2)
-    again = pickle.loads(pickle.dumps(augment))
-    assert torch.equal(again.images(images, info), augment.images(images, info))
 
 
 @pytest.mark.parametrize(

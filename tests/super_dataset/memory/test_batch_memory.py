@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_dataset.memory.batch_memory import FreshMemory, RecycledMemory, memory_here, receiving_into
-from superdl.super_dataset.memory.handover import shared_bytes
 
 SIZE = 4096
 
@@ -82,16 +80,6 @@ def test_only_some_blocks_wait_for_later():
     assert {tensor.data_ptr() for tensor in again} <= addresses
 
 
-@pytest.mark.parametrize("take", [FreshMemory().take, RecycledMemory().take, shared_bytes])
-@pytest.mark.parametrize("size", [0, 1, 5000])
-def test_any_size(take, size):
-    tensor = take(size)
-    assert (tensor.shape, tensor.dtype) == ((size,), torch.uint8)
-    tensor.fill_(7)
-    assert tensor.tolist() == [7] * size
-    assert tensor.view(torch.uint8).view(size, 1).shape == (size, 1)
-
-
 def test_a_thread_chooses_for_itself():
     chosen = FreshMemory()
     seen = []
@@ -122,9 +110,3 @@ def test_threads_may_share_it():
         thread.join()
     assert wrong == []
     assert len(memory._idle) <= 3
-
-
-def test_memory_is_writable_bytes():
-    tensor = RecycledMemory().take(16)
-    tensor.numpy()[:] = np.arange(16)
-    assert tensor.view(torch.int32).tolist() == np.arange(16, dtype=np.uint8).view(np.int32).tolist()

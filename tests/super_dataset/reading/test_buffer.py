@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import record, tombstone
 
@@ -17,17 +17,6 @@ def put(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
 
 
 SIX = record(np.arange(6, dtype=np.uint8))
-
-
-def test_records_of_one_size_lie_side_by_side():
-    buffer = BatchBuffer(3)
-    for offset in (2, 0, 1):
-        put(buffer, offset, SIX)
-    assert buffer.block is not None
-    assert buffer.block.tolist() == [*range(6)] * 3
-    assert not buffer.own
-    assert buffer.headers["payload_bytes"].tolist() == [6, 6, 6]
-    assert buffer.replies.tolist() == [Reply.RECORD] * 3
 
 
 def test_only_a_sound_data_record_decides_the_size():
@@ -49,15 +38,6 @@ def test_where_sizes_are_known_to_differ_there_is_no_block():
     put(buffer, 0, SIX)
     assert buffer.block is None
     assert bytes(buffer.payload(0)) == SIX[HEADER_BYTES:]
-
-
-def test_a_record_without_header_leaves_a_zeroed_one():
-    buffer = BatchBuffer(1)
-    incoming = buffer.place_short(0, 3)
-    incoming.payload[:] = b"abc"
-    buffer.note_record(incoming)
-    assert buffer.record_bytes[0] == 3
-    assert not buffer.raw_headers[0].any()
 
 
 def test_a_record_of_an_unexpected_size_makes_no_block():

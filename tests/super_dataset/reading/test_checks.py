@@ -71,28 +71,6 @@ def test_each_corruption_is_found_wherever_it_stands(name, place):
     assert not checked.tombstones
 
 
-def test_only_the_offsets_asked_for_are_checked():
-    buffer = received(GOOD, CORRUPT["magic"][0], GOOD)
-    assert not check_records(buffer, IDS[:48], [0, 2], None).corrupt
-    assert not check_records(buffer, IDS[:48], [], None).corrupt
-
-
-def test_tombstones_are_read():
-    buffer = received(GOOD, tombstone("a.jpg"), tombstone("b.jpg", permanent=False))
-    checked = check_records(buffer, IDS[:48], [0, 1, 2], None)
-    assert {offset: (stone.key, stone.permanent) for offset, stone in checked.tombstones.items()} == {
-        1: ("a.jpg", True),
-        2: ("b.jpg", False),
-    }
-
-
-def test_layouts_may_differ():
-    other = record(np.zeros((2, 5), dtype=np.float32))
-    checked = check_records(received(GOOD, other, GOOD), IDS[:48], [0, 1, 2], None)
-    assert not checked.corrupt
-    assert not checked.tombstones
-
-
 def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
     """Which records of a batch were hashed as they came, and which were found corrupt."""
     ids = IDS[: 16 * len(records)]

@@ -91,23 +91,6 @@ def test_every_sample_comes_from_its_node(shared_cluster, way, in_flight_bytes):
     assert counts(shared_cluster, "MOVED") == before
 
 
-def test_ragged_batches_are_gathered_too(shared_cluster):
-    arrays = [np.full((n % 37 + 1, 3), n, dtype=np.int32) for n in range(COUNT)]
-    ref = batch(shared_cluster, arrays, position=1)
-    reader = BatchReader(ReadSettings(verify="all"))
-    for _ in range(2):
-        assert payloads(reader.read(ref)) == as_bytes(arrays)
-
-
-def test_what_is_missing_is_missing_and_its_neighbours_come(shared_cluster):
-    arrays = images(COUNT, seed=2)
-    ref = batch(shared_cluster, [a if n % 3 else None for n, a in enumerate(arrays)], position=2)
-    reader = BatchReader(ReadSettings(), sleep=lambda _: put(shared_cluster, ref, arrays))
-    read = reader.read(ref)
-    assert payloads(read) == as_bytes(arrays)
-    assert (read.attempts, read.hits) == (2, COUNT - COUNT // 3)
-
-
 def test_moved_slots_are_followed_at_once_and_then_known(shared_cluster):
     arrays = images(COUNT, seed=3)
     ref = batch(shared_cluster, arrays, position=3)

@@ -76,15 +76,6 @@ def test_only_the_offsets_given_are_asked_for(valkey, connection):
     assert read(connection, ref, offsets=[]).replies.tolist() == [0] * 6
 
 
-def test_missing_ones_do_not_disturb_their_neighbours(valkey, connection):
-    arrays = images(64)
-    ref = stored(valkey, [array if n % 3 else None for n, array in enumerate(arrays)])
-    buffer = read(connection, ref)
-    for n, array in enumerate(arrays):
-        assert buffer.replies[n] == (Reply.RECORD if n % 3 else Reply.NIL)
-        assert not n % 3 or bytes(buffer.payload(n)) == array.tobytes()
-
-
 def test_owed_replies_pass_first(valkey, connection):
     arrays = images(4)
     ref = stored(valkey, arrays)
@@ -95,15 +86,6 @@ def test_owed_replies_pass_first(valkey, connection):
     assert connection.owed == 0
     assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
     assert buffer.replies.tolist() == [Reply.RECORD] * 4
-
-
-def test_a_value_of_another_type_is_an_error_of_that_sample(valkey, connection):
-    ref = stored(valkey, [*images(2), None])
-    with valkey.client() as client:
-        client.lpush(b"super:r1:" + ref.sample_ids[32:].hex().encode(), b"x")
-    buffer = read(connection, ref)
-    assert buffer.replies.tolist() == [Reply.RECORD, Reply.RECORD, Reply.ERROR]
-    assert buffer.errors[2].startswith("WRONGTYPE")
 
 
 def test_the_deadline_ends_a_trickle(valkey, connection):

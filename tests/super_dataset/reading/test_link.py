@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import redis
 
-from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
-from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, Credentials
@@ -90,15 +86,6 @@ def test_the_protocol_is_the_one_asked_for(either, option):
         link.close()
 
 
-def test_a_user_that_may_not_ask_for_slots_has_a_single_node(valkey):
-    with valkey.client() as client:
-        client.acl_setuser("plain", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+get"])
-    link = link_to(valkey, credentials=Credentials("plain", "p"))
-    assert link.nodes.slots is None
-    link.ping()
-    link.close()
-
-
 def test_a_ping_tells_what_a_reader_may_not_do(valkey):
     with valkey.client() as client:
         client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])
@@ -113,28 +100,6 @@ def test_without_a_password_the_link_is_refused_at_once(valkey):
         client.config_set("requirepass", "geheim")
     with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_PASSWORD"):
         link_to(valkey)
-
-
-def test_a_report_is_answered_before_the_next_batch(valkey):
-    ref = ref_of(3, valkey.unix_url)
-    store(valkey, ref, images(3))
-    link = link_to(valkey)
-    link.report(report_stream(JOB), b"*1\r\n$8\r\nNONSENSE\r\n")
-    assert link.nodes.connection(link.nodes.home).owed == 1
-    buffer = BatchBuffer(3)
-    wanted = Wanted(
-        encode_gets(ref.sample_ids),
-        ref.sample_ids,
-        buffer,
-        2**24,
-        None,
-        time.monotonic() + 60,
-        time.monotonic,
-    )
-    assert link.gather(wanted, [0, 1, 2], left_s=60.0) is None
-    assert buffer.replies.tolist() == [Reply.RECORD] * 3
-    assert link.nodes.connection(link.nodes.home).owed == 0
-    link.close()
 
 
 def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeypatch):

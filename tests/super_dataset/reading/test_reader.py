@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 
@@ -354,12 +353,3 @@ def test_ragged_batches_are_read_too(valkey):
         for offset, array in enumerate(arrays):
             assert bytes(read.buffer.payload(offset)) == array.tobytes()
     assert read.buffer.block is None
-
-
-def test_it_pickles(valkey):
-    arrays = images(2)
-    ref = stored(valkey, arrays)
-    reader = BatchReader(ReadSettings())
-    reader.read(ref)
-    copy = pickle.loads(pickle.dumps(reader))
-    assert np.array_equal(pixels(copy.read(ref)), np.stack(arrays))

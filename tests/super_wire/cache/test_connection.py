@@ -83,13 +83,6 @@ def test_a_slot_map_is_learned_wherever_the_network_cuts_it():
             peer.close()
 
 
-@pytest.mark.parametrize("kind", ["url", "unix_url"])
-def test_speaks_over_tcp_and_unix_socket(valkey, kind):
-    connection = connect(getattr(valkey, kind))
-    assert connection.ask(b"PING") == b"PONG"
-    connection.close()
-
-
 def test_selects_the_database(valkey):
     first, second = connect(valkey.url), connect(f"{valkey.url}/2")
     first.ask(b"SET", b"k", b"v")
@@ -173,11 +166,6 @@ def test_waits_are_never_unbounded(valkey):
         timeval = connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
         assert any(timeval)
     connection.close()
-
-
-def test_a_bad_address_is_a_setting_to_mend():
-    with pytest.raises(ConfigError):
-        connect("http://host")
 
 
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):

@@ -52,15 +52,6 @@ def test_batches_arrive_as_they_were(valkey, front_of, certificates, monkeypatch
         assert np.array_equal(read.buffer.block.numpy().reshape(24, side, side, 3), np.stack(arrays))
 
 
-def test_ragged_batches_arrive_too(valkey, front_of, certificates, monkeypatch):
-    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    arrays = [np.full((n * n,), n, dtype=np.int64) for n in range(80)]
-    ref = ref_of(80, front_of())
-    store(valkey, ref, arrays)
-    read = BatchReader(ReadSettings(verify="all")).read(ref)
-    assert [bytes(read.buffer.payload(n)) for n in range(80)] == [array.tobytes() for array in arrays]
-
-
 def test_an_unknown_authority_is_refused_and_its_setting_named(front_of, certificates):
     for ca_file in ("", certificates.strange_ca_file):
         with pytest.raises(CacheError, match=r"certificate.*SUPER_CACHE_CA_FILE") as caught:

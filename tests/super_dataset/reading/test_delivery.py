@@ -1,19 +1,134 @@
-"""Shapes, strides, dtypes and sharing of what the trainer gets."""
+"""Raise, skip, replace: which samples are delivered, and that nobody can fail to notice."""
 
 from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import send_to_device
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils.data import default_convert
 
 from superdl.super_dataset.memory.batch_memory import FreshMemory
 from superdl.super_dataset.memory.handover import shared_bytes
 from superdl.super_dataset.reading.buffer import BatchBuffer
-from superdl.super_dataset.reading.delivery import check_label_dtype, label_tensor, sample_tensors
-from superdl.super_wire.errors import ConfigError
+from superdl.super_dataset.reading.delivery import (
+    BadSampleLog,
+    batch_info,
+    check_label_dtype,
+    check_policy,
+    delivered_order,
+    label_tensor,
+    sample_tensors,
+)
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.errors import BadSampleError, ConfigError
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES
-from tests.super_dataset.stored_batches import images, record
+from tests.super_dataset.stored_batches import id_at, images, record, ref_of, stored, tombstone
+
+REF = ref_of(5, "unix:///c")
+
+
+@pytest.mark.parametrize(
+    ("bad", "skip", "replace"),
+    [
+        ({}, None, None),
+        ({0}, [1, 2, 3, 4], [1, 1, 2, 3, 4]),
+        ({4}, [0, 1, 2, 3], [0, 1, 2, 3, 0]),
+        ({1, 2}, [0, 3, 4], [0, 3, 3, 3, 4]),
+        ({0, 3, 4}, [1, 2], [1, 1, 2, 1, 1]),
+        ({0, 1, 3, 4}, [2], [2, 2, 2, 2, 2]),
+    ],
+)
+def test_orders(bad, skip, replace):
+    reasons = dict.fromkeys(bad, "undecodable")
+    assert delivered_order(REF, reasons, "skip") == skip
+    assert delivered_order(REF, reasons, "replace") == replace
+
+
+def test_raise_names_keys_reasons_and_batch():
+    with pytest.raises(BadSampleError, match=r"2 of 5 samples.*train/0-1\.jpg \(undecodable: x\)") as caught:
+        delivered_order(REF, {1: "undecodable: x", 3: "too_large: y"}, "raise")
+    message = str(caught.value)
+    assert REF.batch_id.hex() in message
+    assert "train/0-3.jpg (too_large: y)" in message
+    assert 'on_bad_sample="skip"' in message
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_a_batch_with_no_good_sample_raises(policy):
+    with pytest.raises(BadSampleError, match="at least one good sample"):
+        delivered_order(REF, dict.fromkeys(range(5), "undecodable"), policy)
+
+
+@pytest.mark.parametrize("value", ["ignore", None, True, ["skip"]])
+def test_unknown_policies_are_refused(value):
+    with pytest.raises(ConfigError, match="'raise', 'skip', 'replace'"):
+        check_policy(value)
+
+
+def test_warnings_are_rate_limited_and_lose_no_count(caplog):
+    now_s = [0.0]
+    log = BadSampleLog(lambda: now_s[0])
+    with caplog.at_level(logging.WARNING, logger="super_dataset"):
+        for now_s[0] in (0.0, 1.0, 59.0, 61.0):
+            log.add(REF, {1: "undecodable: x", 2: "undecodable: y"}, "skip")
+    first, second = (entry.getMessage() for entry in caplog.records)
+    assert first.startswith("2 bad samples")
+    assert "train/0-1.jpg" in first
+    assert second.startswith("6 bad samples")
+
+
+@pytest.fixture
+def ref_and_read(valkey):
+    arrays = images(4)
+    values = [record(array, fetch_us=1000, decode_us=2_000_000) for array in arrays]
+    values[2] = tombstone("train/7-2.jpg")
+    ref = stored(valkey, values, position=7, epoch=3, padding=b"\0\0\0\1")
+    return ref, BatchReader(ReadSettings(stop_at_bad=False)).read(ref)
+
+
+def test_it_follows_the_delivered_samples(ref_and_read):
+    ref, read = ref_and_read
+    info = batch_info(read, [0, 1, 3, 3])
+    assert (info.job, info.batch_id, info.epoch, info.position, info.rank) == (ref.job, ref.batch_id, 3, 7, 0)
+    assert info.sample_ids == b"".join(id_at(ref, offset) for offset in (0, 1, 3, 3))
+    assert info.keys == tuple(ref.keys[offset] for offset in (0, 1, 3, 3))
+    assert info.padding.tolist() == [False, False, True, True]
+    assert info.bad == (("train/7-2.jpg", "undecodable: cannot identify image file"),)
+    assert info.decode_s == pytest.approx(8.0)
+    assert info.fetch_s == pytest.approx(0.004)
+    assert (info.hits, info.misses) == (4, 0)
+    assert info.size_bytes == 3 * (64 + 192) + len(tombstone("train/7-2.jpg"))
+
+
+def test_as_planned_it_is_the_plan_s(ref_and_read):
+    ref, read = ref_and_read
+    info = batch_info(read, None)
+    assert info.sample_ids == ref.sample_ids
+    assert info.keys == ref.keys
+    assert info.padding.dtype == np.bool_
+
+
+def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
+    info = batch_info(ref_and_read[1], None)
+    assert info.to("meta", non_blocking=True) is info
+    assert send_to_device([info], "meta") == [info]
+    (converted,) = apply_to_collection([info], dtype=torch.Tensor, function=torch.Tensor.half)
+    assert all(getattr(converted, item.name) is not None for item in fields(info))
+
+
+def test_it_pickles_small_and_collating_leaves_it_alone(ref_and_read):
+    info = batch_info(ref_and_read[1], None)
+    assert default_convert(info) is info
+    copy = pickle.loads(pickle.dumps(info))
+    assert copy.batch_id == info.batch_id
+    assert len(pickle.dumps(info)) < 2000
 
 
 class SharedMemory:
@@ -98,11 +213,6 @@ def test_samples_that_differ_come_as_a_list(shared, uniform):
     assert all(item.is_shared() for item in batch) is shared
     if shared:
         assert len({item.untyped_storage().data_ptr() for item in batch}) == 1
-
-
-def test_one_size_and_two_layouts_come_as_a_list():
-    batch = sample_tensors(received([np.zeros((2, 6), np.uint8), np.zeros((3, 4), np.uint8)]), None)
-    assert [tuple(item.shape) for item in batch] == [(2, 6), (3, 4)]
 
 
 @pytest.mark.parametrize("shared", [False, True])
