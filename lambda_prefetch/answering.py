@@ -20,7 +20,7 @@ from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.request import MAX_OUTCOME_BYTES, OUTCOME_FIELD, OUTCOME_STREAM_MAXLEN, pack_outcome
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.request import Answer
 
 __all__ = ["ReplyTo"]
@@ -54,7 +54,7 @@ class ReplyTo:
             raise ConfigError(msg)
         return cls(str(request_id)[:_MAX_TEXT], str(cache), checked_outcome_stream(stream))
 
-    def send(self, answer: Answer, settings: Settings) -> None:
+    def send(self, answer: Answer, settings: FunctionSettings) -> None:
         """Append an answer to the stream.
 
         Raises:

@@ -10,10 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.cache_secret import cache_secret
-from superdl.super_wire.cache import CacheAddress, CacheNodes, WrongPasswordError
+from superdl.super_wire.cache import CacheAddress, NodeConnections, WrongPasswordError
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import Credentials
 
 __all__ = ["close_idle_connections", "keep_cache", "take_cache", "warm_connection"]
@@ -25,10 +25,10 @@ _REMEDY = (
 )
 
 # By process and address, the longest unused first.
-_idle: dict[tuple[int, str], CacheNodes] = {}
+_idle: dict[tuple[int, str], NodeConnections] = {}
 
 
-def warm_connection(cache: str, settings: Settings) -> None:
+def warm_connection(cache: str, settings: FunctionSettings) -> None:
     """Open a connection for the first invocation to find.
 
     Raises:
@@ -40,7 +40,7 @@ def warm_connection(cache: str, settings: Settings) -> None:
     keep_cache(cache, nodes)
 
 
-def take_cache(cache: str, settings: Settings) -> CacheNodes:
+def take_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
     """What this process has kept of a cache, or a new one; the taker has it alone.
 
     Raises:
@@ -54,7 +54,7 @@ def take_cache(cache: str, settings: Settings) -> CacheNodes:
     return kept
 
 
-def keep_cache(cache: str, nodes: CacheNodes) -> None:
+def keep_cache(cache: str, nodes: NodeConnections) -> None:
     """Put connections where the next invocation finds them: one cache per address, and few addresses."""
     replaced = _idle.pop((os.getpid(), cache), None)
     _idle[os.getpid(), cache] = nodes
@@ -71,7 +71,7 @@ def close_idle_connections() -> None:
         nodes.close()
 
 
-def _make_cache(cache: str, settings: Settings) -> CacheNodes:
+def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
     address = CacheAddress.parse(cache)
     secret = cache_secret(settings.cache_secret) if settings.cache_secret else None
 
@@ -83,4 +83,4 @@ def _make_cache(cache: str, settings: Settings) -> CacheNodes:
         return found
 
     credentials = settings.cache_credentials
-    return CacheNodes(address, secret.credentials(credentials) if secret else credentials, renewed)
+    return NodeConnections(address, secret.credentials(credentials) if secret else credentials, renewed)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from superdl.lambda_prefetch.push import Pusher
-    from superdl.lambda_prefetch.settings import Settings
-    from superdl.lambda_prefetch.sources import Pending, Source
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.sources import ObjectSource, Pending
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
@@ -55,7 +55,12 @@ class Fetchers:
     """
 
     def __init__(
-        self, request: PrefetchRequest, source: Source, settings: Settings, pusher: Pusher, expires_at: float
+        self,
+        request: PrefetchRequest,
+        source: ObjectSource,
+        settings: FunctionSettings,
+        pusher: Pusher,
+        expires_at: float,
     ) -> None:
         self._request = request
         self._source = source

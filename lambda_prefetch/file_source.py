@@ -77,7 +77,7 @@ class FileSource:
         reserve: Callable[[int], None],
         begun: Pending | None = None,  # noqa: ARG002  # see the protocol
     ) -> bytes:
-        """The file's bytes; see :class:`superdl.lambda_prefetch.sources.Source`."""
+        """The file's bytes; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         try:
             descriptor = self._open(key)
         except OSError as error:

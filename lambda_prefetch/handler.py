@@ -18,7 +18,7 @@ from superdl.lambda_prefetch.caches import warm_connection
 from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import open_source
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
@@ -75,7 +75,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     if not isinstance(event, dict):
         msg = f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
         raise ConfigError(msg)
-    settings = Settings.from_environment()
+    settings = FunctionSettings.from_environment()
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
         _seen_processes.add(os.getpid())
@@ -97,7 +97,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 
 
 def _tell_failure(
-    error: Exception, reply_to: ReplyTo, context: Any, settings: Settings, begun_ns: int
+    error: Exception, reply_to: ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
 ) -> None:
     """Tell the coordinator at once; a cache that cannot be reached must not hide the error itself."""
     failure = PrefetchFailure(
@@ -114,7 +114,7 @@ def _tell_failure(
         error.add_note(f"The coordinator could not be told: {untold}")
 
 
-def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dict[str, Any]:
+def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
         msg = (
             f"the function reads warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
@@ -139,7 +139,7 @@ def _warm(event: dict[str, Any], settings: Settings, *, cold_start: bool) -> dic
 
 
 def _prefetch(
-    event: dict[str, Any], context: Any, settings: Settings, *, cold_start: bool, begun_ns: int
+    event: dict[str, Any], context: Any, settings: FunctionSettings, *, cold_start: bool, begun_ns: int
 ) -> PrefetchResult:
     request = PrefetchRequest.from_mapping(event)
     _check_deployed(request)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.lambda_prefetch.fetching import Arrived
-    from superdl.lambda_prefetch.settings import Settings
-    from superdl.lambda_prefetch.sources import Source
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.request import PrefetchRequest
 
@@ -83,7 +83,12 @@ class ResultColumns:
 
 
 def produce(
-    request: PrefetchRequest, program: Program, source: Source, settings: Settings, *, expires_at: float
+    request: PrefetchRequest,
+    program: Program,
+    source: ObjectSource,
+    settings: FunctionSettings,
+    *,
+    expires_at: float,
 ) -> ResultColumns:
     """Fetch, decode and push the samples of a request.
 

@@ -4,7 +4,7 @@ What has queued up while one exchange was on its way goes out with the next: bat
 down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
 never before. A broken connection is opened again once per invocation, since a warm one may be older than the
 cache it led to; after that the rest of the invocation fails fast, in a cluster what that node would take.
-How records find their nodes is :mod:`superdl.super_wire.cache.exchange`'s.
+How records find their nodes is :mod:`superdl.super_wire.cache.commands`'s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.settings import Settings
-    from superdl.super_wire.cache import CacheNodes, Reply
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.super_wire.cache import NodeConnections, Reply
 
 __all__ = ["Pushed", "Pusher"]
 
@@ -67,7 +67,7 @@ class Pusher:
     exception gives up what still waits.
     """
 
-    def __init__(self, cache: str, settings: Settings) -> None:
+    def __init__(self, cache: str, settings: FunctionSettings) -> None:
         self.results: list[Pushed] = []
         self._url = cache
         self._settings = settings
@@ -75,7 +75,7 @@ class Pusher:
         self._bundle: list[_Record] = []
         self._bundle_bytes = 0
         self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
-        self._cache: CacheNodes | None = None
+        self._cache: NodeConnections | None = None
         self._broken = ""
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="super-push", daemon=True)

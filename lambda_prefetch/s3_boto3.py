@@ -38,8 +38,8 @@ class Boto3Client:
         self._client = _client(endpoint_url)
 
     def read(self, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
-        """The object's bytes; arguments and errors as :class:`superdl.lambda_prefetch.sources.Source` has
-        them.
+        """The object's bytes; arguments and errors as those of
+        :class:`superdl.lambda_prefetch.sources.ObjectSource`.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 

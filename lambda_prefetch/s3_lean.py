@@ -103,7 +103,7 @@ class LeanClient:
 
     def finish(self, asked: Asked, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes | bytearray:
         """The bytes of an object that was asked for; arguments as
-        :class:`superdl.lambda_prefetch.sources.Source`'s.
+        :class:`superdl.lambda_prefetch.sources.ObjectSource`'s.
 
         Raises:
             SampleFailedError: it has another version, or is too large.

@@ -57,7 +57,7 @@ class S3Source:
         return 1 if self._lean is None else _LEAN_IN_FLIGHT
 
     def begin(self, key: str, version: str) -> Asked | None:
-        """Ask for an object; see :class:`superdl.lambda_prefetch.sources.Source`."""
+        """Ask for an object; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         if self._lean is None or self._unreachable:
             return None
         try:
@@ -75,7 +75,7 @@ class S3Source:
         reserve: Callable[[int], None],
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """The object's bytes; see :class:`superdl.lambda_prefetch.sources.Source`."""
+        """The object's bytes; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         etag = version.strip('"')
         asked = begun if isinstance(begun, Asked) else None
         lean = self._lean if asked is None else asked.client

@@ -17,7 +17,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LAMBDA_MB_PER_CORE", "Settings", "decoding_threads"]
+__all__ = ["LAMBDA_MB_PER_CORE", "FunctionSettings", "decoding_threads"]
 
 LAMBDA_MB_PER_CORE = 1769
 """Memory in MB at which Lambda gives a function one whole core, as its documentation says."""
@@ -27,7 +27,7 @@ _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FunctionSettings:
     """The function's settings.
 
     ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
@@ -54,7 +54,7 @@ class Settings:
     trace: bool = False
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> FunctionSettings:
         """Read the ``SUPER_*`` variables.
 
         Raises:

@@ -15,9 +15,9 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import FunctionSettings
 
-__all__ = ["Pending", "Source", "check_size", "check_version", "open_source"]
+__all__ = ["ObjectSource", "Pending", "check_size", "check_version", "open_source"]
 
 
 class Pending(Protocol):
@@ -30,7 +30,7 @@ class Pending(Protocol):
         """Give up."""
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """Reads objects; called by several threads at once."""
 
     @property
@@ -71,7 +71,7 @@ class Source(Protocol):
         """
 
 
-def open_source(bucket: str, settings: Settings) -> Source:
+def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
     """The source that ``bucket`` names: ``s3://name`` or ``file://`` and an absolute directory.
 
     Raises:

@@ -47,7 +47,7 @@ __all__ = [
     "RECORD_VERSION",
     "SPENDING_CAP",
     "Header",
-    "Kind",
+    "RecordKind",
     "Tombstone",
     "check_shape",
     "id_prefixes",
@@ -115,7 +115,7 @@ DTYPE_NAMES = {
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record says of its sample.
 
     Codes differ in two bits at least: the hash, which is the payload's, would not show a flipped one.
@@ -131,7 +131,7 @@ class Kind(enum.IntEnum):
     """Here it is: several named arrays."""
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(RecordKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Header:
     ``id_prefix`` is the first eight bytes of the sample id, as a little-endian number.
     """
 
-    kind: Kind
+    kind: RecordKind
     dtype: str
     shape: tuple[int, ...]
     payload_bytes: int
@@ -192,7 +192,8 @@ def pack(
     little_endian = np.ascontiguousarray(array, dtype=stored)
     payload = little_endian.reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
-    return pack_header(Kind.DATA, payload, sample_id, code=code, shape=array.shape, times=times), payload
+    header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
+    return header, payload
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
@@ -203,7 +204,7 @@ def check_shape(shape: tuple[int, ...]) -> None:
 
 
 def pack_header(
-    kind: Kind,
+    kind: RecordKind,
     payload: Bytes,
     sample_id: bytes,
     *,
@@ -259,7 +260,7 @@ def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
         },
         separators=(",", ":"),
     ).encode()
-    return pack_header(Kind.TOMBSTONE, payload, sample_id) + payload
+    return pack_header(RecordKind.TOMBSTONE, payload, sample_id) + payload
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
@@ -297,7 +298,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     if sample_id is not None and prefix != int(id_prefixes(sample_id)[0]):
         msg = f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
         raise RecordIdError(msg)
-    return Header(Kind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
+    return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
 def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
@@ -340,7 +341,7 @@ def unpack(
     payload = memoryview(record)[HEADER_BYTES:]
     if verify:
         verify_payload(header, payload)
-    if header.kind is not Kind.DATA:
+    if header.kind is not RecordKind.DATA:
         msg = f"expected a data record; this one is of kind {header.kind.name.lower()}"
         raise RecordVersionError(msg)
     dtype = np.dtype(header.dtype).newbyteorder("<")
@@ -356,7 +357,7 @@ def read_tombstone(record: Bytes) -> Tombstone:
     header = parse_header(record, record_bytes=len(record))
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
-    if header.kind is not Kind.TOMBSTONE:
+    if header.kind is not RecordKind.TOMBSTONE:
         msg = f"expected a tombstone; this record is of kind {header.kind.name.lower()}"
         raise RecordVersionError(msg)
     try:

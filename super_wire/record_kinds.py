@@ -25,7 +25,7 @@ from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
     MAX_NDIM,
-    Kind,
+    RecordKind,
     check_shape,
     pack_header,
     parse_header,
@@ -81,7 +81,7 @@ class Pointer:
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
     """A whole pointer record."""
     payload = _PLACE.pack(pointer.offset, pointer.length) + pointer.pack.encode()
-    return pack_header(Kind.POINTER, payload, sample_id) + payload
+    return pack_header(RecordKind.POINTER, payload, sample_id) + payload
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
@@ -90,7 +90,7 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     Raises:
         RecordError: any of its kinds, also when the payload is no pointer.
     """
-    payload = _payload(record, Kind.POINTER, sample_id)
+    payload = _payload(record, RecordKind.POINTER, sample_id)
     if len(payload) <= _PLACE.size:
         msg = f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
         raise RecordLengthError(msg)
@@ -123,7 +123,7 @@ def pack_arrays(
         bodies.append(np.ascontiguousarray(array, dtype=stored).tobytes())
     parts = [b"".join(table), *bodies]
     payload = b"".join(part.ljust(_aligned(len(part)), b"\0") for part in parts[:-1]) + parts[-1]
-    return pack_header(Kind.ARRAYS, payload, sample_id, times=(fetch_us, decode_us)) + payload
+    return pack_header(RecordKind.ARRAYS, payload, sample_id, times=(fetch_us, decode_us)) + payload
 
 
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
@@ -132,7 +132,7 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
     Raises:
         RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
     """
-    payload = _payload(record, Kind.ARRAYS, sample_id)
+    payload = _payload(record, RecordKind.ARRAYS, sample_id)
     try:
         table, at = _read_table(payload)
         found = {}
@@ -171,7 +171,7 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
     return table, at
 
 
-def _payload(record: Bytes, kind: Kind, sample_id: bytes | None) -> memoryview:
+def _payload(record: Bytes, kind: RecordKind, sample_id: bytes | None) -> memoryview:
     """The verified payload of a record that has to be of ``kind``."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     if header.kind is not kind:

@@ -96,10 +96,10 @@ class PrefetchRequest:
     """Samples that one invocation is asked to produce.
 
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
-    again to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what has not
-    been begun by then is not begun. ``answer_to`` is the stream in the cache where the function puts its
+    again to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what is not
+    begun by then stays so. ``answer_to`` is the stream in the cache where the function puts its
     result (see :data:`superdl.super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited
-    for. ``golden`` is the digest that the function must decode golden images to, ``function_version`` the
+    for. ``golden`` is the fingerprint that its decoder must have, ``function_version`` the
     version of SUPER that it must be, or refuse; both are empty where the caller has seen to that.
     """
 

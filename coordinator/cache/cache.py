@@ -31,7 +31,7 @@ from superdl.super_wire.record import (
     HEADER_DTYPE,
     MAGIC,
     RECORD_VERSION,
-    Kind,
+    RecordKind,
     Tombstone,
     id_prefixes,
     pack_tombstone,
@@ -237,11 +237,11 @@ class Cache:
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
-        known = np.isin(headers["kind"], (Kind.DATA, Kind.TOMBSTONE))
+        known = np.isin(headers["kind"], (RecordKind.DATA, RecordKind.TOMBSTONE))
         known &= headers["id_prefix"] == id_prefixes(ids)
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
-        return np.where(headers["kind"] == Kind.TOMBSTONE, -signed, signed)
+        return np.where(headers["kind"] == RecordKind.TOMBSTONE, -signed, signed)
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:

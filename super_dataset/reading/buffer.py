@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.super_dataset.memory import FreshMemory
-from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, Kind, payload_hash
+from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory import Memory
 
-__all__ = ["BatchBuffer", "Incoming", "Reply"]
+__all__ = ["BatchBuffer", "Incoming", "ReplyKind"]
 
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
 _PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
 
 
-class Reply(enum.IntEnum):
+class ReplyKind(enum.IntEnum):
     """What the cache last answered for one sample."""
 
     NONE = 0
@@ -68,7 +68,7 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Room for the records of ``size`` samples.
 
-    ``replies`` holds a :class:`Reply` for each sample, ``headers`` the records' headers
+    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers
     (:data:`superdl.super_wire.record.HEADER_DTYPE`) and ``raw_headers`` the same bytes as uint8 of shape
     (size, 64), ``record_bytes`` the records' whole lengths as framed. A record shorter than a header has a
     zeroed one. ``own`` holds the payloads that lie outside the block, ``errors`` error replies, both by
@@ -156,7 +156,7 @@ class BatchBuffer:
         self.digests.pop(offset, None)
         if self.to_hash[offset]:
             self.digests[offset] = payload_hash(record.payload)
-        self.replies[offset] = Reply.RECORD
+        self.replies[offset] = ReplyKind.RECORD
 
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
@@ -171,15 +171,15 @@ class BatchBuffer:
             self.own.pop(offset, None)
             self.digests.pop(offset, None)
         self.digests.update(digests)
-        self.replies[offsets] = Reply.RECORD
+        self.replies[offsets] = ReplyKind.RECORD
 
     def note_nil(self, offset: int) -> None:
         """There is no record."""
-        self.replies[offset] = Reply.NIL
+        self.replies[offset] = ReplyKind.NIL
 
     def note_error(self, offset: int, text: str) -> None:
         """The cache answered with an error."""
-        self.replies[offset] = Reply.ERROR
+        self.replies[offset] = ReplyKind.ERROR
         self.errors[offset] = text
 
     def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
@@ -187,7 +187,7 @@ class BatchBuffer:
         known = self._expected_bytes == payload_bytes
         if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
             return
-        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != Kind.DATA or says != payload_bytes:
+        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != RecordKind.DATA or says != payload_bytes:
             return
         self._block = self.memory.take(self.size * payload_bytes)
         self._bytes = self._block.numpy().data

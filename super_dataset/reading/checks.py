@@ -17,7 +17,7 @@ from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionE
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import (
     HEADER_BYTES,
-    Kind,
+    RecordKind,
     Tombstone,
     id_prefixes,
     parse_header,
@@ -185,10 +185,10 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
         raw_header = bytes(buffer.raw_headers[offset])
         sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
         header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
-        if header.kind is Kind.TOMBSTONE:
+        if header.kind is RecordKind.TOMBSTONE:
             checked.tombstones[offset] = read_tombstone(raw_header + bytes(buffer.payload(offset)))
             return None
-        if header.kind is not Kind.DATA:
+        if header.kind is not RecordKind.DATA:
             msg = f"this version of SUPER reads no records of kind {header.kind.name.lower()}"
             raise RecordVersionError(msg)
     except RecordError as error:

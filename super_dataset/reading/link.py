@@ -11,9 +11,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.gather import Share, gather, gather_all
-from superdl.super_wire.cache import MAX_ROUNDS, CacheNodes, is_for_memory, key_slot, parse_redirection
+from superdl.super_wire.cache import MAX_ROUNDS, NodeConnections, is_for_memory, key_slot, parse_redirection
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import cache_keys
 
@@ -52,7 +52,7 @@ def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: flo
         CacheError: the cache refused credentials, certificate or database.
         ConfigError: the files named for TLS cannot be used.
     """
-    nodes = CacheNodes(address, credentials)
+    nodes = NodeConnections(address, credentials)
     nodes.connect(timeout_s)
     return CacheLink(nodes)
 
@@ -64,7 +64,7 @@ class CacheLink:
     answered.
     """
 
-    def __init__(self, nodes: CacheNodes) -> None:
+    def __init__(self, nodes: NodeConnections) -> None:
         self.nodes = nodes
         self.out_of_memory = False
         self._shunned_until_s: dict[Node, float] = {}
@@ -196,7 +196,7 @@ class CacheLink:
                 if redirection is None:
                     continue
                 del buffer.errors[offset]
-                buffer.replies[offset] = Reply.NONE
+                buffer.replies[offset] = ReplyKind.NONE
                 found.setdefault(self.nodes.place(redirection.node), []).append(offset)
                 if redirection.kind == "ASK":
                     asking.add(offset)

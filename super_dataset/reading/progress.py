@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.checks import check_records
 from superdl.super_dataset.reading.explanations import batch_name, timeout_message
 from superdl.super_wire.cache.refusals import is_passing, refusal, wants_credentials
@@ -69,11 +69,11 @@ class BatchProgress:
         """
         asked, buffer = self.missing, self.buffer
         replies = buffer.replies[asked].tolist()
-        whole = replies.count(Reply.RECORD) == len(asked)
+        whole = replies.count(ReplyKind.RECORD) == len(asked)
         records = (
             asked
             if whole
-            else [at for at, reply in zip(asked, replies, strict=True) if reply == Reply.RECORD]
+            else [at for at, reply in zip(asked, replies, strict=True) if reply == ReplyKind.RECORD]
         )
         checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
@@ -91,7 +91,7 @@ class BatchProgress:
             return
         good = set(records).difference(self.corrupt)
         self.missing = [offset for offset in asked if offset not in good]
-        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == Reply.NIL]
+        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == ReplyKind.NIL]
         self.not_hit.update(nil, self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:

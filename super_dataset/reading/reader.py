@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.checks import SeenRecords
 from superdl.super_dataset.reading.delivery import bad_sample_error
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
@@ -197,7 +197,7 @@ class BatchReader:
     ) -> None:
         """Ask once for all that is missing, and sort what came."""
         replies = read.buffer.replies
-        replies[read.missing] = Reply.NONE
+        replies[read.missing] = ReplyKind.NONE
         began_s = self._clock()
         # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
         # more is tried at once.
@@ -206,7 +206,7 @@ class BatchReader:
             read.trouble = self._gather(state, read, requests, asked, deadline_s)
             if read.trouble is None or self._clock() >= deadline_s:
                 break
-            asked = [offset for offset in asked if replies[offset] == Reply.NONE]
+            asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
         received_s = self._clock()
         read.read_s += received_s - began_s
         state.learn(read.buffer)

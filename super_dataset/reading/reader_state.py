@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.record import HEADER_BYTES
@@ -65,7 +65,7 @@ class ReaderState:
 
     def learn(self, buffer: BatchBuffer) -> None:
         """Remember for the next batch how large records are, and whether they are of one size."""
-        came = buffer.record_bytes[buffer.replies == Reply.RECORD]
+        came = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
         if len(came):
             usual = int(came[0])
             alike = bool((came == usual).all())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from superdl.super_wire.cache.address import CACHE_FORMS, CacheAddress, Credentials
 from superdl.super_wire.cache.cluster import SLOTS, Node, SlotMap, key_slot, parse_redirection, parse_slots
+from superdl.super_wire.cache.commands import Command, exchange
 from superdl.super_wire.cache.connection import IO_TIMEOUT_S, CacheConnection, ProtocolDoubtError
-from superdl.super_wire.cache.exchange import Command, exchange
-from superdl.super_wire.cache.nodes import MAX_ROUNDS, CacheNodes
+from superdl.super_wire.cache.nodes import MAX_ROUNDS, NodeConnections
 from superdl.super_wire.cache.refusals import (
     WrongPasswordError,
     is_for_memory,
@@ -40,12 +40,12 @@ __all__ = [
     "SLOTS",
     "CacheAddress",
     "CacheConnection",
-    "CacheNodes",
     "Command",
     "Credentials",
     "ErrorReply",
     "MalformedReplyError",
     "Node",
+    "NodeConnections",
     "ProtocolDoubtError",
     "Reply",
     "SlotMap",

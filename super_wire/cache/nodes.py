@@ -3,7 +3,7 @@
 The cache itself tells whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
 support, or one that does not let this user ask, is a single node that has every key. Records of a batch are
 asked for by :mod:`superdl.super_dataset.reading.link`, other commands by
-:mod:`superdl.super_wire.cache.exchange`; both follow redirections at most :data:`MAX_ROUNDS` times.
+:mod:`superdl.super_wire.cache.commands`; both follow redirections at most :data:`MAX_ROUNDS` times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.cluster import SlotMap
     from superdl.super_wire.errors import SuperError
 
-__all__ = ["CONNECT_TIMEOUT_S", "MAX_ROUNDS", "CacheNodes"]
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_ROUNDS", "NodeConnections"]
 
 MAX_ROUNDS = 6
 """How often one command is sent within one exchange or one attempt of a read: at first, and after
@@ -46,7 +46,7 @@ _NODE_CONNECT_S = 3.0  # a node that cannot be reached must not hold up the othe
 _SLOTS_TIMEOUT_S = 5.0
 
 
-class CacheNodes:
+class NodeConnections:
     """Connections to the nodes of one cache, opened as they are needed, and the slot map.
 
     It outlives its connections: what it knows of a cluster finds the nodes that have taken over. One thread

@@ -208,7 +208,7 @@ def _no_object(case: Case, source: Source, key: str, error: Any) -> Found:
 
 def _decoded(case: Case, seen: Seen, source: Source, data: bytes, told: str) -> Found:
     from superdl.lambda_prefetch.failures import SampleFailedError
-    from superdl.lambda_prefetch.settings import Settings
+    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.record import HEADER_BYTES
     from superdl.super_wire.request import Limits
@@ -219,7 +219,7 @@ def _decoded(case: Case, seen: Seen, source: Source, data: bytes, told: str) -> 
             bucket=source.bucket,
             epoch=0,
             limit_pixels=Limits().image_pixels,
-            step_modules=Settings.from_environment().step_modules,
+            step_modules=FunctionSettings.from_environment().step_modules,
         )
     except ConfigError as error:
         return good(f"{told}; not decoded here: {error}", bytes=len(data))

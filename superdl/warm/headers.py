@@ -14,10 +14,10 @@ import numpy as np
 
 from superdl.super_wire.cache import (
     CacheAddress,
-    CacheNodes,
     Command,
     Credentials,
     ErrorReply,
+    NodeConnections,
     exchange,
     is_passing,
     is_redirection,
@@ -29,7 +29,7 @@ from superdl.super_wire.record import (
     HEADER_DTYPE,
     MAGIC,
     RECORD_VERSION,
-    Kind,
+    RecordKind,
     Tombstone,
     id_prefixes,
     read_tombstone,
@@ -73,7 +73,7 @@ class HeaderLink:
 
     def __init__(self, cache: str) -> None:
         self._cache = cache
-        self._nodes = CacheNodes(CacheAddress.parse(cache), Credentials.from_environment(os.environ))
+        self._nodes = NodeConnections(CacheAddress.parse(cache), Credentials.from_environment(os.environ))
 
     def look(self, sample_ids: bytes, offsets: Sequence[int]) -> Seen:
         """Which of the samples at ``offsets`` are there.
@@ -142,9 +142,9 @@ class HeaderLink:
                 headers.append(answer)
                 found.append(offset)
         for offset, kind, size in zip(found, *_read(headers, id_prefixes(sample_ids)[found]), strict=True):
-            if kind == Kind.DATA:
+            if kind == RecordKind.DATA:
                 seen.present[offset] = HEADER_BYTES + size
-            elif kind == Kind.TOMBSTONE:
+            elif kind == RecordKind.TOMBSTONE:
                 seen.tombstones.append(offset)
             else:
                 seen.absent.append(offset)

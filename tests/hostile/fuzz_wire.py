@@ -29,7 +29,7 @@ from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
     HEADER_BYTES,
-    Kind,
+    RecordKind,
     Tombstone,
     pack,
     pack_header,
@@ -77,7 +77,7 @@ _REPLIES = (
 )
 
 
-def _rehashed(kind: Kind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _rehashed(kind: RecordKind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Read a payload under a header whose hash fits it, so that what is in it is looked at."""
     return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
 
@@ -132,9 +132,9 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     "header": (_RECORD[:HEADER_BYTES], parse_header, RecordError),
     "tombstone": (_TOMBSTONE, read_tombstone, RecordError),
     "pointer": (pack_pointer(Pointer("pack", 0, 64), _ID), read_pointer, RecordError),
-    "pointer's payload": (_POINTER_PAYLOAD, _rehashed(Kind.POINTER, read_pointer), RecordError),
+    "pointer's payload": (_POINTER_PAYLOAD, _rehashed(RecordKind.POINTER, read_pointer), RecordError),
     "named arrays": (_ARRAYS, read_arrays, RecordError),
-    "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(Kind.ARRAYS, read_arrays), RecordError),
+    "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(RecordKind.ARRAYS, read_arrays), RecordError),
     "replies": (_REPLIES, parse_reply, MalformedReplyError),
     "a GET's reply": (b"$123456", parse_line, ProtocolDoubtError),
     "slots": (_SLOTS, _slots, ValueError),

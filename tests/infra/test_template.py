@@ -15,7 +15,7 @@ from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from superdl.coordinator.server import engine, server
 from superdl.coordinator.server.settings import Settings, load_settings
-from superdl.lambda_prefetch.settings import Settings as FunctionSettings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.request import PrefetchResult

@@ -9,7 +9,7 @@ import pytest
 
 from superdl.lambda_prefetch.answering import ReplyTo
 from superdl.lambda_prefetch.handler import handler
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import outcome_stream
@@ -20,7 +20,7 @@ from tests.lambda_prefetch.prefetching import Context, encode, file_request, pix
 __all__ = ["valkey_cluster"]
 
 STREAM = outcome_stream("5e" * 16)
-SETTINGS = Settings()
+SETTINGS = FunctionSettings()
 FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "why")
 
 

@@ -20,7 +20,7 @@ from superdl.lambda_prefetch.cache_secret import CacheSecret
 from superdl.lambda_prefetch.caches import take_cache, warm_connection
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.push import Pusher
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.cache import Command, Credentials, exchange
 from superdl.super_wire.errors import CacheError
 from tests.fixtures.valkey import free_port
@@ -92,7 +92,7 @@ def push(valkey, settings, name):
 def test_the_secret_opens_the_cache(valkey, manager, secret, by):
     let_in(valkey, FIRST)
     named = secret if by == "arn" else NAME
-    assert push(valkey, Settings(cache_secret=named), b"a") == ""
+    assert push(valkey, FunctionSettings(cache_secret=named), b"a") == ""
     with valkey.client() as client:
         assert client.get("super:r1:a") == HEADER + b"payload"
 
@@ -105,12 +105,12 @@ def test_a_warm_event_asks_for_it(valkey, manager, secret, monkeypatch):
 
 
 def test_nothing_is_asked_for_a_cache_without_a_secret(valkey, manager):
-    assert push(valkey, Settings(), b"a") == ""
+    assert push(valkey, FunctionSettings(), b"a") == ""
     assert module._secrets == {}
 
 
 def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, secret):
-    settings = Settings(cache_secret=secret)
+    settings = FunctionSettings(cache_secret=secret)
     let_in(valkey, FIRST)
     assert push(valkey, settings, b"a") == ""
     let_in(valkey, SECOND)
@@ -127,7 +127,7 @@ def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, 
 def test_nodes_of_a_cluster_that_are_met_later_get_the_new_password(valkey_cluster, manager, secret):
     for node in valkey_cluster.nodes:
         let_in(node, FIRST)
-    nodes = take_cache(valkey_cluster.url, Settings(cache_secret=secret))
+    nodes = take_cache(valkey_cluster.url, FunctionSettings(cache_secret=secret))
     nodes.connect()  # to one node
     for node in valkey_cluster.nodes:
         let_in(node, SECOND)
@@ -147,7 +147,7 @@ def let_time_pass():
 def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, manager, secret):
     let_in(valkey, SECOND)
     with pytest.raises(CacheError, match="refused: WRONGPASS.*SUPER_CACHE_SECRET"):
-        warm_connection(valkey.unix_url, Settings(cache_secret=secret))
+        warm_connection(valkey.unix_url, FunctionSettings(cache_secret=secret))
 
 
 def test_what_was_said_is_kept_for_some_minutes(manager, secret):

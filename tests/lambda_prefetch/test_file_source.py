@@ -15,7 +15,7 @@ import pytest
 
 from superdl.lambda_prefetch.failures import SampleFailedError
 from superdl.lambda_prefetch.file_source import FileSource
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import open_source
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
@@ -256,11 +256,11 @@ def test_a_name_that_the_system_refuses_is_a_source_error(root):
 @pytest.mark.parametrize("allowed", ["", "parent", "root"])
 def test_allowed_roots(root, allowed):
     roots = {"": (), "parent": (str(root.parent),), "root": ("/nowhere", str(root))}[allowed]
-    assert open_source(f"file://{root}", Settings(file_roots=roots)).threads > 0
+    assert open_source(f"file://{root}", FunctionSettings(file_roots=roots)).threads > 0
 
 
 def test_a_directory_outside_the_allowed_roots_is_refused(root):
-    settings = Settings(file_roots=(str(root / "cats"), f"{root}-of-another"))
+    settings = FunctionSettings(file_roots=(str(root / "cats"), f"{root}-of-another"))
     with pytest.raises(ConfigError, match="SUPER_FILE_ROOTS allows"):
         open_source(f"file://{root}", settings)
 
@@ -268,4 +268,4 @@ def test_a_directory_outside_the_allowed_roots_is_refused(root):
 @pytest.mark.parametrize("bucket", ["gs://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])
 def test_a_bucket_of_no_known_kind_is_refused(bucket):
     with pytest.raises(ConfigError, match=r"bucket"):
-        open_source(bucket, Settings())
+        open_source(bucket, FunctionSettings())

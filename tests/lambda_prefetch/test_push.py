@@ -8,12 +8,12 @@ import pytest
 
 from superdl.lambda_prefetch.caches import close_idle_connections, warm_connection
 from superdl.lambda_prefetch.push import Pusher
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.errors import CacheUnreachableError
 from tests.lambda_prefetch.prefetching import wait_until
 
 HEADER = b"h" * 64
-SETTINGS = Settings(push_bytes=2**20)
+SETTINGS = FunctionSettings(push_bytes=2**20)
 
 
 def push(cache, payloads, settings=SETTINGS):

@@ -1,4 +1,4 @@
-"""Settings come from the environment when asked, and what cannot be meant is refused by name."""
+"""FunctionSettings come from the environment when asked, and what cannot be meant is refused by name."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 
 import pytest
 
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
 
 
 def test_defaults():
-    assert Settings.from_environment({}) == Settings()
+    assert FunctionSettings.from_environment({}) == FunctionSettings()
 
 
 def test_all_of_them(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
-    settings = Settings.from_environment(
+    settings = FunctionSettings.from_environment(
         {
             "SUPER_CACHE_USERNAME": "fn",
             "SUPER_CACHE_PASSWORD": "word",
@@ -35,7 +35,7 @@ def test_all_of_them(tmp_path):
             "SUPER_LOG_LEVEL": "warning",
         }
     )
-    assert settings == Settings(
+    assert settings == FunctionSettings(
         cache_credentials=Credentials("fn", "word", "/ca.pem", "/cert.pem", "/key.pem"),
         step_modules=frozenset({"a.b", "c"}),
         file_roots=(os.path.realpath(tmp_path), "/data"),
@@ -64,18 +64,19 @@ def test_all_of_them(tmp_path):
 )
 def test_what_cannot_be_meant(name, value):
     with pytest.raises(ConfigError, match=name):
-        Settings.from_environment({name: value})
+        FunctionSettings.from_environment({name: value})
 
 
 def test_the_password_is_not_shown():
-    assert "hunter2" not in repr(Settings(cache_credentials=Credentials(password="hunter2")))
+    assert "hunter2" not in repr(FunctionSettings(cache_credentials=Credentials(password="hunter2")))
 
 
 def test_a_secret_stands_alone():
     assert (
-        Settings.from_environment({"SUPER_CACHE_SECRET": "stack/function"}).cache_secret == "stack/function"
+        FunctionSettings.from_environment({"SUPER_CACHE_SECRET": "stack/function"}).cache_secret
+        == "stack/function"
     )
     for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
         with pytest.raises(ConfigError, match=f"SUPER_CACHE_SECRET and {name}") as caught:
-            Settings.from_environment({"SUPER_CACHE_SECRET": "stack/function", name: "hunter2"})
+            FunctionSettings.from_environment({"SUPER_CACHE_SECRET": "stack/function", name: "hunter2"})
         assert "hunter2" not in str(caught.value)

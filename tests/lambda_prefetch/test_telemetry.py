@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os
 from superdl.lambda_prefetch.telemetry import telemetry
-from superdl.lambda_prefetch.settings import Settings
+from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import Context
 result = PrefetchResult(
@@ -27,7 +27,7 @@ result = PrefetchResult(
     messages={"1": "file:///a/b.jpg: there is no such file"}, duration_us=7000,
 )
 for _ in range(int(os.environ.get("TIMES", "2"))):
-    telemetry(Settings.from_environment().log_level).finished(result, Context())
+    telemetry(FunctionSettings.from_environment().log_level).finished(result, Context())
 """
 
 

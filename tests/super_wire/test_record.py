@@ -24,7 +24,7 @@ from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
     HEADER_DTYPE,
-    Kind,
+    RecordKind,
     Tombstone,
     id_prefixes,
     pack,
@@ -70,7 +70,7 @@ def test_round_trip(array, kind):
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert back.tobytes() == array.tobytes()
-    assert (header.kind, header.dtype, header.shape) == (Kind.DATA, array.dtype.name, array.shape)
+    assert (header.kind, header.dtype, header.shape) == (RecordKind.DATA, array.dtype.name, array.shape)
     assert (header.fetch_us, header.decode_us) == (3, 2**32 - 1)
     assert header.payload_bytes == array.nbytes
 
@@ -193,7 +193,7 @@ def test_the_hash_is_verified_on_demand_only():
 def test_tombstones_round_trip(tombstone):
     record = pack_tombstone(tombstone, ID)
     assert read_tombstone(record) == tombstone
-    assert parse_header(record, record_bytes=len(record)).kind is Kind.TOMBSTONE
+    assert parse_header(record, record_bytes=len(record)).kind is RecordKind.TOMBSTONE
 
 
 # What follows "SUPR" decides how far a reader gets, so most examples begin well.
@@ -253,7 +253,7 @@ def test_a_flipped_bit_never_changes_what_is_read_silently(array, place):
     if array.size:  # an empty array's sides that are not zero may be any
         assert back.shape == array.shape
         assert at // 8 in range(48, 56)
-    assert header.kind is Kind.DATA
+    assert header.kind is RecordKind.DATA
 
 
 @given(TOMBSTONES, st.data())

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from superdl.super_wire.errors import RecordError, RecordIdError, RecordLengthError, RecordVersionError
-from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES, Kind, pack, pack_header, parse_header, unpack
+from superdl.super_wire.record import (
+    DTYPE_CODES,
+    HEADER_BYTES,
+    RecordKind,
+    pack,
+    pack_header,
+    parse_header,
+    unpack,
+)
 from superdl.super_wire.record_kinds import (
     Pointer,
     pack_arrays,
@@ -48,7 +56,7 @@ def test_named_arrays_round_trip(arrays):
         assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
         assert back[name].tobytes() == array.tobytes()
     header = parse_header(record, record_bytes=len(record), sample_id=ID)
-    assert (header.kind, header.fetch_us, header.decode_us) == (Kind.ARRAYS, 3, 4)
+    assert (header.kind, header.fetch_us, header.decode_us) == (RecordKind.ARRAYS, 3, 4)
 
 
 def test_named_arrays_are_views_on_boundaries():
@@ -65,7 +73,7 @@ def test_named_arrays_are_views_on_boundaries():
 def test_pointers_round_trip(pointer):
     record = pack_pointer(pointer, ID)
     assert read_pointer(record, sample_id=ID) == pointer
-    assert parse_header(record, record_bytes=len(record)).kind is Kind.POINTER
+    assert parse_header(record, record_bytes=len(record)).kind is RecordKind.POINTER
 
 
 def test_golden_records():
@@ -83,7 +91,7 @@ def test_no_pack_lies_outside_its_store(name):
         Pointer(name, 0, 64)
     payload = bytes(8) + (64).to_bytes(8, "little") + name.encode()
     with pytest.raises(RecordLengthError):
-        read_pointer(pack_header(Kind.POINTER, payload, ID) + payload)
+        read_pointer(pack_header(RecordKind.POINTER, payload, ID) + payload)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 64), (0, 63), (2**64 - 64, 64), (0, 2**64)])
@@ -110,11 +118,11 @@ def test_arrays_that_no_record_holds(arrays):
 def test_each_kind_is_read_as_what_it_is():
     header, payload = pack(np.zeros(24, dtype=np.uint8), ID)
     records = {
-        Kind.DATA: header + bytes(payload),
-        Kind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
-        Kind.ARRAYS: pack_arrays({"x": np.zeros(3)}, ID),
+        RecordKind.DATA: header + bytes(payload),
+        RecordKind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
+        RecordKind.ARRAYS: pack_arrays({"x": np.zeros(3)}, ID),
     }
-    readers = {Kind.DATA: unpack, Kind.POINTER: read_pointer, Kind.ARRAYS: read_arrays}
+    readers = {RecordKind.DATA: unpack, RecordKind.POINTER: read_pointer, RecordKind.ARRAYS: read_arrays}
     for kind, record in records.items():
         for other, read in readers.items():
             if other is kind:
@@ -126,21 +134,21 @@ def test_each_kind_is_read_as_what_it_is():
                     read(record)
 
 
-@pytest.mark.parametrize("kind", [Kind.POINTER, Kind.ARRAYS])
+@pytest.mark.parametrize("kind", [RecordKind.POINTER, RecordKind.ARRAYS])
 @given(data=st.data())
 def test_what_is_nearly_good_is_read_or_refused(kind, data):
     """The payload is changed under a hash that fits it, so that what parses it is reached."""
-    read = {Kind.POINTER: read_pointer, Kind.ARRAYS: read_arrays}[kind]
+    read = {RecordKind.POINTER: read_pointer, RecordKind.ARRAYS: read_arrays}[kind]
     good = {
-        Kind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
-        Kind.ARRAYS: pack_arrays({"a": np.arange(6).reshape(2, 3), "b": np.zeros(0)}, ID),
+        RecordKind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
+        RecordKind.ARRAYS: pack_arrays({"a": np.arange(6).reshape(2, 3), "b": np.zeros(0)}, ID),
     }[kind]
     payload = data.draw(mutated(good[HEADER_BYTES:]) | st.binary(max_size=200))
     try:
         found = read(pack_header(kind, payload, ID) + payload)
     except RecordError:
         return
-    if kind is Kind.ARRAYS:
+    if kind is RecordKind.ARRAYS:
         assert pack_arrays(found, ID)[HEADER_BYTES:].count(0) <= len(payload)
         for array in found.values():
             array.tolist()

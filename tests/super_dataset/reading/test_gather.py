@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather, gather_all
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, encode_command
 from superdl.super_wire.errors import CacheUnreachableError
@@ -71,7 +71,7 @@ def test_only_the_offsets_given_are_asked_for(valkey, connection):
     arrays = images(6)
     ref = stored(valkey, arrays)
     buffer = read(connection, ref, offsets=[1, 4])
-    assert buffer.replies.tolist() == [0, Reply.RECORD, 0, 0, Reply.RECORD, 0]
+    assert buffer.replies.tolist() == [0, ReplyKind.RECORD, 0, 0, ReplyKind.RECORD, 0]
     assert bytes(buffer.payload(4)) == arrays[4].tobytes()
     assert read(connection, ref, offsets=[]).replies.tolist() == [0] * 6
 
@@ -85,7 +85,7 @@ def test_owed_replies_pass_first(valkey, connection):
     buffer = read(connection, ref)
     assert connection.owed == 0
     assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
-    assert buffer.replies.tolist() == [Reply.RECORD] * 4
+    assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4
 
 
 def test_the_deadline_ends_a_trickle(valkey, connection):
@@ -154,7 +154,7 @@ def test_a_node_that_says_nothing_is_left_when_time_is_up(valkey, two_nodes):
         ((share, error),) = gather_all(shares, wanted)
     assert share is shares[1]
     assert other.unix_url in str(error)
-    assert buffer.replies.tolist() == [Reply.RECORD] * 4 + [Reply.NONE] * 4
+    assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4 + [ReplyKind.NONE] * 4
 
 
 @pytest.mark.parametrize("in_flight_bytes", [2**20, 2**22])

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.buffer import Reply
+from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.keys import cache_key
@@ -349,7 +349,7 @@ def test_ragged_batches_are_read_too(valkey):
     reader = BatchReader(ReadSettings())
     for _ in range(2):  # the second time it is known that sizes differ
         read = reader.read(ref)
-        assert (read.buffer.replies == Reply.RECORD).all()
+        assert (read.buffer.replies == ReplyKind.RECORD).all()
         for offset, array in enumerate(arrays):
             assert bytes(read.buffer.payload(offset)) == array.tobytes()
     assert read.buffer.block is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_dataset.reading.buffer import BatchBuffer, Reply
+from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.scatter import ReplyScatter, parse_line
 from superdl.super_wire.cache import ProtocolDoubtError
 from superdl.super_wire.record import HEADER_BYTES
@@ -62,10 +62,10 @@ def reply_of(kind: str, n: int) -> bytes:
 
 def check(buffer: BatchBuffer, offset: int, kind: str) -> None:
     if kind in ("nil", "error"):
-        assert buffer.replies[offset] == (Reply.NIL if kind == "nil" else Reply.ERROR)
+        assert buffer.replies[offset] == (ReplyKind.NIL if kind == "nil" else ReplyKind.ERROR)
         assert buffer.errors.get(offset) == (None if kind == "nil" else f"LOADING reply {offset}")
         return
-    assert buffer.replies[offset] == Reply.RECORD
+    assert buffer.replies[offset] == ReplyKind.RECORD
     whole = reply_of(kind, offset).split(b"\r\n", 1)[1][:-2]
     assert buffer.record_bytes[offset] == len(whole)
     if len(whole) < HEADER_BYTES:
@@ -101,7 +101,7 @@ def test_the_same_however_bytes_are_cut_and_requests_are_batched(asked, rounds, 
     assert scatter.finished
     for offset, kind in zip(offsets, asked, strict=True):
         check(buffer, offset, kind)
-    assert buffer.replies[0] == buffer.replies[-1] == Reply.NONE
+    assert buffer.replies[0] == buffer.replies[-1] == ReplyKind.NONE
 
 
 PUSHED = b">3\r\n+invalidate\r\n*1\r\n$5\r\na\r\nbc\r\n:5\r\n"
@@ -141,7 +141,7 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
     assert scatter.finished
     check(buffer, 0, "equal")
     assert buffer.errors == {1: "LOADING not yet"}
-    assert buffer.replies[2] == Reply.NIL
+    assert buffer.replies[2] == ReplyKind.NIL
 
 
 def test_a_push_that_is_cut_off_is_waited_for():
@@ -168,7 +168,7 @@ def test_a_damaged_stream_is_noticed_or_leaves_every_record_its_own_length(data,
     except ProtocolDoubtError:
         return
     scatter.settle()
-    for offset in np.flatnonzero(buffer.replies == Reply.RECORD).tolist():
+    for offset in np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist():
         size = int(buffer.record_bytes[offset])
         assert len(buffer.payload(offset)) == (size if size < HEADER_BYTES else size - HEADER_BYTES)
 
@@ -183,7 +183,7 @@ def test_what_is_whole_when_the_stream_breaks_is_kept(count, cuts):
     scatter.asked(size)
     feed(scatter, stream, cuts)
     scatter.settle()
-    received = np.flatnonzero(buffer.replies == Reply.RECORD).tolist()
+    received = np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist()
     whole = len(stream) // len(reply_of("equal", 0))
     assert received == list(range(len(received)))
     assert whole - 1 <= len(received) <= whole  # the last one's line end may not have been looked at yet

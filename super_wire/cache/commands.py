@@ -10,7 +10,6 @@ GET, a SET of a record (equal ids, equal bytes), an XADD whose doubles are dropp
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from superdl.super_wire.cache.cluster import Node, key_slot, parse_redirection
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from superdl.super_wire.cache.connection import CacheConnection
-    from superdl.super_wire.cache.nodes import CacheNodes
+    from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
 __all__ = ["EXCHANGE_TIMEOUT_S", "Answer", "Command", "exchange"]
@@ -39,8 +38,7 @@ _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command. ``buffers`` are its bytes in order; ``key`` says which node it is for."""
 
     key: bytes
@@ -59,7 +57,7 @@ class _Destination(NamedTuple):
 
 
 def exchange(
-    nodes: CacheNodes, commands: Sequence[Command], *, timeout_s: float = EXCHANGE_TIMEOUT_S
+    nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = EXCHANGE_TIMEOUT_S
 ) -> list[Answer]:
     """Send commands, and wait for the answer to each.
 
@@ -71,7 +69,7 @@ def exchange(
 class _Exchange:
     """Commands on their way, in rounds; every answer of a round is taken before the next."""
 
-    def __init__(self, nodes: CacheNodes, commands: Sequence[Command], timeout_s: float) -> None:
+    def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
         self._commands = commands
         self._timeout_s = timeout_s
@@ -104,6 +102,8 @@ class _Exchange:
         if nodes.stale:
             named = next((to.node for to in self._redirected.values() if not to.asking), None)
             nodes.refresh(_SLOTS_TIMEOUT_S, first=named)
+        if nodes.slots is None:
+            return {_Destination(nodes.home): left}
         places = {index: self._redirected.get(index) or self._destination(index) for index in left}
         if None in places.values():
             nodes.refresh(_SLOTS_TIMEOUT_S)

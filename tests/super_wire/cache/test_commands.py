@@ -11,10 +11,10 @@ import pytest
 
 from superdl.super_wire.cache import (
     CacheAddress,
-    CacheNodes,
     Command,
     Credentials,
     ErrorReply,
+    NodeConnections,
     exchange,
     key_slot,
 )
@@ -27,7 +27,7 @@ HEADER = b"h" * 64
 
 
 def opened(url, **credentials):
-    return CacheNodes(CacheAddress.parse(url), Credentials(**credentials))
+    return NodeConnections(CacheAddress.parse(url), Credentials(**credentials))
 
 
 def a_key(number):
@@ -62,7 +62,7 @@ def numbers_of(cluster, node, count):
 
 @pytest.fixture
 def nodes(valkey_cluster):
-    made = CacheNodes(CacheAddress.parse(valkey_cluster.url), NOBODY)
+    made = NodeConnections(CacheAddress.parse(valkey_cluster.url), NOBODY)
     yield made
     made.close()
 
@@ -177,7 +177,7 @@ def test_other_credentials_are_tried_once(valkey):
         asked.append(refused.password)
         return Credentials(password="geheim")
 
-    nodes = CacheNodes(CacheAddress.parse(valkey.url), Credentials(password="old"), renewed)
+    nodes = NodeConnections(CacheAddress.parse(valkey.url), Credentials(password="old"), renewed)
     assert store(nodes, [1]) == [""]
     assert asked == ["old"]
     nodes.close()
