@@ -11,7 +11,7 @@ import functools
 import os
 import reprlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.answering import ReplyTo
 from superdl.lambda_prefetch.caches import warm_connection
@@ -19,7 +19,6 @@ from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import open_source
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
@@ -29,7 +28,10 @@ from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
 from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
 
-__all__ = ["WARM_VERSION", "handler"]
+if TYPE_CHECKING:
+    from superdl.lambda_prefetch.sources import ObjectSource
+
+__all__ = ["WARM_VERSION", "handler", "open_source"]
 
 WARM_VERSION = 1
 
@@ -175,6 +177,28 @@ def _prefetch(
     )
     telemetry(settings.log_level, trace=settings.trace).finished(result, context)
     return result
+
+
+def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
+    """The source that ``bucket`` names: ``s3://name`` or ``file://`` and an absolute directory.
+
+    Raises:
+        ConfigError: another scheme, or a directory that the function's settings do not allow.
+    """
+    if bucket.startswith("file://"):
+        from superdl.lambda_prefetch.file_source import FileSource
+
+        return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
+    if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
+        from superdl.lambda_prefetch.s3_source import S3Source
+
+        return S3Source(
+            bucket.removeprefix("s3://"),
+            endpoint_url=settings.s3_endpoint_url,
+            lean=settings.s3_client != "boto3",
+        )
+    msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
+    raise ConfigError(msg)
 
 
 def _memory_mb(context: Any) -> int:

@@ -1,4 +1,4 @@
-"""What the pipeline asks of a source, and which source a request's bucket means.
+"""What the pipeline asks of a source of objects, and what each source refuses alike.
 
 How files are read is :mod:`superdl.lambda_prefetch.file_source`'s, how S3 is
 :mod:`superdl.lambda_prefetch.s3_source`'s.
@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.lambda_prefetch.settings import FunctionSettings
 
-__all__ = ["ObjectSource", "Pending", "check_size", "check_version", "open_source"]
+__all__ = ["ObjectSource", "Pending", "check_size", "check_version"]
 
 
 class Pending(Protocol):
@@ -69,28 +67,6 @@ class ObjectSource(Protocol):
         Raises:
             SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
         """
-
-
-def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
-    """The source that ``bucket`` names: ``s3://name`` or ``file://`` and an absolute directory.
-
-    Raises:
-        ConfigError: another scheme, or a directory that the function's settings do not allow.
-    """
-    if bucket.startswith("file://"):
-        from superdl.lambda_prefetch.file_source import FileSource
-
-        return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
-    if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
-        from superdl.lambda_prefetch.s3_source import S3Source
-
-        return S3Source(
-            bucket.removeprefix("s3://"),
-            endpoint_url=settings.s3_endpoint_url,
-            lean=settings.s3_client != "boto3",
-        )
-    msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
-    raise ConfigError(msg)
 
 
 def check_version(found: str, listed: str) -> None:

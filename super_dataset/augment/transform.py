@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from superdl.super_dataset.augment import arguments
+from superdl.super_dataset.augment.arguments import (
+    checked_dtype,
+    checked_seed,
+    jitter_range,
+    moments,
+    pair,
+    probability,
+    sides,
+)
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
@@ -87,15 +95,15 @@ class Augment:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        self._size = arguments.sides(size)
-        self._scale = arguments.pair("scale", scale, high=1.0)
-        self._ratio = arguments.pair("ratio", ratio, high=100.0)
-        self._flip = arguments.probability("flip", flip)
+        self._size = sides(size)
+        self._scale = pair("scale", scale, high=1.0)
+        self._ratio = pair("ratio", ratio, high=100.0)
+        self._flip = probability("flip", flip)
         given = zip(JITTERS, (brightness, contrast, saturation, hue), strict=True)
-        self._jitter = Jitter(tuple(arguments.jitter_range(name, value) for name, value in given))
-        self._moments = arguments.moments(mean, std)
-        self._dtype = arguments.checked_dtype(dtype, normalised=self._moments is not None)
-        self._seed = arguments.checked_seed(seed)
+        self._jitter = Jitter(tuple(jitter_range(name, value) for name, value in given))
+        self._moments = moments(mean, std)
+        self._dtype = checked_dtype(dtype, normalised=self._moments is not None)
+        self._seed = checked_seed(seed)
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
         """A ``transform`` of SuperDataset: (augmented images, labels as they came)."""
@@ -186,8 +194,8 @@ class Augment:
             if self._size is None:
                 planes = torch.where(mirrored[:, None, None, None], planes.flip(-1), planes)
             else:
-                sides = torch.from_numpy(boxes.sides(first, end)).to(made.device)
-                planes = crop_resize_by_products(planes, sides, mirrored, (height, width))
+                box_sides = torch.from_numpy(boxes.sides(first, end)).to(made.device)
+                planes = crop_resize_by_products(planes, box_sides, mirrored, (height, width))
             if jitter is not None:
                 self._jitter.apply(planes, jitter.only(first, end))
             self._deliver(planes, made[first:end])

@@ -74,30 +74,6 @@ def test_the_recipe_is_run(root, valkey):
     assert np.array_equal(array_of(valkey, request, 1), resized[2:18, 6:22])
 
 
-def test_the_same_request_twice_gives_the_same_bytes(root, valkey):
-    recipe = Recipe([{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}], augment_seed=5)
-    request = file_request(root, GOOD, valkey.unix_url, recipe, epoch=2)
-
-    def payload(n):
-        return raw_record(valkey, request, n)[64:]
-
-    run(request)
-    first = [payload(n) for n in range(5)]
-    with valkey.client() as client:
-        client.flushall()
-    run(request)
-    assert [payload(n) for n in range(5)] == first
-
-
-def test_random_recipes_are_fresh_each_epoch(root, valkey):
-    recipe = Recipe([{"op": "random_resized_crop", "size": 16}])
-    requests = [file_request(root, GOOD, valkey.unix_url, recipe, epoch=epoch) for epoch in (0, 1)]
-    for request in requests:
-        assert run(request).outcomes == ("cached",) * 5
-    first, second = (array_of(valkey, request, 0) for request in requests)
-    assert not np.array_equal(first, second)
-
-
 def test_from_s3(s3, moto_url, valkey):
     bodies = {f"train/{n}.png": encode(pixels(seed=n)) for n in range(20)}
     versions = {
@@ -257,10 +233,6 @@ def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
     assert answer["function_version"]
     with valkey.client() as client:
         assert len(client.client_list()) == 2
-
-
-def test_a_warm_event_needs_no_cache():
-    assert handler({"super_warm": 1, "cache": ""}, Context())["golden"]
 
 
 PROGRAM = """
