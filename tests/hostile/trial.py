@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.core import Plan
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
-from superdl.super_dataset.reading import connection
+from superdl.super_wire.cache import connection
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
