@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from benchmarks.processes import BenchmarkError
-from superdl.super_dataset.reading.resp import encode_report
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cache import encode_command
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.repeated_lines import RepeatedLines
 from superdl.coordinator.server.settings import Settings, load_settings
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.experiments.output import write_json
-from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from superdl.experiments.spec import Spec

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from superdl.experiments.models import NormalisedNetwork, fit_transformer
-from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 

@@ -22,7 +22,7 @@ from superdl.super_wire.label_dtype import label_dtype_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from superdl.super_wire.binding import DatasetBinding
+    from superdl.super_wire.batch_ref import DatasetBinding
 
 __all__ = [
     "Delivered",

@@ -36,11 +36,8 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     setting,
 )
-from superdl.coordinator.executors.calling_threads import CallingThreads
-from superdl.coordinator.executors.function_clock import FunctionClock
-from superdl.coordinator.executors.lambda_answers import read_result, read_warmed
-from superdl.coordinator.executors.lambda_client import LambdaClient, Target
-from superdl.super_wire.errors import ConfigError
+from superdl.coordinator.executors.messages import FunctionClock, warm_event
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
@@ -49,8 +46,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext, OutcomeStream
     from superdl.coordinator.executors.lambda_client import LambdaClient, Reply, Target
     from superdl.coordinator.executors.messages import Warmed
-    from superdl.super_wire.outcomes import Answer
-    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
 __all__ = ["LambdaExecutor", "LambdaSettings"]
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from superdl.super_wire.outcomes import Answer
-    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
 __all__ = [
     "ConnectionLostError",

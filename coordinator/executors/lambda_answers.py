@@ -23,13 +23,12 @@ from superdl.coordinator.executors.base import (
 from superdl.coordinator.executors.messages import read_object, read_result, read_warmed
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.request import PrefetchResult
+from superdl.super_wire.request import PrefetchFailure, clean_text
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.lambda_client import Reply, Target
     from superdl.coordinator.executors.messages import Warmed
-    from superdl.super_wire.outcomes import Answer
-    from superdl.super_wire.request import PrefetchResult
+    from superdl.super_wire.request import Answer, PrefetchResult
 
 __all__ = ["Report", "from_function", "read_outcome", "read_reply", "read_report", "read_warm_reply"]
 

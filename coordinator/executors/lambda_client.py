@@ -21,8 +21,15 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.executors.base import PayloadTooLargeError
-from superdl.coordinator.executors.lambda_errors import from_botocore
+from superdl.coordinator.aws_credentials import NO_CREDENTIALS
+from superdl.coordinator.executors.base import (
+    ConnectionLostError,
+    ExecutorError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    PayloadTooLargeError,
+    ThrottledError,
+)
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import text_without_credentials
 

@@ -37,7 +37,6 @@ from superdl.coordinator.executors.worker import (
     run_task,
     take_standard_streams,
 )
-from superdl.coordinator.executors.ray_task import BEGUN, run
 from superdl.super_wire.encryption import is_loopback
 
 if TYPE_CHECKING:

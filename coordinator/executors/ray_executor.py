@@ -37,8 +37,7 @@ from superdl.coordinator.executors.messages import (
     warm_event,
 )
 from superdl.coordinator.executors.ray_child import NodeFailedError, RayChild
-from superdl.coordinator.executors.ray_nodes import RayNodes
-from superdl.coordinator.executors.ray_preflight import RayFitness
+from superdl.coordinator.executors.ray_nodes import NodePreflight, RayNodes
 from superdl.super_wire.cache import CacheAddress
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version

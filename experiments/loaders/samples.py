@@ -148,9 +148,11 @@ class ImageMaker:
     """
 
     def __init__(self, recipe: RecipeSpec, bucket: str) -> None:
-        from superdl.lambda_prefetch.settings import Settings
+        from superdl.lambda_prefetch.settings import FunctionSettings
 
-        modules = Settings.from_environment().step_modules if recipe.steps is not None else frozenset()
+        modules = (
+            FunctionSettings.from_environment().step_modules if recipe.steps is not None else frozenset()
+        )
         self._set_up(recipe, bucket, modules)
         if recipe.steps is not None:
             self._program_of(0)  # a recipe that cannot be is refused now, not in a worker

@@ -39,9 +39,9 @@ from infra.launcher.processes import Program, race
 from infra.launcher.services import LeaderServices, function_cpus, ray_service
 from infra.launcher.training import training_command
 from infra.launcher.trust import check_trust, ray_environment, ray_token, terms_of, trust_of
-from superdl.super_wire.discretion import keep_secrets_out_of_logs
+from superdl.super_wire.encryption import insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.loopback import insecure_in, is_loopback
+from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.launcher import EXIT_NOT_READY, EXIT_WRONG_SETTINGS, RunFailedError
+from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.forking import GrpcThreads, step_aside_at_forks
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
-from superdl.super_wire.discretion import without_credentials
+from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -73,22 +73,41 @@ def _check_function(kind: ExecutorKind, case: Case, seen: Seen, settings: Settin
     return good(f"{why}; what was left out is told above, with the reason", places=started.places)
 
 
-def _judge_warmed(seen: Seen, warmed: Warmed, settings: Settings, took_s: float) -> Found:
-    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+def _check_version(kind: ExecutorKind, case: Case, seen: Seen, settings: Settings) -> Found:
+    measured = {}
+    if (checks := own_checks(kind.name)) is not None:
+        started: Started | Found | None = checks.start_function(case, seen, settings)
+        if isinstance(started, Started):
+            measured = {"answer_s": round(started.answer_s, 3)}
+    elif case.elsewhere:
+        return _elsewhere(kind, settings)
+    else:
+        started = seen.started.get(kind.name)
+    if started is None:
+        return skipped(f"no function was started on {kind.place}")
+    return started if isinstance(started, Found) else _judge_version(kind, seen, settings, started, measured)
 
-    alike = started.fingerprint == golden_digest()
+
+def _judge_version(
+    kind: ExecutorKind, seen: Seen, settings: Settings, started: Started, measured: dict[str, float]
+) -> Found:
+    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+    from superdl.super_wire.protocol import installed_version
+
+    alike = started.fingerprint == decoder_fingerprint()
     if kind.runs_on is RunsOn.THIS_HOST:
         if not alike:
             why = f"{settings.function} decodes images otherwise than SUPER's own function does here"
             return doubtful(why, "expected of a function of your own; else install SUPER again")
         return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
     reach = "reaches the cache" if seen.cache else "was not asked to reach a cache, since none is known"
-    took = f"answers in {took_s * 1000:.0f} ms"
-    words = f"on Lambda it is SUPER {warmed.function_version} as here, {reach}, and {took}"
-    if warmed.golden == decoder_fingerprint():
-        return good(f"{words}; golden images decode as they do here", answer_s=round(took_s, 3))
-    words += "; golden images decode otherwise than here (another Pillow or processor)"
-    if "local" in settings.executors:
+    words = f"on {kind.place} it is SUPER {installed_version()} as here, and {reach}"
+    if measured:
+        words += f"; it answers in {started.answer_s * 1000:.0f} ms"
+    if alike:
+        return good(f"{words}; it decodes images as this machine does", **measured)
+    words += "; it decodes images otherwise than this machine (another Pillow or processor)"
+    if any(EXECUTORS[name].runs_on is RunsOn.THIS_HOST for name in settings.executors):
         return bad(words, _ONE_PILLOW)
     return good(f"{words}, which does no harm while nothing here decodes for the same cache", **measured)
 
@@ -117,38 +136,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> Started:
     return asyncio.run(start())
 
 
-def _version_on_nodes(case: Case, seen: Seen, settings: Settings) -> Found:
-    if case.elsewhere:
-        return _elsewhere("ray", "tasks of the coordinator's Ray cluster", settings)
-    if not seen.golden_on_ray:
-        return skipped("no function was started on Ray's nodes")
-    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
-    from superdl.super_wire.protocol import installed_version
-
-    words = f"on Ray's nodes it is SUPER {installed_version()} as here, and reaches the cache"
-    if seen.golden_on_ray == decoder_fingerprint():
-        return good(words)
-    words += "; golden images decode otherwise than here (another Pillow or processor)"
-    if "local" in settings.executors:
-        return bad(words, _ONE_PILLOW)
-    return good(f"{words}, which does no harm while nothing here decodes for the same cache")
-
-
-def _own_version(case: Case, seen: Seen, settings: Settings) -> Found:
-    if case.elsewhere:
-        return _elsewhere("local", "processes of the coordinator's machine", settings)
-    if not seen.golden:
-        return skipped("the local function was not started")
-    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
-    from superdl.super_wire.protocol import installed_version
-
-    if seen.golden != decoder_fingerprint():
-        why = f"{settings.function} decodes golden images otherwise than SUPER's own function does here"
-        return doubtful(why, "expected of a function of your own; else install SUPER again")
-    return good(f"the local function is this installation's, SUPER {installed_version()}")
-
-
-def _elsewhere(name: str, where: str, settings: Settings) -> Found:
+def _elsewhere(kind: ExecutorKind, settings: Settings) -> Found:
     """Of a coordinator that runs elsewhere only the first executor's functions are tried, by the sample."""
     where, first = f"run by the coordinator on {kind.place}", settings.executors[0]
     if kind.runs_on is RunsOn.THIS_HOST:

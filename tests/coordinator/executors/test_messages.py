@@ -18,8 +18,8 @@ from superdl.coordinator.executors.messages import (
     result_in,
 )
 from superdl.coordinator.executors.ray_executor import _result_of
+from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.request import Outcome, PrefetchResult
-from superdl.super_wire.version import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 
