@@ -6,6 +6,7 @@ Exit codes: 0 nothing is wrong (warnings and what was skipped are told), 1 somet
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -16,10 +17,7 @@ from typing import TYPE_CHECKING
 from superdl.recipe_options import add_recipe_options, recipe_of
 
 if TYPE_CHECKING:
-    import argparse
-
-    from superdl.doctor import Finding
-    from superdl.doctor.case import Case
+    from superdl.doctor import Case, Finding
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,56 +42,39 @@ _INDENT = 6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument(
-        "source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path"
-    )
+    add = parser.add_argument
+    add("source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path")
     add_recipe_options(parser)
     parser.epilog = "Images are taken to be resized to {} and cropped to {} where nothing is said.".format(
         *_USUAL
     )
-    parser.add_argument(
-        "--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels"
-    )
-    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
-    parser.add_argument(
-        "--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's"
-    )
-    parser.add_argument(
-        "--stack",
-        metavar="NAME",
-        help="a deployed stack, or JSON that aws cloudformation describe-stacks printed",
-    )
-    parser.add_argument("--executor", help="how functions run; default the coordinator's, else local")
-    parser.add_argument("--lambda-function", help="name or ARN; default the coordinator's")
-    parser.add_argument("--lambda-region", help="its region")
-    parser.add_argument(
-        "--lambda-concurrency", type=int, help="functions at once, at most; default the coordinator's"
-    )
-    parser.add_argument("--batch-size", type=_positive, default=256, help="samples in a batch; default 256")
-    parser.add_argument(
-        "--batches-per-s", type=float, default=0.0, help="what the training loop takes a second"
-    )
-    parser.add_argument(
-        "--workers", type=_positive, default=4, help="reading processes or threads; default 4"
-    )
-    parser.add_argument(
-        "--patience", type=float, default=120.0, metavar="SECONDS", help="for the first sample; default 120"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
+    add("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
+    add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
+    describe = "aws cloudformation describe-stacks"
+    add("--stack", metavar="NAME", help=f"a deployed stack, or JSON that {describe} printed")
+    add("--executor", help="how functions run; default the coordinator's, else local")
+    add("--lambda-function", help="name or ARN; default the coordinator's")
+    add("--lambda-region", help="its region")
+    concurrency = "functions at once, at most; default the coordinator's"
+    add("--lambda-concurrency", type=int, help=concurrency)
+    add("--batch-size", type=_positive, default=256, help="samples in a batch; default 256")
+    add("--batches-per-s", type=float, default=0.0, help="what the training loop takes a second")
+    add("--workers", type=_positive, default=4, help="reading processes or threads; default 4")
+    patience = "for the first sample; default 120"
+    add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check one after the other, and print; 1 if something is bad."""
-    from superdl.doctor import Verdict
-    from superdl.doctor.case import Seen
-    from superdl.doctor.checks import CHECKS
-    from superdl.doctor.running import run_checks
+    from superdl.doctor import CHECKS, CheckStatus, run_checks
 
     case = _case_of(arguments)
     width = max(len(check.name) for check in CHECKS)
     findings = []
     live = sys.stdout.isatty() and not arguments.json
-    for finding in run_checks(CHECKS, case, Seen(), _show_begun if live else lambda _: None):
+    for finding in run_checks(CHECKS, case, _show_begun if live else lambda _: None):
         findings.append(finding)
         if not arguments.json:
             _print(finding, width)
@@ -101,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
         counts = Counter(finding.verdict for finding in findings)
-        sys.stdout.write(", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "\n")
-    return int(any(finding.verdict is Verdict.BAD for finding in findings))
+        sys.stdout.write(", ".join(f"{counts[status]} {status}" for status in CheckStatus) + "\n")
+    return int(any(finding.verdict is CheckStatus.BAD for finding in findings))
 
 
 def _case_of(arguments: argparse.Namespace) -> Case:
@@ -111,63 +92,52 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     Raises:
         ConfigError: something of it cannot be meant.
     """
+    from superdl.coordinator.catalog.source import parse_source, scheme_of
     from superdl.coordinator.server.settings import load_settings
-    from superdl.doctor.case import Case
-    from superdl.doctor.stack import Stack, read_stack
+    from superdl.doctor import Case, read_stack
+    from superdl.super_wire.discretion import keep_secrets_out_of_logs
+    from superdl.super_wire.errors import ConfigError, SourceError
     from superdl.super_wire.recipe import Recipe
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
     keep_secrets_out_of_logs()
-    stack = read_stack(arguments.stack) if arguments.stack else Stack()
+    stack = read_stack(arguments.stack) if arguments.stack else {}
+    named = {name: getattr(arguments, name, None) for name in _SETTINGS}
     variables = {name: os.environ.get(f"SUPER_{name.upper()}", "") for name in _SETTINGS}
-    words = {name: getattr(arguments, name, None) for name in _SETTINGS}
-    named = {name: variables[name] or None if word is None else word for name, word in words.items()}
-    if stack.function and not (named["executor"] or named["lambda_function"]):
-        named |= {"executor": "lambda", "lambda_function": stack.function, "lambda_region": stack.region}
+    named = {name: variables[name] or None if word is None else word for name, word in named.items()}
+    function, bucket = stack.get("FunctionArn"), stack.get("Bucket")
+    if function and not (named["executor"] or named["lambda_function"]):
+        named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
+    try:
+        source = parse_source(arguments.source).url if arguments.source else ""
+        if arguments.key_list:
+            scheme_of(arguments.key_list, "key list")
+    except SourceError as error:
+        raise ConfigError(str(error)) from error
     return Case(
         settings=load_settings(named, {}),
         recipe=recipe_of(arguments) or Recipe.image(resize=_USUAL[0], crop=_USUAL[1]),
-        source=_source(arguments.source),
-        key_list=_key_list(arguments.key_list),
-        coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR") or stack.coordinator,
-        cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.cache,
-        given=frozenset(name for name in _SETTINGS if named[name] is not None),
+        source=source,
+        key_list=arguments.key_list,
+        coordinator=(
+            arguments.coordinator
+            or os.environ.get("SUPER_COORDINATOR")
+            or stack.get("CoordinatorAddress", "")
+        ),
+        named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
+        chosen=frozenset(name for name, value in named.items() if value is not None),
         batch_size=arguments.batch_size,
         batches_per_s=_amount("--batches-per-s", arguments.batches_per_s),
         workers=arguments.workers,
-        readable=stack.readable,
+        readable=f"s3://{bucket}/{stack.get('Prefix', '')}" if bucket else "",
         patience_s=_amount("--patience", arguments.patience, above=True),
     )
 
 
-def _source(named: str) -> str:
-    """The source's URL; empty where none is named. It is read without torch, which not every machine has."""
-    from superdl.coordinator.catalog.source import parse_source
-    from superdl.super_wire.errors import ConfigError, SourceError
-
-    try:
-        return parse_source(named).url if named else ""
-    except SourceError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _key_list(named: str) -> str:
-    from superdl.coordinator.catalog.source import scheme_of
-    from superdl.super_wire.errors import ConfigError, SourceError
-
-    try:
-        return named if not named or scheme_of(named, "key list") else ""
-    except SourceError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _positive(text: str) -> int:
     """A whole number above 0."""
-    from argparse import ArgumentTypeError
-
     if not (text.isdecimal() and int(text)):
-        msg = f"a whole number above 0 is wanted; not {text!r}"
-        raise ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted; not {text!r}")
     return int(text)
 
 
@@ -175,8 +145,7 @@ def _amount(name: str, value: float, *, above: bool = False) -> float:
     from superdl.super_wire.errors import ConfigError
 
     if not (0 < value < float("inf") or (value == 0 and not above)):
-        msg = f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}")
     return value
 
 

@@ -1,8 +1,8 @@
 """One small batch through the whole path, as a training job would have it: planned, produced, read.
 
-The job stays open for :mod:`superdl.doctor.bandwidth`, and is closed with the run. Whatever goes wrong is
-told in the words that a training job would hear. Samples that the cache has already say nothing of functions:
-then the same are asked for once more, under other names.
+The job stays open until all checks have ended, so that its records are there for the bandwidth. Whatever goes
+wrong is told in the words that a training job would hear. Samples that the cache has already say nothing of
+functions: then the same are asked for once more, under other names.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors import executor_classes
-from superdl.doctor.finding import doubtful, good, size_text, skipped
-from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.doctor.checking import doubtful, good, size_text, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from superdl.doctor.case import Case, Seen
-    from superdl.doctor.finding import Found
+    from superdl.doctor.checking import Case, Finding
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import BatchInfo, SuperDataset
+    from superdl.super_dataset.reading.reader import BatchReader
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["check_dataset_fits", "check_sample"]
+__all__ = ["check_bandwidth", "check_dataset_fits", "check_sample", "judge_bandwidth", "samples_at_once"]
 
 _SAMPLES = 4
+_MEASURED_S = 0.5
+_MEASURED_BYTES = 2 * 2**30
+_READ_BYTES = 2**25  # by all readers at a time, so that a slow network is measured and not given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +46,27 @@ class _Read:
     first: BatchInfo
     second: BatchInfo
 
-    @property
-    def made(self) -> bool:
-        """Whether a function made something for it."""
-        return bool(self.first.misses or self.sampler.job_stats().samples_produced)
 
-
-def check_sample(case: Case, seen: Seen) -> Found:
+def check_sample(case: Case) -> Finding:
     """The first few samples of the source, unshuffled."""
     if not case.source:
-        return skipped(
-            "no source is named", "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
-        )
-    seen.closing.callback(_let_go, embedded=not case.coordinator)
-    read = _through(case, seen, case.recipe)
-    seen.dataset, seen.ref = read.dataset, read.ref
-    seen.record_bytes = read.second.size_bytes // len(read.ref)
-    seen.cache = seen.cache or read.ref.cache
-    seen.budget_bytes = seen.budget_bytes or read.sampler.job_stats().budget_bytes
-    made, how = read, ""
-    if not read.made:
+        remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
+        return skipped("no source is named", remedy)
+    case.closing.callback(_end_embedded, case)
+    read = made = _through(case, case.recipe)
+    count, stats = len(read.ref), read.sampler.job_stats()
+    case.dataset, case.ref = read.dataset, read.ref
+    case.record_bytes = read.second.size_bytes // count
+    case.cache = case.cache or read.ref.cache
+    case.budget_bytes = case.budget_bytes or stats.budget_bytes
+    how = ""
+    if not (read.first.misses or stats.samples_produced):
+        how = "they were in the cache already, so that no function was asked; "
         fresh = _fresh(case.recipe)
-        how = "they were in the cache already, "
-        if fresh is None:
-            how += "so that no function was asked; "
-        else:
-            how += "so copies under other names were made; "
-            made = _through(case, seen, fresh)
-    return _judge(read, made, how, seen.record_bytes)
-
-
-def _judge(read: _Read, made: _Read, how: str, record_bytes: int) -> Found:
-    count, first = len(read.ref), made.first
-    fetch_ms, decode_ms = first.fetch_s / count * 1000, first.decode_s / count * 1000
+        if fresh is not None:
+            how = "they were in the cache already, so copies under other names were made; "
+            made = _through(case, fresh)
+    fetch_ms, decode_ms = made.first.fetch_s / count * 1000, made.first.decode_s / count * 1000
     each = f"{fetch_ms:.1f} ms to fetch and {decode_ms:.1f} to decode each"
     words = (
         f"{count} of {len(read.dataset):,} samples: listed and planned in {read.planned_s:.2f} s; {how}"
@@ -84,7 +74,7 @@ def _judge(read: _Read, made: _Read, how: str, record_bytes: int) -> Found:
     )
     measured: dict[str, float | str] = {
         "samples": len(read.dataset),
-        "record_bytes": record_bytes,
+        "record_bytes": case.record_bytes,
         "planned_s": round(read.planned_s, 3),
         "produced_s": round(made.produced_s, 3),
         "read_s": round(read.second.read_s, 6),
@@ -95,7 +85,7 @@ def _judge(read: _Read, made: _Read, how: str, record_bytes: int) -> Found:
     return good(words, **measured)
 
 
-def _through(case: Case, seen: Seen, recipe: Recipe) -> _Read:
+def _through(case: Case, recipe: Recipe) -> _Read:
     """A first batch of a job of its own, which stays open.
 
     Raises:
@@ -112,7 +102,7 @@ def _through(case: Case, seen: Seen, recipe: Recipe) -> _Read:
         read_timeout=case.patience_s,
     )
     began_s = time.monotonic()
-    with _variables(_chosen(case)):
+    with _variables(case):
         sampler = SuperSampler(
             dataset,
             batch_size=_SAMPLES,
@@ -122,7 +112,7 @@ def _through(case: Case, seen: Seen, recipe: Recipe) -> _Read:
             coordinator=case.coordinator or None,
             job=f"doctor-{os.urandom(8).hex()}",
         )
-    seen.closing.callback(sampler.close)
+    case.closing.callback(sampler.close)
     ref = next(iter(sampler))
     planned_s = time.monotonic() - began_s
     _, _, first = dataset[ref]
@@ -146,60 +136,113 @@ def _fresh(recipe: Recipe) -> Recipe | None:
     return Recipe([*recipe.steps, {"op": "horizontal_flip", "p": 0.0}], augment_seed=seed)
 
 
-def check_dataset_fits(case: Case, seen: Seen) -> Found:  # noqa: ARG001  # all checks are asked alike
-    """Whether the cache has room for all samples at once."""
-    if seen.dataset is None or not seen.record_bytes or not seen.budget_bytes:
-        return skipped("its samples' size or the cache's room is not known")
-    samples = len(seen.dataset)
-    need = samples * seen.record_bytes
-    words = f"{samples:,} samples of {seen.record_bytes:,} bytes are {size_text(need)}"
-    measured = {"need_bytes": need, "budget_bytes": seen.budget_bytes}
-    if need <= seen.budget_bytes:
-        return good(f"{words}, the cache has room for {size_text(seen.budget_bytes)}", **measured)
-    share = 1 - seen.budget_bytes / need
-    room = size_text(seen.budget_bytes)
-    why = f"{words}, the cache has room for {room}: {share:.0%} are made anew each epoch"
-    return doubtful(
-        why, "a larger cache, or smaller samples; superdl simulate tells what each costs", **measured
-    )
-
-
-def _chosen(case: Case) -> dict[str, str]:
-    """What the embedded default reads from the environment, where a coordinator does not decide it."""
-    settings = case.settings
-    elsewhere = [name for name in settings.executors if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
-    if case.coordinator or not elsewhere:
-        return {}
-    chosen = {name: getattr(settings, name) for name in case.given}
-    for executor in executor_classes(elsewhere):
-        chosen |= executor.first_look
-    named = {f"SUPER_{name.upper()}": _as_text(value) for name, value in chosen.items()}
-    named |= {"SUPER_EXECUTOR": settings.executor, "SUPER_CACHE": case.cache}
-    return {name: value for name, value in named.items() if value}
-
-
-def _as_text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
 @contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+def _variables(case: Case) -> Iterator[None]:
+    """What the embedded default reads from the environment, where no coordinator decides it."""
+    settings, before = case.settings, dict(os.environ)
+    if not case.coordinator and settings.executors != ("local",):
+        named = {
+            "SUPER_EXECUTOR": settings.executor,
+            "SUPER_CACHE": case.named_cache,
+            "SUPER_LAMBDA_FUNCTION": settings.lambda_function,
+            "SUPER_LAMBDA_REGION": settings.lambda_region,
+            "SUPER_LAMBDA_ENDPOINT_URL": settings.lambda_endpoint_url,
+            "SUPER_LAMBDA_CONCURRENCY": str(settings.lambda_concurrency),
+            "SUPER_LAMBDA_WARM": "1",
+        }
+        os.environ.update({name: value for name, value in named.items() if value})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
-def _let_go(*, embedded: bool) -> None:
+def _end_embedded(case: Case) -> None:
     """End the embedded default that was started for this."""
-    if embedded:
+    if not case.coordinator:
         from superdl.sampler.embedded.embedded import release_all
 
         release_all()
+
+
+def check_dataset_fits(case: Case) -> Finding:
+    """Whether the cache has room for all samples at once."""
+    if case.dataset is None or not case.record_bytes or not case.budget_bytes:
+        return skipped("its samples' size or the cache's room is not known")
+    samples = len(case.dataset)
+    need = samples * case.record_bytes
+    words = f"{samples:,} samples of {case.record_bytes:,} bytes are {size_text(need)}"
+    room = f"the cache has room for {size_text(case.budget_bytes)}"
+    if need <= case.budget_bytes:
+        return good(f"{words}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
+    why = f"{words}, {room}: {1 - case.budget_bytes / need:.0%} are made anew each epoch"
+    remedy = "a larger cache, or smaller samples; superdl simulate tells what each costs"
+    return doubtful(why, remedy, need_bytes=need, budget_bytes=case.budget_bytes)
+
+
+def check_bandwidth(case: Case) -> Finding:
+    """The sample's own records, read again and again, by one reader and by as many as the loop has."""
+    if case.ref is None:
+        return skipped("no sample was read")
+    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_wire.record import HEADER_BYTES
+
+    record_bytes = max(case.record_bytes, HEADER_BYTES)
+    count = samples_at_once(case, record_bytes)
+    ids = case.ref.sample_ids * -(-count // len(case.ref))  # the same samples over and over
+    ref = replace(case.ref, sample_ids=ids[: count * 16], labels=b"", padding=b"", keys=())
+    reader = BatchReader(ReadSettings(read_timeout_s=10.0, record_bytes=record_bytes))
+    alone = _bytes_per_s(reader, ref, 1)
+    together = _bytes_per_s(reader, ref, case.workers) if case.workers > 1 else alone
+    return judge_bandwidth(case, alone, together, case.record_bytes)
+
+
+def samples_at_once(case: Case, record_bytes: int) -> int:
+    """What each reader asks for in one read: a batch, or less where that would take a slow network long."""
+    return min(case.batch_size, max(1, _READ_BYTES // (case.workers * record_bytes)))
+
+
+def judge_bandwidth(case: Case, alone: float, together: float, record_bytes: int) -> Finding:
+    """What bytes a second of one reader and of all of them mean, for samples of so many bytes."""
+    best = max(alone, together)  # on few cores one reader may do better than many
+    images = best / record_bytes
+    batches = images / case.batch_size
+    words = (
+        f"{alone / 1e9:.2f} GB/s by one reader, {together / 1e9:.2f} by {case.workers}: "
+        f"{images:,.0f} samples or {batches:.1f} batches of {case.batch_size} a second"
+    )
+    measured = {"one_reader_bytes_per_s": alone, "bytes_per_s": best, "batches_per_s": round(batches, 3)}
+    if not case.batches_per_s:
+        return good(f"{words} (--batches-per-s says what your loop takes)", **measured)
+    need = case.batches_per_s * case.batch_size * record_bytes
+    if batches >= case.batches_per_s:
+        return good(f"{words}; {case.batches_per_s:g} are wanted, {need / 1e9:.2f} GB/s", **measured)
+    why = f"{words}; {case.batches_per_s:g} are wanted, which are {need / 1e9:.2f} GB/s"
+    remedy = (
+        "put trainer and cache into one zone, take a cache node (or more of them) and a machine with more "
+        "network, or make samples smaller (crop)"
+    )
+    return doubtful(why, remedy, **measured)
+
+
+def _bytes_per_s(reader: BatchReader, ref: BatchRef, readers: int) -> float:
+    """What so many threads receive together, for half a second or two GiB.
+
+    Raises:
+        SuperError: a read failed.
+    """
+    from superdl.super_dataset.memory.memory import RecycledMemory
+
+    began_s = time.monotonic()
+
+    def read(_: int) -> int:
+        memory, size = RecycledMemory(), 0
+        while time.monotonic() < began_s + _MEASURED_S and size < _MEASURED_BYTES // readers:
+            size += reader.read(ref, memory).size_bytes
+        return size
+
+    with ThreadPoolExecutor(readers) as pool:
+        total = sum(pool.map(read, range(readers)))
+    return total / (time.monotonic() - began_s)

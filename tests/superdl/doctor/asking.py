@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from superdl.doctor import checks
+from superdl import doctor
 from superdl.main import main
 
 __all__ = ["asked", "only"]
@@ -19,4 +19,4 @@ def asked(capsys, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 def only(monkeypatch, *names: str) -> None:
     """Leave out all checks but these: what the others look at has tests of its own."""
-    monkeypatch.setattr(checks, "CHECKS", tuple(check for check in checks.CHECKS if check.name in names))
+    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check.name in names))

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.coordinator.cache.info import CacheInfo
-from superdl.doctor import Verdict
-from superdl.doctor.cache import judge_memory
+from superdl.coordinator.server.settings import Settings
+from superdl.doctor import Case, CheckStatus
+from superdl.doctor.cache import check_clients, judge_memory
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.recipe import Recipe
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey, free_port, redis_binary
 from tests.superdl.doctor.asking import asked, only
@@ -157,7 +160,7 @@ def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch
 def test_keys_that_were_dropped():
     info = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12, evicted_keys=7)
     found = judge_memory(info)
-    assert found.verdict is Verdict.DOUBTFUL
+    assert found.verdict is CheckStatus.DOUBTFUL
     assert "7 keys" in found.reason
 
 
@@ -181,3 +184,21 @@ def test_a_password_in_an_address_is_not_repeated(capsys):
     assert code == 1
     assert "SUPER_CACHE_PASSWORD" in found["cache"]["reason"]
     assert SECRET not in str(found)
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.parametrize(
+    ("capacity", "verdict", "words"),
+    [
+        (64, CheckStatus.GOOD, "; 64 functions, "),
+        (10**6, CheckStatus.DOUBTFUL, "too many"),
+        (0, CheckStatus.SKIPPED, "not known of "),
+    ],
+)
+def test_clients_are_counted_for_the_coordinators_functions(valkey, executor, capacity, verdict, words):
+    case = Case(settings=Settings(workers=1), recipe=Recipe.image(crop=32), coordinator="host:50051")
+    case.cache, case.capacities = valkey.url, {executor: capacity}
+    case.coordinating = pb.Coordinating(executors=[executor])
+    found = check_clients(case)
+    assert found.verdict is verdict
+    assert words in found.reason

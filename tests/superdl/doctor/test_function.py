@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.coordinator.server.settings import Settings
-from superdl.doctor import Verdict
-from superdl.doctor.function import _elsewhere
-from superdl.doctor.lambda_function import judge_concurrency
-from superdl.super_wire.executors import EXECUTORS
+from superdl.doctor import CheckStatus
+from superdl.doctor.function import _elsewhere, judge_concurrency
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
@@ -159,10 +157,10 @@ def test_with_a_coordinator_its_role_is_what_counts(service, valkey, capsys):
 @pytest.mark.parametrize(
     ("limits", "verdict", "words"),
     [
-        ({"whole": 1000, "unreserved": 900, "reserved": -1}, Verdict.GOOD, "900"),
-        ({"whole": 10, "unreserved": 10, "reserved": -1}, Verdict.DOUBTFUL, "Service Quotas"),
-        ({"whole": 1000, "unreserved": 900, "reserved": 0}, Verdict.BAD, "0 stops it"),
-        ({"whole": 1000, "unreserved": 0, "reserved": 100}, Verdict.GOOD, "100 are reserved"),
+        ({"whole": 1000, "unreserved": 900, "reserved": -1}, CheckStatus.GOOD, "900"),
+        ({"whole": 10, "unreserved": 10, "reserved": -1}, CheckStatus.DOUBTFUL, "Service Quotas"),
+        ({"whole": 1000, "unreserved": 900, "reserved": 0}, CheckStatus.BAD, "0 stops it"),
+        ({"whole": 1000, "unreserved": 0, "reserved": 100}, CheckStatus.GOOD, "100 are reserved"),
     ],
 )
 def test_limits(limits, verdict, words):
@@ -196,5 +194,5 @@ def test_no_ray_cluster_at_all(valkey, monkeypatch, capsys):
 
 def test_of_several_executors_elsewhere_it_is_said_which_are_not_tried():
     settings = Settings(cache="redis://127.0.0.1:1", executor="local,ray")
-    assert "the sample below shows" in _elsewhere(EXECUTORS["local"], settings).reason
-    assert "not tried" in _elsewhere(EXECUTORS["ray"], settings).reason
+    assert "the sample below shows" in _elsewhere("local", settings).reason
+    assert "not tried" in _elsewhere("ray", settings).reason

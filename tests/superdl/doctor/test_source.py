@@ -15,7 +15,8 @@ import botocore.auth
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.doctor import case, checks, source
+from superdl import doctor
+from superdl.doctor import aws, checking, source
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
@@ -241,7 +242,7 @@ def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
         botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: real(remove_tzinfo) - behind
     )
     clock = types.SimpleNamespace(time=lambda: time.time() - behind.total_seconds(), monotonic=time.monotonic)
-    for module in (case, source):
+    for module in (aws, checking, source):
         monkeypatch.setattr(module, "time", clock)
     code, found = looked(capsys, "s3://photos")
     assert code == 1
@@ -252,8 +253,8 @@ def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
 
 
 def test_a_store_that_never_answers(object_store, monkeypatch, capsys):
-    short = [replace(check, limit_s=0.5) for check in checks.CHECKS]
-    monkeypatch.setattr(checks, "CHECKS", tuple(short))
+    short = [replace(check, limit_s=0.5) for check in doctor.CHECKS]
+    monkeypatch.setattr(doctor, "CHECKS", tuple(short))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         code, found = looked(capsys, "s3://photos")

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from superdl.doctor import Verdict
-from superdl.doctor.coordination import judge_room
+from superdl.doctor import CheckStatus
+from superdl.doctor.cache import judge_room
 from superdl.main import main
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import write_images
@@ -125,7 +125,7 @@ def test_a_coordinator_that_never_answers_holds_nobody_for_ever(capsys):
 def test_a_cache_that_is_too_small_is_doubtful():
     told = pb.CacheStats(budget_bytes=2**30, resident_bytes=2**30, thrashing=True, needed_bytes=4 * 2**30)
     found = judge_room(told)
-    assert found.verdict is Verdict.DOUBTFUL
+    assert found.verdict is CheckStatus.DOUBTFUL
     assert "4.00 GiB" in found.remedy
 
 
@@ -190,5 +190,5 @@ def stack_over_a_bucket(object_store):
 
 def test_a_cap_that_is_reached():
     found = judge_room(pb.CacheStats(budget_bytes=2**30, spending="stopped"))
-    assert found.verdict is Verdict.BAD
+    assert found.verdict is CheckStatus.BAD
     assert "--max-usd" in found.remedy

@@ -1,0 +1,305 @@
+"""What checks are asked about, what they find, and the one runner: each within its time, none in vain.
+
+A check is a function of a :class:`Case` that gives a :class:`Finding`; it notes in the case what later ones
+build on. Which checks there are, and in which order, :mod:`superdl.doctor` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import threading
+import time
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from superdl.super_wire.discretion import text_without_credentials
+from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from superdl.coordinator.server.settings import Settings
+    from superdl.super_dataset import SuperDataset
+    from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.coordinator_pb2 import CacheStats, Coordinating
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = [
+    "Case",
+    "Check",
+    "CheckStatus",
+    "ClockReading",
+    "Finding",
+    "OutOfTimeError",
+    "bad",
+    "combined",
+    "doubtful",
+    "good",
+    "run_checks",
+    "size_text",
+    "skipped",
+    "within",
+]
+
+_Value = TypeVar("_Value")
+
+_log = logging.getLogger(__name__)
+
+_CLOSING_S = 20.0
+_NEXT_UNIT = 1024
+_NOT_EVERYWHERE = ("torch", "PIL")
+_UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
+_UNREACHED = (
+    "see that it runs, that host and port are right, and that firewall and security group let this machine in"
+)
+_SILENCE = (
+    "what drops packets without a word looks like this: a firewall, a security group, a route that leads "
+    "nowhere, a name server that does not answer"
+)
+
+
+class CheckStatus(enum.StrEnum):
+    """How a check ended."""
+
+    GOOD = "ok"
+    DOUBTFUL = "warn"
+    """Training may work, and may not."""
+    BAD = "fail"
+    SKIPPED = "skip"
+    """It could not be looked at; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check found. ``remedy`` is empty where nothing is to be done; ``measured`` is for programs.
+
+    The runner fills in the check's name and its seconds.
+    """
+
+    check: str = ""
+    verdict: CheckStatus
+    reason: str
+    remedy: str = ""
+    seconds: float = 0.0
+    measured: Mapping[str, float | int | str] = field(default_factory=dict)
+
+
+def good(reason: str, **measured: float | str) -> Finding:
+    """All is well."""
+    return Finding(verdict=CheckStatus.GOOD, reason=reason, measured=measured)
+
+
+def doubtful(reason: str, remedy: str, **measured: float | str) -> Finding:
+    """It may work."""
+    return Finding(verdict=CheckStatus.DOUBTFUL, reason=reason, remedy=remedy, measured=measured)
+
+
+def bad(reason: str, remedy: str, **measured: float | str) -> Finding:
+    """It will not work."""
+    return Finding(verdict=CheckStatus.BAD, reason=reason, remedy=remedy, measured=measured)
+
+
+def skipped(reason: str, remedy: str = "") -> Finding:
+    """It was not looked at; ``remedy`` says how it could be."""
+    return Finding(verdict=CheckStatus.SKIPPED, reason=reason, remedy=remedy)
+
+
+def combined(findings: Sequence[Finding]) -> Finding:
+    """Several as one: the worst verdict, all reasons, the remedies of what is not well."""
+    order = (CheckStatus.BAD, CheckStatus.DOUBTFUL, CheckStatus.GOOD, CheckStatus.SKIPPED)
+    return Finding(
+        verdict=min((finding.verdict for finding in findings), key=order.index),
+        reason="; ".join(finding.reason for finding in findings),
+        remedy="; ".join(finding.remedy for finding in findings if finding.remedy),
+        measured={name: value for finding in findings for name, value in finding.measured.items()},
+    )
+
+
+def size_text(size: float) -> str:
+    """So many bytes, for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < _NEXT_UNIT:
+            return f"{size:,.0f} {unit}"
+        size /= _NEXT_UNIT
+    return f"{size:,.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """How far another clock is ahead of this machine's, known to within ``within_s``; seconds."""
+
+    name: str
+    ahead_s: float
+    within_s: float
+
+
+@dataclass(slots=True)
+class Case:
+    """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
+
+    ``settings`` say how functions run, as a coordinator's settings do; ``chosen`` are the names of those that
+    somebody chose, which a coordinator's own do not replace. ``readable`` is the URL below which a stack's
+    functions may read. ``patience_s`` bounds the wait for the first sample, a listing included.
+    """
+
+    settings: Settings
+    recipe: Recipe
+    source: str = ""
+    key_list: str = ""
+    coordinator: str = ""
+    named_cache: str = ""
+    chosen: frozenset[str] = frozenset()
+    batch_size: int = 256
+    batches_per_s: float = 0.0
+    workers: int = 4
+    readable: str = ""
+    patience_s: float = 120.0
+
+    coordinating: Coordinating | None = None
+    stats: CacheStats | None = None
+    capacities: dict[str, int] = field(default_factory=dict)
+    """Functions at once at most, by executor."""
+    cache: str = ""
+    budget_bytes: int = 0
+    aws_region: str = ""
+    object_key: str = ""
+    record_bytes: int = 0
+    function_name: str = ""
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """What decoders of executors that were started here make of the golden images."""
+    dataset: SuperDataset | None = None
+    ref: BatchRef | None = None
+    clocks: list[ClockReading] = field(default_factory=list)
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closed when all checks have ended."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another identity than this machine's reads the source and invokes functions."""
+        return bool(self.coordinator)
+
+    def bad_here(self, reason: str, remedy: str) -> Finding:
+        """It does not work from here; no more than a doubt where a role elsewhere does it in earnest."""
+        return doubtful(reason, remedy) if self.elsewhere else bad(reason, remedy)
+
+    def note_clock(self, name: str, told_s: float, asked_s: float, *, resolution_s: float = 0.0) -> None:
+        """Another clock has just told its time, which was asked for at ``asked_s`` of this one's.
+
+        ``resolution_s`` is the unit that it tells in, cut off below.
+        """
+        now_s = time.time()
+        ahead_s = told_s + resolution_s / 2 - (asked_s + now_s) / 2
+        self.clocks.append(ClockReading(name, ahead_s, (now_s - asked_s) / 2 + resolution_s / 2))
+
+    def functions(self) -> Settings:
+        """How functions run: as was chosen, else as the coordinator says, else by default."""
+        told = self.coordinating
+        if told is None:
+            return self.settings
+        theirs: dict[str, Any] = {
+            "executor": ",".join(told.executors),
+            "lambda_function": told.lambda_function,
+            "lambda_region": told.lambda_region,
+            "lambda_concurrency": told.lambda_concurrency,
+        }
+        known = {name: value for name, value in theirs.items() if value and name not in self.chosen}
+        return replace(self.settings, **known)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at.
+
+    ``needs`` are checks without whose success it can tell nothing. ``limit_s`` is the time that it may take,
+    0 for the case's own patience and a little more. ``by_role`` says that with a coordinator elsewhere it is
+    that one's role which does this in earnest, from another place: then no more than doubt follows from
+    silence, and its failure keeps only others of this kind from being looked at.
+    """
+
+    name: str
+    look: Callable[[Case], Finding]
+    needs: tuple[str, ...] = ()
+    limit_s: float = 30.0
+    by_role: bool = False
+
+
+def run_checks(
+    checks: Sequence[Check], case: Case, begun: Callable[[str], None] = lambda _: None
+) -> Iterator[Finding]:
+    """Findings, each as soon as it is there; what was opened is closed at the end.
+
+    ``begun`` gets the name of each check that is looked at.
+    """
+    failed: dict[str, str] = {}  # check: the one that is to blame
+    by_role = {check.name for check in checks if check.by_role and case.elsewhere}
+    try:
+        for check in checks:
+            needs = [need for need in check.needs if need not in by_role or check.by_role]
+            blamed = next((failed[need] for need in needs if need in failed), "")
+            began_s = time.monotonic()
+            if blamed:
+                found = skipped(f"not looked at, because the check {blamed!r} has failed")
+            else:
+                begun(check.name)
+                found = _looked(check, case)
+            if blamed or found.verdict is CheckStatus.BAD:
+                failed[check.name] = blamed or check.name
+            yield replace(
+                found,
+                check=check.name,
+                reason=text_without_credentials(found.reason),
+                remedy=text_without_credentials(found.remedy),
+                seconds=round(time.monotonic() - began_s, 3),
+            )
+    finally:
+        try:
+            within(_CLOSING_S, case.closing.close)
+        except Exception as error:  # noqa: BLE001  # the findings stand all the same
+            _log.warning("what the checks opened could not be closed: %s", error)
+
+
+def _looked(check: Check, case: Case) -> Finding:
+    """What the check finds; what it raises is a finding too."""
+    limit_s = check.limit_s or case.patience_s + 30.0
+    try:
+        return within(limit_s, lambda: check.look(case))
+    except OutOfTimeError:
+        failure = case.bad_here if check.by_role else bad
+        return failure(f"it came to no end within {limit_s:g} s", _SILENCE)
+    except SuperError as error:
+        remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # the others' words have one
+        return bad(f"{type(error).__name__}: {error}", remedy)
+    except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
+        lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if lacking in _NOT_EVERYWHERE:
+            why = f"it needs {lacking}, which is not installed here, as on a coordinator's machine"
+            return skipped(why, "run superdl doctor where trainers run, too")
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        return bad(why, "this is a bug of superdl doctor: tell us")
+
+
+class OutOfTimeError(Exception):
+    """The work takes longer than its limit."""
+
+
+def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
+    """What ``work`` returns or raises. Its daemon thread keeps neither its caller nor this process's end.
+
+    Raises:
+        OutOfTimeError: that takes longer; the thread is left to itself.
+    """
+    answer: Future[_Value] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # the caller has it
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="superdl-doctor", daemon=True).start()
+    if not wait([answer], limit_s).done:
+        raise OutOfTimeError(f"no answer within {limit_s:g} s")
+    return answer.result()

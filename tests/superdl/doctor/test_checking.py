@@ -1,0 +1,119 @@
+"""Checks run in their order, within their time, and not at all where what they build on has failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from superdl.coordinator.server.settings import Settings
+from superdl.doctor import CHECKS, Case, Check, CheckStatus, run_checks
+from superdl.doctor.aws import note_date
+from superdl.doctor.checking import bad, combined, doubtful, good, size_text, skipped
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.recipe import Recipe
+
+
+def case(**named):
+    return Case(settings=Settings(), recipe=Recipe.image(crop=32), **named)
+
+
+def run(*checks: Check, **named):
+    return list(run_checks(checks, case(**named)))
+
+
+def test_each_need_comes_before():
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    for check in CHECKS:
+        assert set(check.needs) <= set(names[: names.index(check.name)]), check.name
+
+
+def test_what_builds_on_a_failure_is_skipped_and_names_it():
+    first, second, third, apart, after = run(
+        Check("first", lambda _: bad("broken", "mend it")),
+        Check("second", lambda _: good("never looked at"), needs=("first",)),
+        Check("third", lambda _: good("neither"), needs=("second",)),
+        Check("apart", lambda _: doubtful("so so", "perhaps")),
+        Check("after", lambda _: good("looked"), needs=("apart",)),
+    )
+    assert first.verdict is CheckStatus.BAD
+    assert second.verdict is third.verdict is CheckStatus.SKIPPED
+    assert "'first' has failed" in second.reason
+    assert "'first' has failed" in third.reason
+    assert apart.verdict is CheckStatus.DOUBTFUL
+    assert after.verdict is CheckStatus.GOOD  # a doubt holds nothing up
+
+
+def test_a_check_that_hangs_is_given_up_and_is_a_doubt_where_a_role_elsewhere_does_it():
+    release = threading.Event()
+    hangs = Check("hangs", lambda _: good(str(release.wait(60))), limit_s=0.05, by_role=True)
+    here, after = run(hangs, Check("after", lambda _: good("went on")))
+    (elsewhere,) = run(hangs, coordinator="coordinator:50051")
+    release.set()
+    assert (here.verdict, elsewhere.verdict) == (CheckStatus.BAD, CheckStatus.DOUBTFUL)
+    assert "0.05 s" in here.reason
+    assert "firewall" in here.remedy
+    assert after.verdict is CheckStatus.GOOD
+
+
+def test_what_a_role_elsewhere_does_keeps_nothing_else_from_being_looked_at():
+    checks = (
+        Check("listing", lambda _: bad("refused", "allow it"), by_role=True),
+        Check("object", lambda _: good("got"), needs=("listing",), by_role=True),
+        Check("sample", lambda _: good("came"), needs=("listing",)),
+    )
+    assert [one.verdict for one in run(*checks)] == ["fail", "skip", "skip"]
+    assert [one.verdict for one in run(*checks, coordinator="c:50051")] == ["fail", "skip", "ok"]
+
+
+def test_errors_are_findings_that_tell_no_password():
+    def raises(error):
+        def look(_):
+            raise error
+
+        return look
+
+    refused, bug, told = run(
+        Check("a", raises(CacheError("cannot connect to http://u:hunter2@h:1/x and 'rediss://:hunter2@c'"))),
+        Check("b", raises(KeyError("what"))),
+        Check("c", lambda _: bad("s3://bucket/a@b.jpg is empty", "ask http://u:hun/ter2@host")),
+    )
+    assert refused.verdict is bug.verdict is CheckStatus.BAD
+    assert refused.reason == "CacheError: cannot connect to http://***@h:1/x and 'rediss://***@c'"
+    assert "KeyError" in bug.reason
+    assert "bug" in bug.remedy
+    assert (told.reason, told.remedy) == ("s3://bucket/a@b.jpg is empty", "ask http://***@host")
+
+
+def test_what_was_opened_is_closed_even_if_nobody_listens_to_the_end():
+    looked, closed = case(), []
+    looked.closing.callback(closed.append, "closed")
+    findings = run_checks([Check("one", lambda _: good("a")), Check("two", lambda _: good("b"))], looked)
+    next(findings)
+    findings.close()
+    assert closed == ["closed"]
+
+
+def test_several_looks_are_one_finding():
+    found = combined([good("a", x=1), bad("b", "mend b"), skipped("c", "name c")])
+    assert found.verdict is CheckStatus.BAD
+    assert (found.reason, found.remedy, found.measured) == ("a; b; c", "mend b; name c", {"x": 1})
+    assert combined([skipped("c"), good("a")]).verdict is CheckStatus.GOOD
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1023, "1,023 bytes"), (2048, "2 KiB"), (3 * 2**40, "3,072.00 GiB")]
+)
+def test_sizes(size, text):
+    assert size_text(size) == text
+
+
+def test_a_date_is_as_good_a_clock_as_its_seconds():
+    looked = case()
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+    for headers in ({}, {"date": ""}, {"date": "yesterday"}, {"date": date}):
+        note_date(looked, "S3", {"ResponseMetadata": {"HTTPHeaders": headers}}, time.time())
+    (clock,) = looked.clocks
+    assert abs(clock.ahead_s) <= clock.within_s + 0.01

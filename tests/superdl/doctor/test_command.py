@@ -1,0 +1,159 @@
+"""What the command takes, says where nothing was named, and refuses; a stack's outputs; its page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superdl.doctor import CHECKS, read_stack
+from superdl.doctor.command import add_arguments
+from superdl.main import main
+from superdl.super_wire.errors import ConfigError
+from tests.fixtures.valkey import free_port
+from tests.superdl.doctor.asking import asked, only
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
+OUTPUTS = {
+    "CoordinatorAddress": "coordinator.super.internal:50051",
+    "CacheAddress": "rediss://cache:6379",
+    "FunctionArn": "arn:aws:lambda:eu-west-1:123456789012:function:super-prefetch:3",
+    "Region": "eu-west-1",
+    "Bucket": "photos",
+    "Prefix": "train/",
+}
+
+
+def test_with_nothing_named_it_says_what_to_name(capsys):
+    code, found = asked(capsys)
+    assert code == 0
+    assert {name for name, one in found.items() if one["verdict"] == "ok"} >= {
+        "function", "function version", "open files", "shared memory"
+    }  # fmt: skip
+    for check, remedy in {
+        "listing": "s3://bucket/prefix",
+        "coordinator": "--coordinator",
+        "cache": "--cache",
+    }.items():
+        assert found[check]["verdict"] == "skip"
+        assert remedy in found[check]["remedy"]
+    assert not [one for one in found.values() if one["verdict"] == "skip" and not one["reason"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--recipe", "/no/such/file"], "--recipe /no/such/file cannot be read"),
+        (["--recipe", "file", "--crop", "8"], "not by both"),
+        (["--crop", "-1"], "size"),
+        (["--batches-per-s", "-1"], "--batches-per-s"),
+        (["--patience", "0"], "--patience"),
+        (["--lambda-concurrency", "0", "--executor", "lambda"], "lambda_concurrency"),
+        (["--executor", "carrier-pigeon"], "executor is one of"),
+        (["--stack", "no/such.json"], "cannot be read"),
+        (["gs://bucket"], "unknown scheme gs://"),
+        ([".", "--key-list", "gs://bucket/k.csv"], "key list 'gs://bucket/k.csv' has the unknown scheme"),
+    ],
+)
+def test_wrong_use(capsys, words, reason):
+    assert main(["doctor", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["s3://AKIA:geheim@bucket/x"],
+        ["https://u:geheim@h/x"],
+        [".", "--key-list", "https://h/a.csv?sig=geheim"],
+        ["--stack", "https://u:geheim@x/stack.json"],
+        ["--coordinator", "user:geheim@host:1"],
+        ["--cache", "redis://:geheim@h:1"],
+    ],
+)
+def test_credentials_in_addresses_are_not_repeated(capfd, monkeypatch, words):
+    only(monkeypatch, "coordinator", "cache")
+    assert main(["doctor", *words]) in {1, 2}
+    assert "geheim" not in "".join(capfd.readouterr())
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from superdl.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_without_torch_as_beside_a_coordinator(images, valkey):
+    command = [sys.executable, "-c", WITHOUT_TORCH, "doctor", str(images), "--cache", valkey.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = {one["check"]: one for one in json.loads(done.stdout)}
+    assert done.returncode == 0, done.stderr
+    assert found["listing"]["verdict"] == found["object"]["verdict"] == found["function"]["verdict"] == "ok"
+    for check in ("cache", "sample"):
+        assert found[check]["verdict"] == "skip"
+        assert "needs torch" in found[check]["reason"]
+
+
+def test_what_is_wrong_with_an_amount_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--batch-size", "0"])
+    assert ended.value.code == 2
+    assert "--batch-size: a whole number above 0 is wanted; not '0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        OUTPUTS,
+        {"Stacks": [{"Outputs": [{"OutputKey": k, "OutputValue": v} for k, v in OUTPUTS.items()]}]},
+    ],
+)
+def test_outputs_of_a_stack(tmp_path, content):
+    (tmp_path / "stack.json").write_text(json.dumps(content))
+    assert read_stack(str(tmp_path / "stack.json")) == OUTPUTS
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"Stacks": []}', '{"Stacks": [{"Outputs": 3}]}', '{"a": 1}']
+)
+def test_what_is_no_stack_is_refused(tmp_path, text):
+    (tmp_path / "stack.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"stack\.json"):
+        read_stack(str(tmp_path / "stack.json"))
+
+
+def test_a_stack_that_nobody_tells(monkeypatch):
+    with pytest.raises(ConfigError, match=r"stack\.json cannot be read"):
+        read_stack("no/such/stack.json")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ConfigError, match=r"the stack super-1 cannot be asked for: .*DescribeStacks"):
+        read_stack("super-1")
+
+
+def test_a_stack_names_what_is_looked_at(stack, tmp_path, capsys):
+    outputs = {**OUTPUTS, "CoordinatorAddress": stack.address, "CacheAddress": stack.valkey.unix_url}
+    (tmp_path / "stack.json").write_text(json.dumps(outputs))
+    code, found = asked(capsys, "--stack", str(tmp_path / "stack.json"), "--executor", "local")
+    assert code == 0, found
+    assert found["coordinator"]["verdict"] == found["cache"]["verdict"] == "ok"
+    assert "below s3://photos/train/" in found["listing"]["remedy"]
+    assert found["function"]["verdict"] == "skip"  # it is the coordinator's
+
+
+def test_its_page_has_every_check_in_order_and_no_other_options():
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.partition("## The checks, in their order")[2]
+    assert re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE) == [check.name for check in CHECKS]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page))
+    assert options
+    assert options <= set(re.findall(r"--[a-z-]+", parser.format_help()))
