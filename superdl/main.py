@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Those with more than a module to themselves; the others are superdl.NAME_command.
-_IN_FOLDERS = {"cost", "doctor", "warm"}
+# The others are superdl.NAME_command.
+_MODULES = {
+    "coordinator": "superdl.coordinator.__main__",
+    "cost": "superdl.cost.command",
+    "doctor": "superdl.doctor.command",
+    "warm": "superdl.warm.command",
+}
 _COMMANDS = {
     "run": "train from a spec and report",
     "compare": "run the loaders of a spec side by side, and say how they differ",
@@ -36,7 +41,7 @@ _COMMANDS = {
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"superdl.{name}.command" if name in _IN_FOLDERS else f"superdl.{name}_command")
+    return import_module(_MODULES.get(name, f"superdl.{name}_command"))
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

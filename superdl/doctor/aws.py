@@ -47,12 +47,23 @@ _DENIED = frozenset(
     {"401", "403", "AccessDenied", "AccessDeniedException", "AllAccessDisabled", "UnauthorizedAccess"}
     | {"UnauthorizedOperation"}
 )
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
-_UNKNOWN = frozenset(
-    {"InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch"}
-    | {"IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException"}
-)
-_SKEWED = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
+_MENDED = {
+    **dict.fromkeys(
+        ("RequestTimeTooSkewed", "RequestExpired"),
+        "set this machine's clock right (NTP): what is signed by another time is refused",
+    ),
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
+        "renew the credentials: they have run out (aws sso login, or export new ones)",
+    ),
+    **dict.fromkeys(
+        (
+            *("InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch"),
+            *("IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException"),
+        ),
+        "correct the access key and its secret: whoever answers does not know this pair",
+    ),
+}
 # Some services refuse another time by the code of a wrong signature, some stores by that of a missing right.
 _OF_ANOTHER_TIME = re.compile(r"signature (expired|not yet current)|request time", re.IGNORECASE)
 
@@ -119,15 +130,10 @@ def judge_refusal(
         arn: on what.
     """
     code = refusal_code(error)
-    if code in _SKEWED or _OF_ANOTHER_TIME.search(str(error)):
-        remedy = "set this machine's clock right (NTP): what is signed by another time is refused"
-        return case.bad_here(words, remedy)
-    if code in _EXPIRED:
-        remedy = "renew the credentials: they have run out (aws sso login, or export new ones)"
-        return case.bad_here(words, remedy)
-    if code in _UNKNOWN:
-        remedy = "correct the access key and its secret: whoever answers does not know this pair"
-        return case.bad_here(words, remedy)
+    if _OF_ANOTHER_TIME.search(str(error)):
+        code = "RequestExpired"
+    if code in _MENDED:
+        return case.bad_here(words, _MENDED[code])
     if code in _DENIED:
         grant = f"allow {permission} on {arn}"
         if case.elsewhere:

@@ -107,11 +107,17 @@ def check_cache(case: Case) -> Finding:
         why = "none is named: the embedded default starts its own"
         return skipped(why, "name one: --cache or SUPER_CACHE, or a coordinator that knows it")
     from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_wire.keys import cache_key
 
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
     case.cache = address
     with _connection(address) as connection:
-        answer_s = round(statistics.median(_answer_s(connection) for _ in range(_PINGS)), 6)
+        waits_s = []
+        for _ in range(_PINGS):
+            began_s = time.monotonic()
+            connection.converse((b"GET", cache_key(_NO_ID)))
+            waits_s.append(time.monotonic() - began_s)
+        answer_s = round(statistics.median(waits_s), 6)
         asked_s = time.time()
         with contextlib.suppress(CacheError):  # a reader need not be told the time
             seconds, micros = (float(word) for word in _words(connection.ask(b"TIME")))
@@ -265,11 +271,3 @@ def _connection(address: str) -> Iterator[CacheConnection]:
     connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)
     with contextlib.closing(connection):
         yield connection
-
-
-def _answer_s(connection: CacheConnection) -> float:
-    from superdl.super_wire.keys import cache_key
-
-    began_s = time.monotonic()
-    connection.converse((b"GET", cache_key(_NO_ID)))
-    return time.monotonic() - began_s

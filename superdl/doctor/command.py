@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from superdl.recipe_options import add_recipe_options, recipe_of
@@ -21,21 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-# Of the coordinator's settings, those that say how functions run: the variables that the doctor reads too.
-_SETTINGS = (
-    "executor",
-    "function",
-    "lambda_function",
-    "lambda_region",
-    "lambda_endpoint_url",
-    "lambda_concurrency",
-    "ray_address",
-    "ray_nodes",
-    "ray_cpus_per_function",
-    "ray_shared_files",
-    "file_roots",
-    "insecure",
-)
+_OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|(lambda|ray)_")
 _USUAL = (256, 224)  # as the README has it
 _INDENT = 6
 
@@ -93,7 +80,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         ConfigError: something of it cannot be meant.
     """
     from superdl.coordinator.catalog.source import parse_source, scheme_of
-    from superdl.coordinator.server.settings import load_settings
+    from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case, read_stack
     from superdl.super_wire.discretion import keep_secrets_out_of_logs
     from superdl.super_wire.errors import ConfigError, SourceError
@@ -102,9 +89,12 @@ def _case_of(arguments: argparse.Namespace) -> Case:
 
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else {}
-    named = {name: getattr(arguments, name, None) for name in _SETTINGS}
-    variables = {name: os.environ.get(f"SUPER_{name.upper()}", "") for name in _SETTINGS}
-    named = {name: variables[name] or None if word is None else word for name, word in named.items()}
+    # Of the coordinator's settings those that say how functions run; the doctor reads no other variables.
+    names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
+    named = {name: getattr(arguments, name, None) for name in names}
+    for name in names:
+        if named[name] is None:
+            named[name] = os.environ.get(f"SUPER_{name.upper()}") or None
     function, bucket = stack.get("FunctionArn"), stack.get("Bucket")
     if function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from superdl.coordinator.server.settings import Settings
 from superdl.doctor import CHECKS, Case, Check, CheckStatus, run_checks
 from superdl.doctor.aws import note_date
-from superdl.doctor.checking import bad, combined, doubtful, good, size_text, skipped
+from superdl.doctor.checking import bad, combined, doubtful, good, skipped
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.recipe import Recipe
 
@@ -101,13 +99,6 @@ def test_several_looks_are_one_finding():
     assert found.verdict is CheckStatus.BAD
     assert (found.reason, found.remedy, found.measured) == ("a; b; c", "mend b; name c", {"x": 1})
     assert combined([skipped("c"), good("a")]).verdict is CheckStatus.GOOD
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(1023, "1,023 bytes"), (2048, "2 KiB"), (3 * 2**40, "3,072.00 GiB")]
-)
-def test_sizes(size, text):
-    assert size_text(size) == text
 
 
 def test_a_date_is_as_good_a_clock_as_its_seconds():

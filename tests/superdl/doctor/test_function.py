@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING
-
 import pytest
 
 from superdl.coordinator.server.settings import Settings
@@ -15,25 +12,13 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked, only
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ON_LAMBDA = ("--executor", "lambda")
 CHECKS = ("function", "function version", "function limits")
 
 
 @pytest.fixture(autouse=True)
 def _the_function_alone(monkeypatch):
-    only(
-        monkeypatch,
-        "credentials",
-        "coordinator",
-        "cache",
-        "function",
-        "function version",
-        "function limits",
-        "clock",
-    )
+    only(monkeypatch, "credentials", "coordinator", "cache", "clock", *CHECKS)
 
 
 @pytest.fixture
@@ -42,16 +27,6 @@ def service(lambda_service):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SUPER_S3_ENDPOINT_URL", lambda_service.url)
         yield lambda_service
-
-
-@contextlib.contextmanager
-def coordinator(valkey, *words: str) -> Iterator[Stack]:
-    running = Stack(arguments=("--executor", "lambda", "--lambda-warm", "1", *words), cache=valkey.url)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.close()
 
 
 def test_a_function_that_is_ours(service, valkey, capsys):
@@ -142,7 +117,10 @@ def test_an_identity_that_may_not_look(service, capsys):
 
 @pytest.mark.slow
 def test_with_a_coordinator_its_role_is_what_counts(service, valkey, capsys):
-    with coordinator(valkey, "--lambda-concurrency", "7") as running:
+    words = ("--executor", "lambda", "--lambda-warm", "1", "--lambda-concurrency", "7")
+    running = Stack(arguments=words, cache=valkey.url)
+    running.start()
+    try:
         code, found = asked(capsys, "--coordinator", running.address)
         assert code == 0, found
         assert {name: found[name]["verdict"] for name in CHECKS} == dict.fromkeys(CHECKS, "ok")
@@ -151,7 +129,9 @@ def test_with_a_coordinator_its_role_is_what_counts(service, valkey, capsys):
         code, found = asked(capsys, "--coordinator", running.address)
         assert code == 0, found
         assert {name: found[name]["verdict"] for name in CHECKS} == dict.fromkeys(CHECKS, "skip")
+    finally:
         service.denied = ()
+        running.close()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +151,11 @@ def test_limits(limits, verdict, words):
 
 @pytest.mark.slow
 def test_functions_on_a_ray_cluster(ray_cluster, valkey, monkeypatch, capsys):
+    monkeypatch.setenv("SUPER_RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
+    assert code == 1
+    assert found["function"]["verdict"] == "fail"
+    assert found["function version"]["verdict"] == "skip"
     monkeypatch.setenv("SUPER_RAY_ADDRESS", ray_cluster.address)
     code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
     assert code == 1
@@ -180,16 +165,6 @@ def test_functions_on_a_ray_cluster(ray_cluster, valkey, monkeypatch, capsys):
     assert code == 0, found
     assert found["function"]["measured"]["places"] == 2
     assert found["function version"]["verdict"] == "ok"
-
-
-@pytest.mark.slow
-def test_no_ray_cluster_at_all(valkey, monkeypatch, capsys):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("SUPER_RAY_ADDRESS", f"127.0.0.1:{free_port()}")
-    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
-    assert code == 1
-    assert found["function"]["verdict"] == "fail"
-    assert found["function version"]["verdict"] == "skip"
 
 
 def test_of_several_executors_elsewhere_it_is_said_which_are_not_tried():
