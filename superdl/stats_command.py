@@ -34,23 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print."""
+    from rich.console import Console  # --help needs none of this
+
     from superdl.sampler.rpc.client import FIRST_CONTACT, Client
     from superdl.sampler.rpc.connection import checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
-        msg = "name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR"
-        raise ConfigError(msg)
-    try:
-        ids = [bytes.fromhex(text) for text in arguments.batch]
-    except ValueError as error:
-        msg = f"a batch id is 32 hex digits, as info.batch_id.hex() gives them; not {arguments.batch}"
-        raise ConfigError(msg) from error
-    for text, batch in zip(arguments.batch, ids, strict=True):
-        if len(batch) != ID_BYTES:
-            msg = f"a batch id is 32 hex digits; not {text!r}"
-            raise ConfigError(msg)
+        raise ConfigError("name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR")
+    ids = [_batch_id(text) for text in arguments.batch]
     client = Client(checked_address(address, "--coordinator"))
     with client.hold():
         if ids:
@@ -61,11 +54,27 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(_mapping(answer), indent=2) + "\n")
         return 0
     fields = _mapping(answer, shown)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if ids:
-        _print_batches(fields)
+        _print_batches(fields, console)
     else:
-        _print_jobs(fields)
+        _print_jobs(fields, console)
     return 0
+
+
+def _batch_id(text: str) -> bytes:
+    """A batch id from its hex digits.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        batch = bytes.fromhex(text)
+    except ValueError:
+        batch = b""
+    if len(batch) != ID_BYTES:
+        raise ConfigError(f"a batch id is 32 hex digits, as info.batch_id.hex() gives them; not {text!r}")
+    return batch
 
 
 def _mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
@@ -87,10 +96,7 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
     return value if isinstance(value, (int, float)) else [_value(one, text) for one in value]
 
 
-def _print_jobs(answer: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+def _print_jobs(answer: dict[str, Any], console: Console) -> None:
     if not answer["jobs"]:
         console.print("no open jobs: a job is shown from the making of its sampler to its end")
     for job in answer["jobs"]:
@@ -174,10 +180,7 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def _print_batches(answer: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+def _print_batches(answer: dict[str, Any], console: Console) -> None:
     for batch in answer["statuses"]:
         if not batch["known"]:
             console.print(f"batch {batch['batch_id']}: not planned lately by a job that is open now")
