@@ -17,9 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import bad, doubtful, good, skipped, within
-from superdl.super_wire.discretion import without_credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,7 +156,8 @@ def note_date(case: Case, name: str, answer: Mapping[str, Any], asked_s: float) 
 
 def check_credentials(case: Case) -> Finding:
     """The identity with which this machine asks S3 and Lambda: whose, where from, for how long."""
-    if not (case.source.startswith("s3://") or "lambda" in case.settings.executors):
+    executors = executor_classes(case.settings.executors)
+    if not (case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)):
         return skipped(f"nothing that was named needs AWS ({case.source or 'no source'})")
     import boto3
     from botocore import exceptions

@@ -13,6 +13,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from superdl.coordinator.executors import executor_class
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.errors import CacheError
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.doctor.checking import Case, Finding
-    from superdl.super_dataset.reading.connection import CacheConnection
+    from superdl.super_wire.cache import CacheConnection, Reply
     from superdl.super_wire.coordinator_pb2 import CacheStats
-    from superdl.super_wire.resp import Reply
 
 __all__ = [
     "check_cache",
@@ -49,10 +49,9 @@ def check_coordinator(case: Case) -> Finding:
     if not case.coordinator:
         why = "none is named, so that samplers start the embedded one"
         return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
-    from superdl.sampler.rpc.client import Client, Patience
-    from superdl.sampler.rpc.connection import checked_address
+    from superdl.sampler.rpc import Client, Patience, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
-    from superdl.super_wire.version import installed_version
+    from superdl.super_wire.protocol import installed_version
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong
@@ -106,7 +105,7 @@ def check_cache(case: Case) -> Finding:
     if not address:
         why = "none is named: the embedded default starts its own"
         return skipped(why, "name one: --cache or SUPER_CACHE, or a coordinator that knows it")
-    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.keys import cache_key
 
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
@@ -135,8 +134,8 @@ def check_rights(case: Case) -> Finding:
     """Whether this user may do what a reader does; nothing is written."""
     if not case.cache:
         return skipped("no cache is known")
+    from superdl.super_wire.cache import ErrorReply
     from superdl.super_wire.keys import report_stream
-    from superdl.super_wire.resp import ErrorReply
 
     # To reach the cache meant to read from it. A stream that is not there is not made: the right is looked at
     # first, and then nothing happens.
@@ -220,8 +219,11 @@ def check_clients(case: Case) -> Finding:
         remedy = "to look, use the coordinator's"
         return skipped("this user may not ask the cache for its clients (INFO)", remedy)
     settings = case.functions()
-    places = {"local": settings.workers} if case.coordinating is None else {}
-    places |= {**case.capacities, "lambda": settings.lambda_concurrency}
+    places = case.capacities | {name: one.places for name, one in case.started.items()}
+    for name in settings.executors:
+        executor = executor_class(name)
+        if case.coordinating is None or executor.told:  # else these settings are not the coordinator's
+            places[name] = executor.functions_at_once(settings) or places.get(name, 0)
     unknown = [name for name in settings.executors if not places.get(name)]
     if unknown:
         words = f"how many functions run at once is not known of {', '.join(unknown)}"

@@ -15,8 +15,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from superdl.super_wire.discretion import text_without_credentials
+from superdl.coordinator.executors import executor_classes
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
+from superdl.super_wire.redaction import text_without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ __all__ = [
     "ClockReading",
     "Finding",
     "OutOfTimeError",
+    "Started",
     "bad",
     "combined",
     "doubtful",
@@ -136,6 +138,17 @@ class ClockReading:
     within_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An executor that was started for a look: its decoder's fingerprint, how many functions it has room for,
+    and the seconds until it answered.
+    """
+
+    fingerprint: str
+    places: int = 0
+    answer_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
@@ -161,15 +174,15 @@ class Case:
     coordinating: Coordinating | None = None
     stats: CacheStats | None = None
     capacities: dict[str, int] = field(default_factory=dict)
-    """Functions at once at most, by executor."""
+    """Functions at once at most, by executor, as the coordinator tells; none for one that is not there."""
+    started: dict[str, Started] = field(default_factory=dict)
+    """What executors told that were started here, by name."""
     cache: str = ""
     budget_bytes: int = 0
     aws_region: str = ""
     object_key: str = ""
     record_bytes: int = 0
     function_name: str = ""
-    fingerprints: dict[str, str] = field(default_factory=dict)
-    """What decoders of executors that were started here make of the golden images."""
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
     clocks: list[ClockReading] = field(default_factory=list)
@@ -199,12 +212,9 @@ class Case:
         told = self.coordinating
         if told is None:
             return self.settings
-        theirs: dict[str, Any] = {
-            "executor": ",".join(told.executors),
-            "lambda_function": told.lambda_function,
-            "lambda_region": told.lambda_region,
-            "lambda_concurrency": told.lambda_concurrency,
-        }
+        theirs: dict[str, Any] = {"executor": ",".join(told.executors)}
+        for executor in executor_classes(told.executors):
+            theirs |= {name: getattr(told, name) for name in executor.told}
         known = {name: value for name, value in theirs.items() if value and name not in self.chosen}
         return replace(self.settings, **known)
 

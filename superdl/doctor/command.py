@@ -82,7 +82,6 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from superdl.coordinator.catalog.source import parse_source, scheme_of
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case, read_stack
-    from superdl.super_wire.discretion import keep_secrets_out_of_logs
     from superdl.super_wire.errors import ConfigError, SourceError
     from superdl.super_wire.recipe import Recipe
     from superdl.super_wire.redaction import keep_secrets_out_of_logs

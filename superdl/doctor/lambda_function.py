@@ -1,12 +1,13 @@
 """The function on AWS Lambda: its configuration, one warm event, which costs an invocation, and AWS's limits.
 
-:mod:`superdl.doctor.function` and :mod:`superdl.doctor.limits` ask here where functions run on Lambda.
+:mod:`superdl.doctor.function` asks here where functions run on Lambda: the class of that executor says so.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.base import ExecutorError
@@ -14,13 +15,10 @@ from superdl.coordinator.executors.lambda_answers import read_warm_reply
 from superdl.coordinator.executors.lambda_client import LambdaClient, Target, from_botocore
 from superdl.coordinator.executors.messages import warm_event
 from superdl.doctor.aws import aws_client, is_denied
-from superdl.doctor.case import Started
-from superdl.doctor.finding import bad, doubtful, good, skipped
+from superdl.doctor.checking import Started, bad, doubtful, good, skipped
 
 if TYPE_CHECKING:
-    from superdl.coordinator.server.settings import Settings
-    from superdl.doctor.case import Case, Seen
-    from superdl.doctor.finding import Found
+    from superdl.doctor.checking import Case, Finding
 
 __all__ = ["check_concurrency", "check_function", "judge_concurrency", "start_function"]
 
@@ -30,25 +28,19 @@ _ENOUGH_S = 30
 _NO_LIMIT = -1
 
 
-def check_function(case: Case, seen: Seen, settings: Settings) -> Found:
+def check_function(case: Case) -> Finding:
     """Whether it is deployed, with memory and time enough."""
     from botocore import exceptions
 
-    target = _target(settings)
-    client = aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)
+    target = _target(case)
     try:
-        told: dict[str, Any] = client.get_function_configuration(FunctionName=target.function)
+        with closing(aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)) as client:
+            told: dict[str, Any] = client.get_function_configuration(FunctionName=target.function)
     except (exceptions.BotoCoreError, exceptions.ClientError) as error:
         if is_denied(error):
             return _not_shown(case, f"{target} may not be looked at by this identity")
         return bad(str(from_botocore(error, target)), "")
-    finally:
-        client.close()
-    seen.function_name = str(told.get("FunctionName", ""))
-    return _judge_configuration(target, told)
-
-
-def _judge_configuration(target: Target, told: dict[str, Any]) -> Found:
+    case.function_name = str(told.get("FunctionName", ""))
     memory_mb, timeout_s = int(told.get("MemorySize", 0)), int(told.get("Timeout", 0))
     state, updating = str(told.get("State", "Active")), str(told.get("LastUpdateStatus", "Successful"))
     words = f"{target}: {memory_mb} MB, {timeout_s} s, version {told.get('Version', '')}"
@@ -65,90 +57,83 @@ def _judge_configuration(target: Target, told: dict[str, Any]) -> Found:
     return good(words, **measured)
 
 
-def start_function(case: Case, seen: Seen, settings: Settings) -> Started | Found:
+def start_function(case: Case) -> Started | Finding:
     """Have one function start, or meet one that is there: what it told, or why it did not."""
-    target = _target(settings)
-    client = LambdaClient(target, connections=1, read_timeout_s=_READ_TIMEOUT_S)
-    try:
+    event = json.dumps(warm_event(case.cache)).encode()
+    with closing(_client(case)) as client:
         asked_s = time.time()
-        reply = client.invoke(json.dumps(warm_event(seen.cache)).encode())
-        took_s = time.time() - asked_s
-        warmed = read_warm_reply(reply, target, seen.cache, took_s)
-    except ExecutorError as error:
-        if is_denied(error.__cause__):
-            return _not_shown(case, f"{target} may not be invoked by this identity")
-        return bad(str(error), "")
-    finally:
-        client.close()
+        try:
+            reply = client.invoke(event)
+            took_s = time.time() - asked_s
+            warmed = read_warm_reply(reply, client.target, case.cache, took_s)
+        except ExecutorError as error:
+            if is_denied(error.__cause__):
+                return _not_shown(case, f"{client.target} may not be invoked by this identity")
+            return bad(str(error), "")
     if warmed.clock_s:
-        seen.clock("the function", warmed.clock_s, asked_s)
+        case.note_clock("the function", warmed.clock_s, asked_s)
     return Started(warmed.fingerprint, answer_s=took_s)
 
 
-def check_concurrency(seen: Seen, settings: Settings) -> Found:
+def check_concurrency(case: Case) -> Finding:
     """Whether Lambda lets as many functions run at once as the coordinator may ask for."""
     from botocore import exceptions
 
-    target = _target(settings)
-    client = aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)
-    name = seen.function_name or target.function
+    target = _target(case)
+    name = case.function_name or target.function  # it has no concurrency of its own by version
     try:
-        account: dict[str, Any] = client.get_account_settings()["AccountLimit"]
-        reserved = client.get_function_concurrency(FunctionName=name).get(
-            "ReservedConcurrentExecutions", _NO_LIMIT
-        )
+        with closing(aws_client("lambda", region=target.region, endpoint_url=target.endpoint_url)) as client:
+            account: dict[str, Any] = client.get_account_settings()["AccountLimit"]
+            answer: dict[str, Any] = client.get_function_concurrency(FunctionName=name)
     except exceptions.ClientError as error:
         words = f"Lambda does not tell its limits: {error}"
-        if is_denied(error):
-            grant = "allow lambda:GetAccountSettings and lambda:GetFunctionConcurrency to this identity"
-            return skipped(words, f"to look, {grant}")
-        return skipped(words)
+        grant = "allow lambda:GetAccountSettings and lambda:GetFunctionConcurrency to this identity"
+        return skipped(words, f"to look, {grant}" if is_denied(error) else "")
     except exceptions.BotoCoreError as error:
         return doubtful(f"Lambda does not answer: {error}", "check lambda_region and the network")
-    finally:
-        client.close()
+    whole = int(account.get("ConcurrentExecutions", 0))
     return judge_concurrency(
-        settings.lambda_concurrency,
-        whole=int(account.get("ConcurrentExecutions", 0)),
-        unreserved=int(account.get("UnreservedConcurrentExecutions", account.get("ConcurrentExecutions", 0))),
-        reserved=int(reserved),
+        case.functions().lambda_concurrency,
+        whole=whole,
+        unreserved=int(account.get("UnreservedConcurrentExecutions", whole)),
+        reserved=int(answer.get("ReservedConcurrentExecutions", _NO_LIMIT)),
     )
 
 
-def judge_concurrency(wanted: int, *, whole: int, unreserved: int, reserved: int) -> Found:
+def judge_concurrency(wanted: int, *, whole: int, unreserved: int, reserved: int) -> Finding:
     """What limits mean for ``wanted`` functions at once; ``reserved`` is -1 where the function has none."""
-    limit = unreserved if reserved == _NO_LIMIT else reserved
-    which = (
-        f"{limit:,} of the account's {whole:,} are unreserved"
-        if reserved == _NO_LIMIT
-        else f"{limit:,} are reserved"
-    )
+    if reserved == _NO_LIMIT:
+        limit, which = unreserved, f"{unreserved:,} of the account's {whole:,} are unreserved"
+        remedy = f"lower --lambda-concurrency to {limit}, or ask for more in Service Quotas"
+    else:
+        limit, which = reserved, f"{reserved:,} are reserved"
+        remedy = f"reserve {wanted} for the function, or lower --lambda-concurrency to {limit}"
     words = f"lambda_concurrency is {wanted:,}, {which}"
-    measured = {"wanted": wanted, "limit": limit}
     if limit == 0:
-        return bad(
-            f"{words}: no invocation will be taken", "give the function concurrency: 0 stops it", **measured
-        )
+        remedy = "give the function concurrency: 0 stops it"
+        return bad(f"{words}: no invocation will be taken", remedy, wanted=wanted, limit=limit)
     if limit < wanted:
-        if reserved == _NO_LIMIT:
-            remedy = f"lower --lambda-concurrency to {limit}, or ask for more in Service Quotas"
-        else:
-            remedy = f"reserve {wanted} for the function, or lower --lambda-concurrency to {limit}"
-        return doubtful(f"{words}: more than that is throttled", remedy, **measured)
-    return good(words, **measured)
+        return doubtful(f"{words}: more than that is throttled", remedy, wanted=wanted, limit=limit)
+    return good(words, wanted=wanted, limit=limit)
 
 
-def _target(settings: Settings) -> Target:
-    """Which function is meant, with its region; ``ConfigError`` if it cannot be meant, or is in no region."""
+def _client(case: Case) -> LambdaClient:
+    """For the function that is meant; its target names the region too.
+
+    Raises:
+        ConfigError: it cannot be meant, or is in no region.
+    """
+    settings = case.functions()
     named = Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url)
-    client = LambdaClient(named, connections=1, read_timeout_s=1.0)
-    try:
+    return LambdaClient(named, connections=1, read_timeout_s=_READ_TIMEOUT_S)
+
+
+def _target(case: Case) -> Target:
+    with closing(_client(case)) as client:
         return client.target
-    finally:
-        client.close()
 
 
-def _not_shown(case: Case, why: str) -> Found:
+def _not_shown(case: Case, why: str) -> Finding:
     if case.elsewhere:
         return skipped(f"{why}; the coordinator's role invokes it", "")
     remedy = "allow lambda:InvokeFunction and lambda:GetFunctionConfiguration on it to this identity"

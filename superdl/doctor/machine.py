@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import bad, doubtful, good, skipped
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["check_clock", "check_open_files", "check_shared_memory", "judge_clocks", "judge_shared_memory"]
 
 _REFUSED_S = 300.0  # AWS takes nothing that was signed by a clock so far off
-_NOTICED_S = 5.0  # from here on superdl.coordinator.executors.function_clock steps in
+_NOTICED_S = 5.0  # from here on superdl.coordinator.executors.messages.FunctionClock steps in
 _FEW_FILES = 1024
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
@@ -29,7 +30,8 @@ _MORE_MEMORY = (
 
 def check_clock(case: Case) -> Finding:
     """How far this machine's clock is from those of store, cache, function and coordinator."""
-    aws = case.source.startswith("s3:") or "lambda" in case.functions().executors
+    executors = executor_classes(case.functions().executors)
+    aws = case.source.startswith("s3:") or any(executor.uses_aws for executor in executors)
     return judge_clocks(case.clocks, aws=aws)
 
 

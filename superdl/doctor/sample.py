@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import doubtful, good, size_text, skipped
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from superdl.doctor.checking import Case, Finding
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import BatchInfo, SuperDataset
-    from superdl.super_dataset.reading.reader import BatchReader
+    from superdl.super_dataset.reading import BatchReader
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.recipe import Recipe
 
@@ -140,16 +142,13 @@ def _fresh(recipe: Recipe) -> Recipe | None:
 def _variables(case: Case) -> Iterator[None]:
     """What the embedded default reads from the environment, where no coordinator decides it."""
     settings, before = case.settings, dict(os.environ)
-    if not case.coordinator and settings.executors != ("local",):
-        named = {
-            "SUPER_EXECUTOR": settings.executor,
-            "SUPER_CACHE": case.named_cache,
-            "SUPER_LAMBDA_FUNCTION": settings.lambda_function,
-            "SUPER_LAMBDA_REGION": settings.lambda_region,
-            "SUPER_LAMBDA_ENDPOINT_URL": settings.lambda_endpoint_url,
-            "SUPER_LAMBDA_CONCURRENCY": str(settings.lambda_concurrency),
-            "SUPER_LAMBDA_WARM": "1",
-        }
+    away = [name for name in settings.executors if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
+    if away and not case.coordinator:
+        chosen = {name: getattr(settings, name) for name in case.chosen}
+        for executor in executor_classes(away):
+            chosen |= executor.first_look
+        named = {f"SUPER_{name.upper()}": _as_text(value) for name, value in chosen.items()}
+        named |= {"SUPER_EXECUTOR": settings.executor, "SUPER_CACHE": case.named_cache}
         os.environ.update({name: value for name, value in named.items() if value})
     try:
         yield
@@ -157,6 +156,11 @@ def _variables(case: Case) -> Iterator[None]:
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
+
+
+def _as_text(value: object) -> str:
+    """A setting's value as a variable has it."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _end_embedded(case: Case) -> None:
@@ -186,7 +190,7 @@ def check_bandwidth(case: Case) -> Finding:
     """The sample's own records, read again and again, by one reader and by as many as the loop has."""
     if case.ref is None:
         return skipped("no sample was read")
-    from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+    from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.record import HEADER_BYTES
 
     record_bytes = max(case.record_bytes, HEADER_BYTES)
@@ -233,7 +237,7 @@ def _bytes_per_s(reader: BatchReader, ref: BatchRef, readers: int) -> float:
     Raises:
         SuperError: a read failed.
     """
-    from superdl.super_dataset.memory.memory import RecycledMemory
+    from superdl.super_dataset.memory import RecycledMemory
 
     began_s = time.monotonic()
 

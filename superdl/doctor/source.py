@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.aws import judge_refusal, note_date, refusal_code
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import ConfigError, SourceError
@@ -234,7 +235,8 @@ def check_region(case: Case) -> Finding:
     except SourceError as error:
         return skipped(f"the store does not tell the bucket's region: {error.__cause__ or error}")
     settings = case.functions()
-    own = settings.lambda_region if "lambda" in settings.executors else ""
+    regions = [executor.region_of(settings) for executor in executor_classes(settings.executors)]
+    own = next(filter(None, regions), "")
     here = own or case.aws_region
     if not there or not here:
         unknown = "the store tells no region of its bucket" if not there else "this machine has no region set"
