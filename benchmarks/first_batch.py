@@ -43,7 +43,7 @@ NOTHING = "nothing runs"
 COLD = "cold"
 WARM = "warm"
 
-_MODULES = ("grpc", "grpc_health.v1.health_pb2_grpc", "sampler", "super_dataset")
+_MODULES = ("grpc", "grpc_health.v1.health_pb2_grpc", "superdl.sampler", "superdl.super_dataset")
 """What SUPER imports on the way to its first batch."""
 
 _WARMING_SIDE = 32  # pixels of the images that are asked for first, so that functions are warm

@@ -190,7 +190,7 @@ def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
             if "superdl.sampler.embedded.supervisor" in supervisor.cmdline()
             for child in supervisor.children()
         ]
-        coordinator = [child.pid for child in children if "coordinator" in child.cmdline()]
+        coordinator = [child.pid for child in children if "superdl.coordinator" in child.cmdline()]
         cache = [child.pid for child in children if child.name().endswith("-server")]
         if len(coordinator) != 1 or len(cache) != 1:
             raise BenchmarkError(

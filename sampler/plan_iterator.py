@@ -218,4 +218,4 @@ def _epoch_of_the_loop() -> int | None:
     return None
 
 
-_NOT_A_LOOP = frozenset({"sampler", "super_dataset", "superdl", "torch", "torchdata"})
+_NOT_A_LOOP = frozenset({"superdl", "torch", "torchdata"})

@@ -38,7 +38,7 @@ _MAX_RUN_US = 900_000_000
 """A function of Lambda runs for 15 minutes at most."""
 
 _CRASHES = frozenset({"Extension.Crash", "Runtime.ExitError", "Runtime.OutOfMemory", "Sandbox.Failure"})
-_CACHE_ERRORS = frozenset({"CacheError", "CacheUnreachableError"})
+_CACHE_ERRORS = frozenset({"CacheError", "CacheUnreachableError", "WrongPasswordError"})
 _OUT_OF_TIME = re.compile(r"Task timed out after [\d.]+ seconds")
 _KILLED = re.compile(r"signal: \w+|Runtime exited")
 

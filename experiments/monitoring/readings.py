@@ -127,7 +127,7 @@ def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
         return "supervisor"
     if module == "superdl.coordinator.executors.worker":
         return "functions"
-    if module.partition(".")[0] == "coordinator":
+    if f"{module}.".startswith("superdl.coordinator."):
         return "coordinator"
     if name in _SERVERS or (command and Path(command[0]).name in _SERVERS):
         return "cache"

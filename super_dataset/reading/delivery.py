@@ -50,7 +50,7 @@ __all__ = [
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
 POLICIES: tuple[OnBadSample, ...] = ("raise", "skip", "replace")
 
-_LOG = logging.getLogger("super_dataset")
+_LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
 _REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheLink", "OpenLink", "open_link"]
 
-_LOG = logging.getLogger("super_dataset")
+_LOG = logging.getLogger("superdl.super_dataset")
 
 _SHUN_S = 3.0  # a node that cannot be reached is not tried for a report alone for so long
 _MOST_OWED = 32

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backoff", "BatchReader", "ReadSettings"]
 
-_LOG = logging.getLogger("super_dataset")
+_LOG = logging.getLogger("superdl.super_dataset")
 
 _LAST_LOOK_S = 0.25
 _FIRST_S = 0.005

@@ -36,7 +36,7 @@ def test_the_table_of_costs_adds_up():
 
 
 def test_the_price_of_an_hour_is_the_price_tables():
-    prices = tomllib.loads((ROOT / "coordinator" / "prices.toml").read_text(encoding="utf-8"))
+    prices = tomllib.loads((ROOT / "coordinator/executors/prices.toml").read_text(encoding="utf-8"))
     pieces = rows()
     cache = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("cache"))
     coordinator = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("coordinator"))

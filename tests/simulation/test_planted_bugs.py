@@ -10,15 +10,12 @@ import pytest
 
 from superdl.coordinator.core import (
     BatchRead,
-    CircuitBreaker,
     Core,
     CoreSettings,
-    EligibleExecutors,
     ExecutorFacts,
     Ledger,
     Plan,
     Prefetch,
-    RetryQueue,
     SampleSet,
     SampleState,
     Spending,
@@ -27,9 +24,11 @@ from superdl.coordinator.core import (
     results,
     room,
 )
+from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
-from superdl.coordinator.core.queues import Stragglers
+from superdl.coordinator.core.queues import RetryQueue, Stragglers
 from superdl.coordinator.core.state import State
+from superdl.coordinator.core.throttling import CircuitBreaker
 from superdl.experiments.simulator.checks import InvariantError
 from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world import World

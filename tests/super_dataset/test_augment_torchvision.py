@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.torchvision_import import torchvision_transforms
 from PIL import Image
 
+from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import crop_resize, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom

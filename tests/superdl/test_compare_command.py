@@ -15,7 +15,7 @@ def working_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["digits", "--repeats", "0"], "compare.repeats must be a whole number of at least 1"),
+        (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
         (["digits", "--quick"], "no section quick"),
         (["--runs", "nowhere"], "nowhere holds no report.json"),

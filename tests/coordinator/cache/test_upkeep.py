@@ -20,9 +20,9 @@ from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
 from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
-from superdl.coordinator.executors import ExecutorError
 from superdl.coordinator.server.engine import Engine
 from superdl.super_wire.cache import key_slot
+from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, running
@@ -170,7 +170,7 @@ def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
                 with valkey.client() as client:  # a function that ended meanwhile has made it anew
                     client.xadd(outcomes.stream, {"r": "{}"})
                 await upkeep.once()
-                with pytest.raises(ExecutorError, match="lost the stream"):
+                with pytest.raises(CacheError, match="lost the stream"):
                     await outcome
 
     asyncio.run(work())
@@ -189,7 +189,7 @@ def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replac
                 with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
                     client.xadd(outcomes.stream, {"x": ""})
                 await upkeep.once()
-                with pytest.raises(ExecutorError, match="lost the stream"):
+                with pytest.raises(CacheError, match="lost the stream"):
                     await asyncio.wait_for(outcome, 5.0)
 
     asyncio.run(work())

@@ -75,7 +75,7 @@ def test_unknown_policies_are_refused(value):
 def test_warnings_are_rate_limited_and_lose_no_count(caplog):
     now_s = [0.0]
     log = BadSampleLog(lambda: now_s[0])
-    with caplog.at_level(logging.WARNING, logger="super_dataset"):
+    with caplog.at_level(logging.WARNING, logger="superdl.super_dataset"):
         for now_s[0] in (0.0, 1.0, 59.0, 61.0):
             log.add(REF, {1: "undecodable: x", 2: "undecodable: y"}, "skip")
     first, second = (entry.getMessage() for entry in caplog.records)

@@ -62,7 +62,7 @@ def test_every_option_of_the_page_is_one(capsys):
     with pytest.raises(SystemExit):
         main(["warm", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    page = (Path(__file__).parents[2] / "docs" / "warming.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "warming.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
     assert named
     assert named <= known
