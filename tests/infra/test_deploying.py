@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from superdl.doctor.stack import read_stack
+from superdl.doctor import read_stack
 from tests.infra.stack_template import PARAMETERS, VERSION, WorkedOut, written
 
 TEMPLATE = written()
@@ -59,10 +59,9 @@ def test_it_has_the_outputs_that_doctor_reads(stack, tmp_path):
     described = [{"OutputKey": name, "OutputValue": value} for name, value in outputs.items()]
     file = tmp_path / "stack.json"
     file.write_text(json.dumps({"Stacks": [{"Outputs": described}]}))
-    found = read_stack(str(file))
-    assert (found.coordinator, found.cache) == (outputs["CoordinatorAddress"], outputs["CacheAddress"])
-    assert (found.function, outputs["FunctionVersion"]) == (VERSION, "1")
-    assert (found.region, found.readable) == ("us-east-1", "s3://images/train/")
+    assert read_stack(str(file)) == outputs
+    assert (outputs["FunctionArn"], outputs["FunctionVersion"]) == (VERSION, "1")
+    assert (outputs["Region"], outputs["Bucket"], outputs["Prefix"]) == ("us-east-1", "images", "train/")
 
 
 def test_a_network_without_a_nat_gateway_reaches_what_it_needs(stack):
