@@ -25,7 +25,6 @@ from benchmarks.services import running
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep, known_ids
-from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.core import CoreSettings
@@ -37,6 +36,7 @@ from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.service import CoordinatorService
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.super_wire.request import Outcome, PrefetchResult
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What cache servers say of themselves, and how much of their memory records may take.
 
 Asking them is :mod:`superdl.coordinator.cache.cache`'s, what follows from a change
-:mod:`superdl.coordinator.cache.upkeep`'s.
+:mod:`superdl.coordinator.server.upkeep`'s.
 """
 
 from __future__ import annotations

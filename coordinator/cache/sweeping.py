@@ -2,7 +2,7 @@
 
 Records carry no name of their dataset: one is a stranger's if no dataset that was registered or opened since
 this coordinator's start has its id. A stranger's record may be what somebody warmed before a restart, so it
-goes only for room that is needed. When and how much that is is :mod:`superdl.coordinator.cache.upkeep`'s to
+goes only for room that is needed. When and how much that is is :mod:`superdl.coordinator.server.upkeep`'s to
 say; what we account for is dropped by :mod:`superdl.coordinator.core` alone.
 """
 

@@ -1,7 +1,7 @@
 """Addresses that a coordinator is given: where it listens, and where its cache is; parsed and checked.
 
-What an address beyond this machine needs beside it is :mod:`superdl.coordinator.server.trust`'s. Credentials
-are no part of either: see :class:`superdl.super_wire.cache.Credentials`.
+What an address beyond this machine needs beside it is :mod:`superdl.coordinator.server.settings`'s.
+Credentials are no part of either: see :class:`superdl.super_wire.cache.Credentials`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Datasets that samplers have registered: their listing, its progress, and the sample ids of what it found.
 
 Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
-Listing itself is :mod:`superdl.coordinator.catalog`'s, in a thread of its own.
+Listing itself is :mod:`superdl.coordinator.catalog`'s, in a thread of its own. Ids of a random recipe are
+wanted twice, when functions are asked for the sample and when the sampler is told of its batch: a
+direct-mapped cache in arrays keeps those that were derived lately, in bounded memory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog import Catalog, ListingCancelledError, list_source
-from superdl.coordinator.server.recent_ids import RecentIds
 from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.record import HEADER_BYTES
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Dataset", "DatasetRegistry", "Listing"]
+__all__ = ["Dataset", "DatasetRegistry", "Listing", "RecentIds"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,39 @@ _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
 _DEFAULT_RECORD_BYTES = 600_000
 """Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
+
+_SLOTS = 2**17
+_EPOCH_SHIFT = np.int64(40)  # an index has fewer bits (SIZE_MAX of the plan)
+_EPOCHS = 2**22
+_NONE = np.int64(-1)
+
+
+class RecentIds:
+    """Up to 131,072 ids, 3 MB once it is used; what takes the same slot puts another out."""
+
+    def __init__(self) -> None:
+        self._tags: NDArray[np.int64] | None = None
+        self._ids: NDArray[np.uint8] = np.empty((0, ID_BYTES), dtype=np.uint8)
+
+    def ids(
+        self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
+    ) -> bytes:
+        """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
+        if not 0 <= epoch < _EPOCHS:
+            return derive(indices)
+        if self._tags is None:
+            self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
+            self._ids = np.empty((_SLOTS, ID_BYTES), dtype=np.uint8)
+        slots = indices & np.int64(_SLOTS - 1)
+        wanted = indices | (np.int64(epoch) << _EPOCH_SHIFT)
+        found = self._ids[slots]
+        missing = np.flatnonzero(self._tags[slots] != wanted)
+        if missing.size:
+            derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ID_BYTES)
+            found[missing] = derived
+            self._ids[slots[missing]] = derived
+            self._tags[slots[missing]] = wanted[missing]
+        return bytes(found)
 
 
 @dataclass(slots=True)

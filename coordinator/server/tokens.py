@@ -1,7 +1,7 @@
 """Tokens: who may call a coordinator. All tokens are equal; each lets in to everything.
 
 A token is compared in constant time and told to nobody: neither logs nor errors repeat one, true or false.
-Where one is needed is :mod:`superdl.coordinator.server.trust`'s.
+Where one is needed is :mod:`superdl.coordinator.server.settings`'s.
 """
 
 from __future__ import annotations

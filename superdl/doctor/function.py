@@ -94,7 +94,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> Started:
     Raises:
         ExecutorError: it does not start.
     """
-    from superdl.coordinator.server.trust import executor_context
+    from superdl.coordinator.server.settings import executor_context
 
     executor_type = executor_class(kind.name)
     context = executor_context(replace(settings, cache=cache or settings.cache))

@@ -12,9 +12,9 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
-from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.record import Tombstone
 from tests.coordinator.running import ScriptedExecutor

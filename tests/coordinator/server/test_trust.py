@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from superdl.coordinator.server.settings import Settings
-from superdl.coordinator.server.trust import warn_if_insecure
+from superdl.coordinator.server.settings import Settings, warn_if_insecure
 from superdl.super_wire.errors import ConfigError
 
 AWAY = "0.0.0.0:50051"

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from superdl.coordinator.server import certificate_end
-from superdl.coordinator.server.certificate_end import end_of_certificate, warn_of_the_end
-from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server import tls as certificate_end
+from superdl.coordinator.server.tls import ServerTls, end_of_certificate, warn_of_the_end
 
 
 def test_the_end_is_read_as_others_read_it(certificates):

@@ -13,14 +13,14 @@ import signal
 import numpy as np
 import pytest
 
-from superdl.coordinator.cache import upkeep as upkeep_module
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
-from superdl.coordinator.cache.upkeep import Upkeep, agree_on_golden
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
+from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
