@@ -73,7 +73,8 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
         for warning in facts.warnings:
             _LOG.warning("%s", warning)
         told = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
-    units = [entry.name for entry in fields(Prices)]
+    # A coordinator tells what a unit costs, not what is a part of it.
+    units = [entry.name for entry in fields(Prices) if entry.name != "coordinator_hour"]
     return Standing(
         samples=facts.size,
         budget_bytes=told.cache.budget_bytes,

@@ -145,9 +145,8 @@ def test_workers_that_nobody_told_the_epoch_go_on_with_another_and_say_so(
     then, checkpoint = Classifier(), saved_after_an_epoch(images, tmp_path)
     pl.Trainer(max_epochs=2).fit(then, ByWorkers(images.as_uri()), ckpt_path=checkpoint)
     assert then.seen == expected[0]
-    assert [record.message[:12] for record in caplog.records if record.name.startswith("sampler")] == [
-        "set_epoch(1)"
-    ]
+    told = [record.message for record in caplog.records if record.name.startswith("superdl.sampler")]
+    assert [message[:12] for message in told] == ["set_epoch(1)"]
 
 
 @pytest.mark.parametrize("taken", [4, 13])
