@@ -71,7 +71,7 @@ def test_the_embedded_default_hears_of_the_executor(monkeypatch, overrides, befo
 @pytest.mark.parametrize(
     ("before", "steps", "within"),
     [
-        (None, [HEAVY], "superdl.experiments.augmentations.heavy"),
+        (None, [HEAVY], "experiments.augmentations.heavy"),
         ("mine,other", [HEAVY, HEAVY], "mine,other,experiments.augmentations.heavy"),
         ("mine", [OTHERS, {"op": "resize", "size": 8}], "mine"),
         (None, [OTHERS], None),
