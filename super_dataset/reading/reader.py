@@ -204,9 +204,10 @@ class BatchReader:
         asked: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
             read.trouble = self._gather(state, read, requests, asked, deadline_s)
-            if read.trouble is None or self._clock() >= deadline_s:
-                break
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
+            # A connection may also fail once all replies are there: then there is nothing to ask for.
+            if read.trouble is None or not asked or self._clock() >= deadline_s:
+                break
         received_s = self._clock()
         read.read_s += received_s - began_s
         state.learn(read.buffer)
