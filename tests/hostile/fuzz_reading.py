@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.super_dataset.reading.delivery import sample_tensors
-from superdl.super_dataset.reading.gather import Share, gather
+from superdl.super_dataset.reading.link import CacheLink
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
-from superdl.super_wire.ids import ID_BYTES, digest128
+from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
@@ -104,6 +105,7 @@ class ScriptedCache:
         next(replies_given)
         rng, sample_id = self.rng, self.sample_ids[key]
         good = record_of(sample_id, self.side)
+        assert self.stream_faults or not self.last_good.get(key), "asked again for a sample that had come"
         self.last_good[key] = False
         draw = rng.random()
         if draw >= self.wrong:
@@ -160,9 +162,16 @@ class ScriptedConnection:
         return False
 
     def send(self, data: bytes) -> None:
-        """Take GETs, and answer them."""
+        """Take GETs or a read report, and answer them."""
         words = data.split(b"\r\n")
-        self._waiting += self._cache.stream([word for word in words if word in self._cache.sample_ids])
+        keys = [word for word in words if word in self._cache.sample_ids]
+        self._waiting += self._cache.stream(keys) if keys else _bulk(b"1-1")  # else it is a read report
+
+    def limit_wait(self, seconds: float) -> None:
+        """Nothing here waits."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def receive(self, buffers: Sequence[memoryview]) -> int:
         """Give what waits, in pieces; where nothing does, the wait was in vain."""
@@ -182,30 +191,18 @@ class ScriptedConnection:
     receive_some = receive
 
 
-class ScriptedLink:
-    """What a reader asks: one connection to one node."""
-
-    connected = True
-    out_of_memory = False
+class ScriptedNodes(NodeConnections):
+    """One node, to which connections are scripted; each that failed is followed by a new one."""
 
     def __init__(self, cache: ScriptedCache) -> None:
+        super().__init__(CacheAddress.parse("redis://127.0.0.1:1"), Credentials())
         self._cache = cache
-        self._connection = ScriptedConnection(cache)
 
-    def gather(self, wanted, offsets, *, left_s):
-        """Ask once, and see that it is for what the model says is missing."""
-        if not self._cache.stream_faults:
-            for offset in offsets:
-                key = cache_key(wanted.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES])
-                assert not self._cache.last_good.get(key), "asked again for a sample that had come"
-        assert left_s > 0
-        gather(Share(self._connection, wanted, offsets), wanted)
+    def refresh(self, timeout_s, *, first=None):
+        """It is no cluster."""
 
-    def report(self, stream, command):
-        """Reports go nowhere."""
-
-    def close(self):
-        """There is nothing to close."""
+    def _opened(self, address, timeout_s):
+        return ScriptedConnection(self._cache)
 
 
 class ClockThatSleeps:
@@ -238,7 +235,7 @@ def _read(rng: random.Random, *, stream_faults: bool) -> None:
         settings,
         clock=clock,
         sleep=clock.sleep,
-        open_link=lambda _address, _credentials, *, timeout_s: ScriptedLink(scripted[-1]),
+        open_link=lambda _address, _credentials, *, timeout_s: CacheLink(ScriptedNodes(scripted[-1])),
     )
     for position in range(rng.randint(1, _MOST_BATCHES)):
         ref = ref_of(rng.randint(1, 40), "redis://127.0.0.1:1", position=rng.randrange(10**6))
