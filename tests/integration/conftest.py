@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def temporary() -> Iterator[Path]:
     """A short temporary directory: paths of unix sockets have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="super-i-") as directory:
