@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,6 +207,12 @@ def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatc
 
     assert main(["bench", *words]) == 2
     assert "need a checkout" in capsys.readouterr().err
+
+
+def test_the_command_of_a_checkout_has_the_benchmarks_wherever_it_is_called(tmp_path):
+    command = [Path(sys.executable).with_name("superdl"), "bench", "read", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert "--contenders" in done.stdout
 
 
 def test_wrong_use_is_refused(capsys):
