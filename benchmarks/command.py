@@ -21,7 +21,6 @@ BENCHMARKS: Mapping[str, str] = {
     "gpu": "whether a GPU waits for its data, with four cores for the trainer",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
-    "steady": "the share of a training loop's time that goes by waiting for data",
     "train": "a trainer on one core that decodes for itself, or has it done on the others",
 }
 """By name; each is a module of this folder with ``add_arguments`` and ``measure``."""

@@ -1,8 +1,7 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-It decides which arms there are, on which cores, and makes figures and dollars of what they measured. Arms,
-weight and cold start are :mod:`benchmarks.function_arm`'s, the comparison of decoders (``--decoders``) is
-:mod:`benchmarks.decoders`'.
+It decides which arms there are, on which cores, and makes figures and dollars of what they measured. Arms and
+cold start are :mod:`benchmarks.function_arm`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.command import positive
-from benchmarks.decoders import compare_decoders
 from benchmarks.function_arm import (
     BARE,
     FILES,
@@ -23,7 +21,6 @@ from benchmarks.function_arm import (
     S3_LEAN,
     FunctionArmResult,
     FunctionArmSpec,
-    bundle_sizes,
     cold_start_s,
     run_arm,
     s3_event,
@@ -43,7 +40,6 @@ __all__ = ["add_arguments", "measure"]
 
 _WAYS = (BARE, FILES, S3_LEAN, S3_BOTO3)
 _SAMPLES_PER_REQUEST = 64  # of the dollars: as many as a request has for the price of its invocation
-_X86_GB_S = 1.66667e-5  # https://aws.amazon.com/lambda/pricing, us-east-1, first tier, 2026-11
 
 _COLUMNS = (
     Column("way", "way"),
@@ -85,9 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="(1 2)")
     parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
     parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
-    parser.add_argument(
-        "--decoders", action="store_true", help="compare decoders instead: time, and equal bytes"
-    )
     add_data_option(parser, photos=256)
 
 
@@ -98,8 +91,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or servers cannot be had, or an arm failed.
 
     """
-    if arguments.decoders:
-        return compare_decoders(say)
     started = Started("function")
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
@@ -108,8 +99,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     for images in sets:
         for count in arguments.cores:
             runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
-    say("weighing the bundle, starting cold")
-    bundle, cold = bundle_sizes(), _cold_starts(sets[0])
+    say("starting cold")
+    cold = _cold_starts(sets[0])
     return started.report(
         settings={
             "image_sets": {name: about for one in sets for name, about in one.described().items()},
@@ -118,10 +109,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             "passes": arguments.passes,
             "samples_per_request": _SAMPLES_PER_REQUEST,
             "lambda_mb_per_core": LAMBDA_MB_PER_CORE,
-            "bundle_zipped_bytes": bundle,
             "cold_start_s": cold,
         },
-        method=(*_METHOD, _dollars_line(), _bundle_line(bundle), _cold_line(cold)),
+        method=(*_METHOD, _dollars_line(), _cold_line(cold)),
         group_by=("images", "cores"),
         columns=_COLUMNS,
         rows=_rows(runs),
@@ -209,9 +199,6 @@ def _figures(
         "push_cpu_ms_per_image": median(1e3 * one.push_cpu_s / one.images for one in results),
         "usd_per_million": compute_usd + _requests_usd(s3=way in {S3_LEAN, S3_BOTO3}) if function else None,
         "usd_compute_per_million": compute_usd if function else None,
-        "usd_compute_per_million_x86": compute_usd / load_prices().of("lambda").gb_s * _X86_GB_S
-        if function
-        else None,
     }
 
 
@@ -229,19 +216,9 @@ def _requests_usd(*, s3: bool) -> float:
 def _dollars_line() -> str:
     table = load_prices()
     return (
-        f"Dollars are for a million images on AWS Lambda ({table.region}, {table.date}, arm64; x86 costs "
-        f"{_X86_GB_S / table.of('lambda').gb_s:.2f} times as much for computing), if its cores are as fast "
-        f"as these: {LAMBDA_MB_PER_CORE:,} MB for each core for as long as the function took, an invocation "
-        f"for {_SAMPLES_PER_REQUEST} samples, and a GET for each from S3."
-    )
-
-
-def _bundle_line(bundle: dict[str, int]) -> str:
-    parts = ", ".join(
-        f"{name} {size / 1e6:.1f}" for name, size in sorted(bundle.items(), key=lambda one: -one[1])
-    )
-    return (
-        f"The bundle has {sum(bundle.values()) / 1e6:.1f} MB zipped ({parts}); boto3 is in Lambda's runtime."
+        f"Dollars are for a million images on AWS Lambda ({table.region}, {table.date}, arm64), "
+        f"if its cores are as fast as these: {LAMBDA_MB_PER_CORE:,} MB for each core for as long as the "
+        f"function took, an invocation for {_SAMPLES_PER_REQUEST} samples, and a GET for each from S3."
     )
 
 

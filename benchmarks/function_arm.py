@@ -1,27 +1,22 @@
-"""The function, measured: ways of producing samples on some cores, the weight of its bundle, cold starts.
+"""The function, measured: ways of producing samples on some cores, and cold starts.
 
 An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
 function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
-counted. The bundle is what the handler imports in a fresh process, found there and zipped here; Lambda's
-runtime has boto3. A cold start is a fresh process until it has answered. Which ways are compared, and what
-becomes of the figures, is :mod:`benchmarks.function`'s.
+counted. A cold start is a fresh process until it has answered.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +37,6 @@ __all__ = [
     "S3_LEAN",
     "FunctionArmResult",
     "FunctionArmSpec",
-    "bundle_sizes",
     "cold_start_s",
     "measure_function",
     "run_arm",
@@ -220,19 +214,7 @@ def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
     return event
 
 
-# ----------------------------------------------------------------------------- bundle and cold start
-
-_OURS = ("lambda_prefetch", "super_wire")
-_IN_LAMBDAS_RUNTIME = frozenset(
-    {"boto3", "botocore", "s3transfer", "urllib3", "jmespath", "python-dateutil", "six"}
-)
-
-_IMPORT = """
-import sys
-from superdl.lambda_prefetch.handler import handler
-handler({"super_warm": 1, "cache": ""}, None)
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
-"""
+# ---------------------------------------------------------------------------------------- cold start
 
 _COLD = """
 import json, sys
@@ -246,25 +228,6 @@ event = json.loads(sys.argv[1])
 if event:
     print(json.dumps(handler(event, Context())["outcomes"]))
 """
-
-
-def bundle_sizes() -> dict[str, int]:
-    """Zipped bytes of each distribution in the function's bundle, by name; our own packages are ``super``."""
-    modules = set(_run(_IMPORT, {}).split("\n")[-2].split())
-    owners = metadata.packages_distributions()
-    names = {owner for module in modules for owner in owners.get(module, ())} - _IN_LAMBDAS_RUNTIME
-    sizes = {}
-    for name in sorted(names):
-        found = metadata.distribution(name)
-        files = [(Path(str(file.locate())), str(file)) for file in found.files or ()]
-        if any(module in _OURS for module in modules & {part.partition("/")[0] for _, part in files}):
-            continue
-        size = _zipped(files)
-        if size and name.lower() not in {"superdl", "setuptools", "pip"}:
-            sizes[name] = size
-    ours = [file for package in _OURS for file in (ROOT / package).rglob("*.py")]
-    sizes["super"] = _zipped([(file, str(file.relative_to(ROOT))) for file in ours])
-    return sizes
 
 
 def cold_start_s(event: dict[str, object] | None, environment: Mapping[str, str], rounds: int = 5) -> float:
@@ -292,12 +255,3 @@ def _run(program: str, environment: Mapping[str, str], *arguments: str) -> str:
     if done.returncode != 0:
         raise BenchmarkError(f"the function did not start:\n{done.stderr.strip()}")
     return done.stdout
-
-
-def _zipped(files: list[tuple[Path, str]]) -> int:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for place, name in files:
-            if place.is_file() and place.suffix != ".pyc" and not name.startswith(".."):
-                bundle.write(place, name)
-    return len(content.getvalue()) if bundle.filelist else 0

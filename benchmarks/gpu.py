@@ -7,9 +7,7 @@ what was measured. The network and its loop are :mod:`benchmarks.trainer`'s.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +20,9 @@ from benchmarks.loading import Contender, Loading
 from benchmarks.processes import BenchmarkError, Cores, children_cpu_s, held_to, process_cpu_s, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services
-from benchmarks.trainer import RESNETS, Trainer, small_resnet
+from benchmarks.trainer import Trainer
 from superdl.experiments.manifest import describe_environment
+from superdl.experiments.models import build_model
 
 if TYPE_CHECKING:
     import argparse
@@ -43,17 +42,16 @@ __all__ = [
 SYNTHETIC = "synthetic"
 """One batch that lies on the device, again and again: what the device itself can do."""
 
-TINY = "tiny"
-"""A model for seeing that this works."""
+_MODELS = ("resnet18", "resnet50")
+_TINY = "small_cnn"  # for seeing that this works
 
 _CLASSES = 1000
 _WARMING_STEPS = 10  # kernels are chosen, memory is taken
 _COPIES = 20
-_SAMPLE_EVERY_S = 0.1
 
 _METHOD = (
     (
-        "A ResNet (the layers of torchvision's) trains in bf16 and channels_last. The trainer and its loader "
+        "torchvision's ResNet trains in bf16 and channels_last. The trainer and its loader "
         "are held to some of the cores (--trainer-cores), functions, cache and coordinator to the others. "
         f"'{SYNTHETIC}' is one batch on the device, again and again: the images/s at which the model does "
         "not wait. A loader keeps up where '% of it' is near 100."
@@ -62,9 +60,8 @@ _METHOD = (
         "Time is taken on the device. 'busy' is the share of the wall clock in which a step is under way; "
         "'waiting' is the gap between steps, copies that are not overlapped included; 'copy' is a batch's "
         "way from page-locked memory to the device, alone: where waiting is far below it, copies overlap. "
-        "'NVML' is the driver's figure, with nvidia-ml-py installed. 'supply' is the loader alone, to the "
-        "device. Figures are of the epochs after the first one (--epochs), with everything cached; 'first "
-        "epoch' begins with an empty cache and warm kernels."
+        "'supply' is the loader alone, to the device. Figures are of the epochs after the first one "
+        "(--epochs), with everything cached; 'first epoch' begins with an empty cache and warm kernels."
     ),
 )
 
@@ -74,7 +71,6 @@ _COLUMNS = (
     Column("images_per_s", "images\n/s", ",.0f"),
     Column("percent_of_synthetic", "\n% of it", ".1f"),
     Column("busy_percent", "\n% busy", ".1f"),
-    Column("nvml_percent", "%\nNVML", ".1f"),
     Column("waiting_ms_per_step", "waiting\nms/step", ".2f"),
     Column("copy_ms", "copy\nms", ".2f"),
     Column("supply_images_per_s", "supply\nimages/s", ",.0f"),
@@ -85,8 +81,8 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    models = (*RESNETS, TINY)
-    parser.add_argument("--models", nargs="+", choices=models, default=list(RESNETS), help="models (ResNets)")
+    models = (*_MODELS, _TINY)
+    parser.add_argument("--models", nargs="+", choices=models, default=list(_MODELS), help="models (ResNets)")
     parser.add_argument("--device", default="cuda", help="torch device (cuda); cpu only to see that it works")
     add_image_options(parser, photos=4096)
     parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
@@ -170,7 +166,7 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError(
             "there is no CUDA device here, or this torch was built without CUDA: run this benchmark on a "
-            "machine with an NVIDIA GPU, or with --device cpu --models tiny to see that it works"
+            "machine with an NVIDIA GPU, or with --device cpu --models small_cnn to see that it works"
         )
     if device.type not in ("cuda", "cpu"):
         raise BenchmarkError(f"--device is cuda, or cpu to see that it works; not {name!r}")
@@ -198,8 +194,7 @@ class GpuResult:
 
     ``busy_s`` is the time in which the device had a step under way, ``waiting_s`` the gaps between steps.
     ``supply_s`` is what one epoch takes without training, ``first_epoch_s`` the first one with it.
-    ``copy_ms`` is one batch's way to the device, alone. ``nvml_percent`` is the driver's figure, if it can be
-    asked.
+    ``copy_ms`` is one batch's way to the device, alone.
     """
 
     images: int
@@ -211,14 +206,13 @@ class GpuResult:
     supply_s: float
     copy_ms: float
     trainer_cpu_s: float
-    nvml_percent: float | None
 
 
 def train_on_device(spec: GpuSpec) -> GpuResult:
     """Train a ResNet in bf16. On a CPU the same code runs, to see that it works."""
     loading = spec.loading
     trainer = Trainer(
-        lambda: small_resnet(_CLASSES, 4) if spec.model == TINY else RESNETS[spec.model](_CLASSES),
+        lambda: build_model(spec.model, _CLASSES, torch.device(loading.device)),
         torch.device(loading.device),
         cores=spec.cores,
         threads=len(spec.cores),
@@ -237,8 +231,7 @@ def train_on_device(spec: GpuSpec) -> GpuResult:
         first_epoch_s = trainer.epoch(contender)
         trainer.start_counting()
         cpu_s = process_cpu_s(os.getpid()) + children_cpu_s()
-        with _busy_sampled(trainer.device) as percents:
-            wall_s = sum(trainer.epoch(contender) for _ in range(spec.epochs))
+        wall_s = sum(trainer.epoch(contender) for _ in range(spec.epochs))
         cpu_s = process_cpu_s(os.getpid()) + children_cpu_s() - cpu_s
         supply_s = trainer.epoch(contender, steps=False)
     finally:
@@ -253,7 +246,6 @@ def train_on_device(spec: GpuSpec) -> GpuResult:
         supply_s=supply_s,
         copy_ms=_copy_ms(loading, trainer),
         trainer_cpu_s=cpu_s,
-        nvml_percent=sum(percents) / len(percents) if percents else None,
     )
 
 
@@ -269,30 +261,6 @@ def _copy_ms(loading: Loading, trainer: Trainer) -> float:
     ended = trainer.mark()
     trainer.synchronize()
     return float(began.elapsed_time(ended)) / _COPIES
-
-
-@contextlib.contextmanager
-def _busy_sampled(device: torch.device) -> Iterator[list[float]]:
-    """The driver's figure, ten times a second; none where there is no GPU or nvidia-ml-py."""
-    percents: list[float] = []
-    done = threading.Event()
-
-    def sample() -> None:
-        while not done.wait(_SAMPLE_EVERY_S):
-            percents.append(torch.cuda.utilization(device))
-
-    thread = threading.Thread(target=sample, name="gpu-busy", daemon=True)
-    if device.type == "cuda":
-        # No nvidia-ml-py, or a driver that does not tell: then nothing is sampled.
-        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
-            torch.cuda.utilization(device)
-            thread.start()
-    try:
-        yield percents
-    finally:
-        done.set()
-        if thread.ident is not None:
-            thread.join()
 
 
 # -------------------------------------------------------------------------------------------- figures
@@ -323,7 +291,6 @@ def rows_of(runs: Sequence[GpuRun]) -> Iterator[dict[str, Any]]:
             "images_per_s": rates[run.contender, run.model],
             "percent_of_synthetic": 100 * rates[run.contender, run.model] / rates[SYNTHETIC, run.model],
             "busy_percent": 100 * one.busy_s / one.wall_s,
-            "nvml_percent": one.nvml_percent,
             "waiting_ms_per_step": 1e3 * one.waiting_s / one.steps,
             "copy_ms": one.copy_ms,
             "supply_images_per_s": None if run.contender == SYNTHETIC else epoch_images / one.supply_s,

@@ -184,10 +184,11 @@ def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
     """
     embedded = Embedded(f"bench:{benchmark}:{os.getpid()}")
     try:
+        directory = str(Path(embedded.coordinator.removeprefix("unix:")).parent)
         children = [
             child
             for supervisor in psutil.Process().children()
-            if "superdl.sampler.embedded.supervisor" in supervisor.cmdline()
+            if directory in supervisor.cmdline()
             for child in supervisor.children()
         ]
         coordinator = [child.pid for child in children if "superdl.coordinator" in child.cmdline()]

@@ -1,7 +1,7 @@
 """``superdl bench status``: what a trainer's main process pays to know where its batches are.
 
 SUPER's sampler asks for a page of many batches at once and each comes with its status; the earlier loader of
-this kind asked once for every batch. Both ways, and what lies between them, are measured against one running
+this kind asked once for every batch. Both ways are measured against one running
 coordinator with everything cached. What a page holds is the coordinator's matter, when it is asked for the
 sampler's.
 """
@@ -18,7 +18,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.command import positive
 from benchmarks.image_sets import ImageSet, prepare_images
@@ -39,8 +38,6 @@ __all__ = ["add_arguments", "measure"]
 
 PAGE = "pages"
 SINGLE = "status calls"
-PAGE_OF_ONE = "pages of one"
-EMPTY = "empty calls"
 SAMPLER = "SuperSampler"
 
 _METHOD = (
@@ -54,8 +51,7 @@ _METHOD = (
         f"{PAGE} (NextBatches): what SUPER does, though in the background; beside their status, batches come "
         f"with sample ids, labels and keys. {SINGLE} (GetBatchStatus): one call for each batch, as the "
         "earlier loader of this kind made; this one tells the state of every sample. "
-        f"{PAGE_OF_ONE} (NextBatches) and {EMPTY} (health check), one for each batch: what of that is the "
-        f"call itself. {SAMPLER}: iterating it alone, pages and BatchRefs included, nothing read."
+        f"{SAMPLER}: iterating it alone, pages and BatchRefs included, nothing read."
     ),
 )
 
@@ -149,8 +145,6 @@ def _measure_batch_size(
             ways: dict[str, Callable[[], int]] = {
                 PAGE: lambda: calls.pages(page),
                 SINGLE: calls.statuses,
-                PAGE_OF_ONE: lambda: calls.pages(1),
-                EMPTY: calls.nothing,
                 SAMPLER: lambda: sum(1 for _ in sampler),
             }
             for number, (way, ask) in itertools.product(range(rounds + 1), ways.items()):
@@ -225,7 +219,6 @@ class _StatusCalls:
         self._batch_ids = batch_ids
         self._channel = grpc.insecure_channel(coordinator)
         self._coordinator = CoordinatorStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def close(self) -> None:
         """Close the channel."""
@@ -258,13 +251,6 @@ class _StatusCalls:
             self._count(reply.ByteSize())
             for status in reply.statuses:
                 _check_ready(status.resident, status.samples)
-        return len(self._batch_ids)
-
-    def nothing(self) -> int:
-        """A health check for each batch: what a call costs that says nothing of batches."""
-        request = health_pb2.HealthCheckRequest()
-        for _ in self._batch_ids:
-            self._count(self._health.Check(request, timeout=_TIMEOUT_S).ByteSize())
         return len(self._batch_ids)
 
     def _count(self, reply_bytes: int) -> None:

@@ -27,7 +27,7 @@ from benchmarks.processes import (
 )
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import embedded_services
-from benchmarks.trainer import Trainer, decode_ms, small_resnet
+from benchmarks.trainer import SmallResNet, Trainer, decode_ms
 
 if TYPE_CHECKING:
     import argparse
@@ -251,7 +251,7 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     """Train a small network, with one torch thread."""
     warming, trainer = (
         Trainer(
-            lambda: small_resnet(_CLASSES, spec.width),
+            lambda: SmallResNet(_CLASSES, spec.width),
             torch.device("cpu"),
             cores=spec.cores,
             threads=1,

@@ -1,11 +1,8 @@
-"""The network and the loop of ``superdl bench train`` and ``superdl bench gpu``.
+"""The loop and the small network of ``superdl bench train`` and ``superdl bench gpu``.
 
 Time is taken where the model computes: on a GPU by an event before and after each step, on a CPU by the
 host's clock. The gap between two steps is what the next batch was waited for, copies that do not overlap
 included. On a GPU the host may run two steps ahead, as a loop does that looks at its losses now and then.
-
-The networks are ResNets with the layers of torchvision's, which need not be installed. They take uint8 images
-as loaders give them, in channels_last.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ from benchmarks.loading import Loading, Pairs
 from benchmarks.processes import cpu_s_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-
-__all__ = ["RESNETS", "ResNet", "Trainer", "decode_ms", "small_resnet"]
+__all__ = ["SmallResNet", "Trainer", "decode_ms"]
 
 _AHEAD = 2
 _SMALL_CLASSES = 10  # at least so many has any network here
@@ -164,47 +160,27 @@ def decode_ms(loading: Loading) -> float:
     return 1e3 * cpu_s_each(lambda: [pairs[index] for index in some]) / len(some)
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ------------------------------------------------------------------------------------------- network
 
 
-class ResNet(nn.Module):
-    """A convolution and a pooling, four stages of blocks that halve the image, an average, a linear layer.
+class SmallResNet(nn.Module):
+    """A ResNet with one block in each stage, on images made small at once: a millisecond or so an image.
 
-    Takes uint8 of shape (batch, 3, height, width), gives logits of shape (batch, classes).
-
-    Args:
-        block: makes a block of (channels in, channels of the stage, stride); gives it and its channels out.
-        blocks: of each stage.
-        width: channels of the first stage.
-        classes: number of logits.
-        stem_stride: of the first convolution.
-
+    Takes uint8 of shape (batch, 3, height, width), gives logits of shape (batch, classes). ``width`` is the
+    number of channels of the first stage.
     """
 
-    def __init__(
-        self,
-        block: Callable[[int, int, int], tuple[nn.Module, int]],
-        blocks: Sequence[int],
-        *,
-        width: int,
-        classes: int,
-        stem_stride: int = 2,
-    ) -> None:
+    def __init__(self, classes: int, width: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, kernel_size=7, stride=stem_stride, padding=3, bias=False),
+            nn.Conv2d(3, width, kernel_size=7, stride=4, padding=3, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
         )
-        channels, stages = width, []
-        for stage, count in enumerate(blocks):
-            for number in range(count):
-                stride = 2 if stage and not number else 1
-                made, channels = block(channels, width * 2**stage, stride)
-                stages.append(made)
-        self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(channels, classes)
+        widths = [width * 2**stage for stage in range(4)]
+        self.stages = nn.Sequential(*(_Residual(*one) for one in pairwise([width, *widths])))
+        self.classifier = nn.Linear(widths[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits. Grey levels become about [-2, 2], in the type of the weights unless autocast rules."""
@@ -214,12 +190,18 @@ class ResNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    def __init__(self, body: nn.Sequential, channels_in: int, channels_out: int, stride: int) -> None:
+    """Two convolutions beside a shortcut; the image is halved where the number of channels changes."""
+
+    def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
-        self.body = body
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels_out:
-            self.shortcut = _convolution(channels_in, channels_out, 1, stride)
+        stride = 1 if channels == channels_in else 2
+        self.body = nn.Sequential(
+            _convolution(channels_in, channels, 3, stride),
+            nn.ReLU(inplace=True),
+            _convolution(channels, channels, 3, 1),
+        )
+        same = channels == channels_in
+        self.shortcut = nn.Identity() if same else _convolution(channels_in, channels, 1, stride)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.relu(self.body(inputs) + self.shortcut(inputs))
@@ -230,35 +212,3 @@ def _convolution(channels_in: int, channels_out: int, size: int, stride: int) ->
         nn.Conv2d(channels_in, channels_out, size, stride=stride, padding=size // 2, bias=False),
         nn.BatchNorm2d(channels_out),
     )
-
-
-def _basic(channels_in: int, channels: int, stride: int) -> tuple[nn.Module, int]:
-    body = nn.Sequential(
-        _convolution(channels_in, channels, 3, stride),
-        nn.ReLU(inplace=True),
-        _convolution(channels, channels, 3, 1),
-    )
-    return _Residual(body, channels_in, channels, stride), channels
-
-
-def _bottleneck(channels_in: int, channels: int, stride: int) -> tuple[nn.Module, int]:
-    body = nn.Sequential(
-        _convolution(channels_in, channels, 1, 1),
-        nn.ReLU(inplace=True),
-        _convolution(channels, channels, 3, stride),
-        nn.ReLU(inplace=True),
-        _convolution(channels, 4 * channels, 1, 1),
-    )
-    return _Residual(body, channels_in, 4 * channels, stride), 4 * channels
-
-
-def small_resnet(classes: int, width: int) -> ResNet:
-    """One block in each stage on images made small at once: a millisecond or so per image on one core."""
-    return ResNet(_basic, (1, 1, 1, 1), width=width, classes=classes, stem_stride=4)
-
-
-RESNETS: Mapping[str, Callable[[int], ResNet]] = {
-    "resnet18": lambda classes: ResNet(_basic, (2, 2, 2, 2), width=64, classes=classes),
-    "resnet50": lambda classes: ResNet(_bottleneck, (3, 4, 6, 3), width=64, classes=classes),
-}
-"""By name; each is called with the number of classes."""

@@ -5,6 +5,8 @@ which a checkout has and the wheel has not.
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError
 
@@ -13,6 +15,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmarks as subcommands; without a checkout any words, so that :func:`run` can explain."""
+    _add_checkout()
     try:
         from benchmarks.command import add_arguments as add_benchmarks
     except ModuleNotFoundError as error:
@@ -38,6 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
             "run 'make .venv' there, and call .venv/bin/superdl bench"
         ) from None
     return run_benchmark(arguments)
+
+
+def _add_checkout() -> None:
+    """Have a checkout's other folders found: an editable install shows ``superdl`` alone."""
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
+        sys.path.append(str(root))
 
 
 def _reraise_unless_absent(error: ModuleNotFoundError) -> None:

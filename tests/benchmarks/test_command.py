@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,7 +97,7 @@ def test_status_tells_of_every_batch_in_every_way(capsys, tmp_path):
     check_envelope(report, "status")
     rows = {row["way"]: row for row in report["rows"]}
     assert rows["pages"]["batches_per_call"] == 3  # six batches, in pages of four
-    assert rows["status calls"]["batches_per_call"] == rows["empty calls"]["batches_per_call"] == 1
+    assert rows["status calls"]["batches_per_call"] == 1
     assert rows["pages"]["times_cpu_of_page"] == 1
     assert rows["SuperSampler"]["wall_ms_per_call"] is None
     assert all(row["wall_ms_per_batch"] > 0 and row["cpu_ms_per_batch"] > 0 for row in report["rows"])
@@ -135,25 +137,6 @@ def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
             assert row["produced_per_batch"] == 0
     assert rows["first epoch", 1]["produced_per_batch"] > 0
     assert rows["cached", 10]["times_ten_jobs"] == 1
-
-
-@pytest.mark.slow
-def test_steady_tells_what_share_of_the_time_is_waiting(capsys, tmp_path):
-    report = run_json(capsys, "steady", "--quick", "--data", str(tmp_path))
-
-    check_envelope(report, "steady")
-    assert [(row["epochs"], row["loader"], row["compute"]) for row in report["rows"]] == [
-        ("first epoch", "SUPER", "asleep"),
-        *(
-            ("later epochs", loader, how)
-            for how in ("asleep", "busy")
-            for loader in ("SUPER", "bare DataLoader")
-        ),
-    ]
-    assert [row["produced"] > 0 for row in report["rows"]] == [True, False, False, False, False]
-    for row in report["rows"]:
-        assert 0 < row["wait_percent"] <= row["worst_wait_percent"] < 100
-        assert row["batches"] == 6
 
 
 @pytest.mark.slow
@@ -201,7 +184,7 @@ def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_gpu_runs_its_loop_on_a_cpu_to_see_that_it_works(capsys, tmp_path):
-    words = ["--device", "cpu", "--models", "tiny", "--images", "digits", "--batch-size", "512"]
+    words = ["--device", "cpu", "--models", "small_cnn", "--images", "digits", "--batch-size", "512"]
     small = ["--workers", "1", "--trainer-cores", "1", "--epochs", "1", "--data", str(tmp_path)]
 
     report = run_json(capsys, "gpu", *words, *small)
@@ -211,7 +194,6 @@ def test_gpu_runs_its_loop_on_a_cpu_to_see_that_it_works(capsys, tmp_path):
     assert list(rows) == ["synthetic", "pillow", "super", "super-loader"]
     assert rows["synthetic"]["percent_of_synthetic"] == 100
     for row in rows.values():
-        assert row["nvml_percent"] is None
         assert 0 < row["busy_percent"] <= 100
         assert row["waiting_ms_per_step"] > 0
         assert row["first_epoch_images_per_s"] > 0
@@ -225,6 +207,12 @@ def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatc
 
     assert main(["bench", *words]) == 2
     assert "need a checkout" in capsys.readouterr().err
+
+
+def test_the_command_of_a_checkout_has_the_benchmarks_wherever_it_is_called(tmp_path):
+    command = [Path(sys.executable).with_name("superdl"), "bench", "read", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert "--contenders" in done.stdout
 
 
 def test_wrong_use_is_refused(capsys):
@@ -252,17 +240,6 @@ def test_function_compares_its_ways_with_a_bare_loop(capsys):
     assert rows["S3"]["fetch_cpu_ms_per_image"] < rows["S3, boto3"]["fetch_cpu_ms_per_image"]
     assert rows["files"]["usd_per_million"] < rows["S3"]["usd_per_million"]
     assert set(report["settings"]["cold_start_s"]) == {"answer a warm event", "produce one object of S3"}
-
-
-@pytest.mark.slow
-def test_function_compares_decoders(capsys):
-    report = run_json(capsys, "function", "--decoders")
-
-    check_envelope(report, "function --decoders")
-    rows = {(row["what"], row["way"]): row for row in report["rows"]}
-    for what in ("decode", "resize"):
-        assert rows[what, "pillow"]["equal"] == rows[what, "pillow"]["images"]
-    assert rows["resize", "pillow with the box of the crop"]["equal"] < report["settings"]["images"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -18,7 +18,7 @@ ARM = ArmResult(
 )  # fmt: skip
 DEVICE = gpu.GpuResult(
     images=4000, steps=20, wall_s=2.0, busy_s=1.5, waiting_s=0.5, first_epoch_s=4.0, supply_s=0.5,
-    copy_ms=3.0, trainer_cpu_s=0.4, nvml_percent=None,
+    copy_ms=3.0, trainer_cpu_s=0.4,
 )  # fmt: skip
 EPOCH = train.EpochResult(
     steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,

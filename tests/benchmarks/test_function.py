@@ -1,4 +1,4 @@
-"""The function's benchmark measures what it says: real arms, the bundle's weight, cold starts."""
+"""The function's benchmark measures what it says: real arms, cold starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from benchmarks.function_arm import (
     S3_BOTO3,
     S3_LEAN,
     FunctionArmSpec,
-    bundle_sizes,
     cold_start_s,
     run_arm,
     s3_event,
@@ -48,13 +47,6 @@ def test_arms_produce_every_image_tell_the_cpu_of_their_threads_and_say_why_they
         spec = FunctionArmSpec(S3_LEAN, str(images), 32, 32, cache, cores=(0,), passes=1)
         with pytest.raises(BenchmarkError, match="not all was cached.*403"):
             run_arm(spec, {**environment, "AWS_SECRET_ACCESS_KEY": "wrong"})
-
-
-def test_the_bundle_stays_below_30_mb():
-    sizes = bundle_sizes()
-    assert {"numpy", "pillow", "xxhash", "super"} <= set(sizes)
-    assert not {"torch", "grpcio", "boto3", "botocore"} & set(sizes)
-    assert sum(sizes.values()) < 30e6
 
 
 def test_a_cold_start_is_one_that_answers(images):

@@ -1,4 +1,4 @@
-"""What benchmarks are made of: CPU clocks, child processes, photos, networks, orders, decoders, reports."""
+"""What benchmarks are made of: CPU clocks, child processes, photos, orders, reports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import decoders
 from benchmarks.contenders import Conversion, convert
 from benchmarks.image_sets import PHOTO_FORMAT, make_photos, photo_jpeg
 from benchmarks.loading import Loading, PlannedOrder
 from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s, run_child
 from benchmarks.results import Column, Started, print_report, to_json
-from benchmarks.trainer import RESNETS, small_resnet
 from superdl.coordinator.core import Plan
 from superdl.super_wire.errors import SourceError
 
@@ -84,39 +80,6 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
     iter(order)  # an iterator that is not used, as DataLoader makes, begins no epoch
     for epoch in range(2):
         assert list(order) == [plan.batch(epoch, position, 0).indices.tolist() for position in range(3)]
-
-
-def test_networks_have_the_size_of_the_papers_and_take_images_as_loaders_give_them():
-    for name, parameters in (("resnet18", 11_689_512), ("resnet50", 25_557_032)):
-        with torch.device("meta"):
-            model = RESNETS[name](1000)
-        assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    images = torch.zeros((2, 64, 64, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert small_resnet(10, width=4)(images).shape == (2, 10)
-    assert not images.any()
-
-
-def test_every_kind_of_jpeg_is_compared_and_one_grey_level_makes_a_difference():
-    jpegs = list(decoders._jpegs())
-    assert len(set(jpegs)) == len(jpegs) == len(decoders._SIDES) * 8
-    assert all(decoders._pillow(data).ndim == 3 for data in jpegs)
-
-    def one_off(data):
-        pixels = decoders._pillow(data).copy()
-        pixels[3, 5, 1] ^= 1
-        return pixels
-
-    def refuses(_):
-        raise ValueError
-
-    data = decoders._jpeg((500, 375), 0)
-    equal = {
-        way: decoders._equal(way, decoders._pillow, data) for way in (decoders._pillow, one_off, refuses)
-    }
-    assert list(equal.values()) == [True, False, False]
-    # The box of the crop gives other pixels, and so the function does not use it.
-    assert not decoders._equal(decoders._boxed, decoders._whole, data)
-    assert np.abs(decoders._boxed(data).astype(int) - decoders._whole(data)).max() == 1
 
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():

@@ -1,161 +1,39 @@
-"""``python -P -m superdl.coordinator`` as a process with real functions, read by a script: records, pressure,
-loss, the end.
+"""``python -P -m superdl.coordinator`` as a process with real functions: a cache that is too small, settings,
+the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import psutil
 import pytest
 
-from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
-from superdl.super_wire.ids import split_ids
-from superdl.super_wire.keys import cache_key, report_stream
-from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.read_report import ReadReport
-from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.record import unpack
-from tests.fixtures.images import independent_decode, write_images
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.fixtures.valkey import Valkey, free_port
+from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-READ_TIMEOUT_S = 60.0
-PAUSE_S = 0.01
-BATCH = 10
+SIDE = 128
 
 
-class Reader:
-    """One rank, as sampler and dataset would act together: pages, GETs, reports, bounded patience."""
-
-    def __init__(self, stack: Stack, source: Path, *, side: int, seed: int = 1) -> None:
-        self.stack, self.side, self.source = stack, side, source
-        self.seed = seed
-        self.misses = 0
-        self.oom = 0
-
-    def open(self) -> None:
-        """Register and open, as a new sampler does, and as one does whose coordinator was restarted."""
-        with self._stub() as stub:
-            dataset = stub.RegisterDataset(
-                pb.RegisterDatasetRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    source=self.source.as_uri(),
-                    recipe=Recipe.image(resize=self.side, crop=self.side).json,
-                    run_id="run",
-                )
-            )
-            while not dataset.ready:
-                dataset = stub.GetDataset(pb.GetDatasetRequest(dataset_id=dataset.dataset_id, wait_s=10.0))
-            job = pb.OpenJobRequest(dataset_id=dataset.dataset_id, job="job", batch_size=BATCH, replicas=1)
-            job.seed, job.shuffle = self.seed, True
-            self.batches = stub.OpenJob(job).batches_per_epoch
-
-    def page(self, epoch: int, position: int, **changes: Any) -> pb.Page:
-        with self._stub() as stub:
-            asked = pb.NextBatchesRequest(
-                job="job", epoch=epoch, position=position, yielded=position, **changes
-            )
-            asked.count = asked.count or 4
-            page: pb.Page = stub.NextBatches(asked)
-            return page
-
-    def stats(self) -> pb.JobStatsList:
-        with self._stub() as stub:
-            answer: pb.JobStatsList = stub.GetJobStats(pb.GetJobStatsRequest())
-            return answer
-
-    def read_epoch(self, epoch: int, start: int = 0, stop: int | None = None) -> dict[str, bytes]:
-        """All records of an epoch, by key."""
-        found: dict[str, bytes] = {}
-        for position in range(start, self.batches if stop is None else stop):
-            (batch, *_) = self.page(epoch, position, with_keys=True).batches
-            found |= dict(zip(batch.keys, self.read(batch, epoch), strict=True))
-        return found
-
-    def read(self, batch: pb.Batch, epoch: int = 0) -> list[bytes]:
-        """The records of a batch; what is missing is reported and waited for."""
-        keys = [cache_key(one) for one in split_ids(batch.sample_ids)]
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        with self.stack.valkey.client() as client:
-            records = client.mget(keys)
-            hits = sum(record is not None for record in records)
-            self.misses += len(keys) - hits
-            while None in records:
-                missed = tuple(place for place, record in enumerate(records) if record is None)
-                self._report(client, batch, epoch, hits, missed)
-                assert time.monotonic() < deadline, (
-                    f"{len(missed)} samples are missing: {self.stack.log.read_text()}"
-                )
-                time.sleep(PAUSE_S)  # a reader's bounded backoff
-                records = client.mget(keys)
-            self._report(client, batch, epoch, hits, ())
-        return records
-
-    def _report(self, client: Any, batch: pb.Batch, epoch: int, hits: int, missed: tuple[int, ...]) -> None:
-        samples = len(batch.sample_ids) // 16
-        report = ReadReport(0, epoch, batch.position, samples, hits, 0, 0, 0, 0, 1, int(not missed), missed)
-        client.xadd(report_stream("job"), report.to_fields(), maxlen=1000)
-
-    @contextmanager
-    def _stub(self) -> Iterator[CoordinatorStub]:
-        with grpc.insecure_channel(self.stack.address) as channel:
-            yield CoordinatorStub(channel)
-
-
-@pytest.fixture
-def forty(tmp_path: Path) -> Path:
-    return write_images(tmp_path, 40)
-
-
-def assert_right(found: dict[str, bytes], source: Path, side: int) -> None:
-    """Every file was found, with the pixels that an independent decode gives."""
-    assert sorted(found) == sorted(str(path.relative_to(source)) for path in source.glob("*/*.jpg"))
-    for key, record in found.items():
-        _, array = unpack(record)
-        assert (array == independent_decode(source / key, resize=side, crop=side)).all()
-
-
-def test_every_sample_becomes_a_record_with_the_right_pixels(stack: Stack, forty: Path) -> None:
-    reader = Reader(stack, forty, side=32)
-    reader.open()
-    assert_right(reader.read_epoch(0), forty, 32)
-    second = reader.read_epoch(1)
-    assert_right(second, forty, 32)
-    with stack.valkey.client() as client:
-        assert len(client.keys("super:r1:*")) == 40
-
-
-@pytest.mark.parametrize("loss", ["restart", "flush", "some keys", "garbage"])
-def test_what_the_cache_lost_is_produced_again(stack: Stack, forty: Path, loss: str) -> None:
-    reader = Reader(stack, forty, side=32)
-    reader.open()
-    reader.read_epoch(0)
-    with stack.valkey.client() as client:
-        if loss == "restart":
-            stack.valkey.restart_empty()
-        elif loss == "flush":
-            client.flushall()
-        elif loss == "some keys":
-            client.delete(*sorted(client.keys("super:r1:*"))[::3])
-        else:
-            for key in sorted(client.keys("super:r1:*"))[::3]:
-                client.delete(key)
-                client.rpush(key, "no string at all")
-                client.pexpire(key, 1)
-    assert_right(reader.read_epoch(1), forty, 32)
-    assert reader.misses > 0
+@contextlib.contextmanager
+def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[SuperLoader[Any], SuperSampler]]:
+    dataset = SuperDataset(source.as_uri(), Recipe.image(resize=side, crop=side))
+    with SuperSampler(dataset, batch_size=10, coordinator=stack.address) as sampler:
+        loader = SuperLoader(dataset, sampler)
+        yield loader, sampler
+        loader.close()
 
 
 @pytest.fixture
@@ -167,65 +45,42 @@ def pressed() -> Iterator[Stack]:
     stack.close()
 
 
-def assert_never_full(valkey: Valkey) -> None:
-    with valkey.client() as client:
+def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
+    pressed: Stack, tmp_path: Path
+) -> None:
+    """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset."""
+    large = write_images(tmp_path / "large", 500, side=SIDE)  # records of 49 kB, 24 MB in all
+    expected = expected_pixels(large, resize=SIDE, crop=SIDE)
+    with reading(pressed, large) as (loader, _):
+        batches, delivered = iter(loader), []
+        for _ in range(25):
+            delivered += collect([next(batches)])
+        pressed.kill_coordinator()
+        pressed.start_coordinator()
+        delivered += collect(batches)
+        assert_exactly_once(delivered, expected)
+        assert_exactly_once(collect(loader), expected)
+    pressed.kill_coordinator()
+    pressed.start_coordinator()
+    other = write_images(tmp_path / "other", 200, side=SIDE, seed=7)
+    with reading(pressed, other) as (loader, sampler):
+        for _ in range(2):
+            assert_exactly_once(collect(loader), expected_pixels(other, resize=SIDE, crop=SIDE))
+        assert sampler.job_stats().dropped_samples > 0
+    with pressed.valkey.client() as client:
         assert client.info("memory")["used_memory_peak"] <= client.info("memory")["maxmemory"]
         assert "errorstat_OOM" not in client.info("errorstats")
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of 49 kB each, 24 MB in all: four times the budget of ``pressed``."""
-    return write_images(tmp_path_factory.mktemp("large"), 500, side=128)
-
-
-def test_a_dataset_of_four_times_the_budget_is_read_within_it(pressed: Stack, large: Path) -> None:
-    reader = Reader(pressed, large, side=128)
-    reader.open()
-    for epoch in range(2):
-        assert len(reader.read_epoch(epoch)) == 500
-    assert reader.stats().cache.dropped_samples > 0
-    assert_never_full(pressed.valkey)
-
-
-def test_a_coordinator_that_takes_a_full_cache_over_goes_on(pressed: Stack, large: Path) -> None:
-    reader = Reader(pressed, large, side=128)
-    reader.open()
-    found = reader.read_epoch(0, stop=25)
-    pressed.kill_coordinator()
-    pressed.start_coordinator()
-    reader.open()
-    found |= reader.read_epoch(0, start=25)
-    assert len(found) == 500
-    assert len(reader.read_epoch(1)) == 500
-    assert_never_full(pressed.valkey)
-
-
-def test_a_cache_full_of_records_of_another_dataset_is_used_all_the_same(
-    pressed: Stack, large: Path, tmp_path: Path
-) -> None:
-    earlier = Reader(pressed, large, side=128)
-    earlier.open()
-    earlier.read_epoch(0)
-    pressed.kill_coordinator()
-    pressed.start_coordinator()
-    other = write_images(tmp_path, 200, side=128, seed=7)
-    reader = Reader(pressed, other, side=128)
-    reader.open()
-    for epoch in range(2):
-        assert len(reader.read_epoch(epoch)) == 200
-    assert_never_full(pressed.valkey)
-
-
-def test_sigterm_drains_while_functions_work(forty: Path) -> None:
+def test_sigterm_drains_while_functions_work(images: Path) -> None:
     stack = Stack(arguments=("--workers", "1", "--request-samples", "1"))
     stack.start()
     try:
-        Reader(stack, forty, side=32).open()
-        assert stack.process is not None
-        family = psutil.Process(stack.process.pid).children(recursive=True)
-        stack.process.send_signal(signal.SIGTERM)
-        stack.process.communicate(timeout=END_TIMEOUT_S)
+        with reading(stack, images, 32):  # the coordinator looks ahead from now on
+            assert stack.process is not None
+            family = psutil.Process(stack.process.pid).children(recursive=True)
+            stack.process.send_signal(signal.SIGTERM)
+            stack.process.communicate(timeout=END_TIMEOUT_S)
         assert stack.process.returncode == 0
         _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
         assert not alive
@@ -268,24 +123,15 @@ def test_what_cannot_be_listened_on_is_told(stack: Stack, tmp_path: Path) -> Non
     precious = tmp_path / "precious.txt"
     precious.write_text("not a socket")
     try:
-        for listen in (stack.address, f"unix:{precious}", f"unix:{tmp_path}/no/such/folder.sock"):
+        taken = f"127.0.0.1:{valkey.port}"
+        for listen in (stack.address, taken, f"unix:{precious}", f"unix:{tmp_path}/no/such/folder.sock"):
             ended = coordinator("--listen", listen, "--cache", valkey.unix_url)
             assert ended.returncode == 2
             assert f"cannot listen on {listen}" in ended.stderr
             assert "Traceback" not in ended.stderr
         assert precious.read_text() == "not a socket"
-        Reader(stack, tmp_path, side=32).stats()  # whose socket it is still answers
-    finally:
-        valkey.close()
-
-
-def test_a_taken_port_is_told() -> None:
-    valkey = Valkey()
-    valkey.start()
-    try:
-        ended = coordinator("--listen", f"127.0.0.1:{valkey.port}", "--cache", valkey.url)
-        assert ended.returncode == 2
-        assert f"cannot listen on 127.0.0.1:{valkey.port}" in ended.stderr
+        assert stack.process is not None
+        assert stack.process.poll() is None  # whose socket it is still runs
     finally:
         valkey.close()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +13,8 @@ from tests.integration.resuming import run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from tests.fixtures.stack import Stack
 
@@ -33,13 +32,6 @@ def plan(ranks: int, *, drop_last: bool = False) -> Plan:
         shuffle=True,
         drop_last=drop_last,
     )
-
-
-@pytest.fixture(scope="module")
-def temporary() -> Iterator[Path]:
-    """A short temporary directory: paths of unix sockets have 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="super-d-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(scope="module")

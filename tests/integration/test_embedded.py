@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,13 +61,6 @@ class Trainer:
         with contextlib.suppress(ProcessLookupError):  # a worker may have been forked meanwhile
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=END_TIMEOUT_S)
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A short temporary directory: paths of unix sockets have 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="super-e-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(params=[0, 2])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import sys
-import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +14,9 @@ from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.super_wire.errors import UsageError
-from tests.fixtures.stack import Stack
 from tests.integration import lightning_training
 from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, plain_loop, together
 from tests.integration.lightning_training import (
-    ByWorkers,
     Classifier,
     Validated,
     data_loader,
@@ -31,7 +26,7 @@ from tests.integration.lightning_training import (
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.fixtures.stack import Stack
 
 PROGRAM = str(Path(lightning_training.__file__))
 
@@ -45,30 +40,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Stack]:
-    running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
-    running.start()
-    yield running
-    gc.collect()  # the page's samplers, which nobody holds now, end their threads
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def expected(shared: Stack, images: Path) -> list[list[Batch]]:
-    return plain_loop(images.as_uri(), shared.address)
-
-
-@pytest.fixture(scope="module")
-def temporary() -> Iterator[Path]:
-    """A short temporary directory: paths of unix sockets have 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="super-l-") as directory:
-        yield Path(directory)
+def expected(shared_stack: Stack, images: Path) -> list[list[Batch]]:
+    return plain_loop(images.as_uri(), shared_stack.address)
 
 
 @pytest.fixture(autouse=True)
-def ready(shared: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def ready(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
-    monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
+    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     # When it ends, Lightning puts all signals back as it found them, and torch sets its own, for workers that
     # die, once in a process: later tests want it.
     signal_handling._set_SIGCHLD_handler()
@@ -93,7 +72,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[
     assert model.epochs == [epoch for epoch in range(len(expected)) for _ in range(BATCHES)]
 
 
-@pytest.mark.parametrize("taken", [4, 10, 13])
+@pytest.mark.parametrize("taken", [4, 13])
 def test_a_checkpoint_is_gone_on_with(
     images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
 ) -> None:
@@ -138,17 +117,6 @@ def test_workers_go_on_with_an_epochs_checkpoint(
     assert then.seen == list(chain.from_iterable(expected[1:]))
 
 
-def test_workers_that_nobody_told_the_epoch_go_on_with_another_and_say_so(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It begins the iteration before it sets the epoch. Once it does not, the page has a line too many."""
-    then, checkpoint = Classifier(), saved_after_an_epoch(images, tmp_path)
-    pl.Trainer(max_epochs=2).fit(then, ByWorkers(images.as_uri()), ckpt_path=checkpoint)
-    assert then.seen == expected[0]
-    told = [record.message for record in caplog.records if record.name.startswith("superdl.sampler")]
-    assert [message[:12] for message in told] == ["set_epoch(1)"]
-
-
 @pytest.mark.parametrize("taken", [4, 13])
 def test_workers_go_on_in_the_middle_of_an_epoch(
     images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
@@ -158,18 +126,6 @@ def test_workers_go_on_in_the_middle_of_an_epoch(
         page(images, first, "ImagesByWorkers")()
     page(images, then, "ImagesByWorkers")(str(tmp_path / "stopped.ckpt"))
     assert first.seen + then.seen == list(chain.from_iterable(expected))
-
-
-@pytest.mark.parametrize(("kind", "epochs"), [(StatefulDataLoader, [2]), (DataLoader, [0, 2])])
-def test_workers_lose_the_epoch_after_a_checkpoint_of_a_last_batch(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, kind: type, epochs: list[int]
-) -> None:
-    """Lightning's doing, as the page says: its iteration has ended, or began before the epoch was set."""
-    with pytest.raises(Stopped):
-        page(images, Classifier(BATCHES), "ImagesByWorkers", kind)()
-    then = Classifier()
-    page(images, then, "ImagesByWorkers", kind)(str(tmp_path / "stopped.ckpt"))
-    assert then.seen == list(chain.from_iterable(expected[epoch] for epoch in epochs))
 
 
 def saved_after_an_epoch(images: Path, directory: Path) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,6 @@ from superdl.experiments.data import make_digits
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 120.0
-
-
-@pytest.fixture
-def temporary():
-    directory = Path(tempfile.mkdtemp(prefix="super-e-"))  # short: socket paths have 107 bytes
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.fixtures.stack import Stack
 from tests.integration.frameworks import BATCHES, EPOCHS, Batch, plain_loop, together
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
 
@@ -24,25 +22,19 @@ from tests.integration.trainer_training import StopAt, arguments, trainer_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.fixtures.stack import Stack
+
 PROGRAM = str(Path(trainer_training.__file__))
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Stack]:
-    running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
-    running.start()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def expected(shared: Stack, images: Path) -> list[Batch]:
-    return list(chain.from_iterable(plain_loop(images.as_uri(), shared.address)))
+def expected(shared_stack: Stack, images: Path) -> list[Batch]:
+    return list(chain.from_iterable(plain_loop(images.as_uri(), shared_stack.address)))
 
 
 @pytest.fixture
-def make(shared: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("SUPER_COORDINATOR", shared.address)
+def make(shared_stack: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     made = []
 
     def trainer(**settings: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.keys import cache_keys
@@ -120,27 +119,6 @@ def test_an_estimate_produces_nothing(
     assert warm(warmed_by, source) == 2
     assert "--yes begins without asking" in capsys.readouterr().err
     assert records(warmed_by) == before
-
-
-def test_a_recipe_from_a_file_and_a_key_list_are_a_jobs(
-    warmed_by: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_images(tmp_path / "images", 20, seed=6)
-    names = sorted(path.relative_to(source).as_posix() for path in source.glob("*/*.jpg"))[:12]
-    key_list, recipe = tmp_path / "keys.csv", Recipe.image(resize=SIDE)
-    key_list.write_text("key,label\n" + "".join(f"{name},{at}\n" for at, name in enumerate(names)))
-    file = tmp_path / "recipe.json"
-    file.write_text(recipe.json)
-    words = ("--coordinator", warmed_by.address, "--recipe", str(file), "--key-list", str(key_list))
-    assert main(["warm", str(source), *words, "--yes", "--json"]) == 0
-    report = told(capsys)
-    assert report["estimate"]["record_bytes_guessed"]
-    assert (report["samples"], report["warm"]) == (12, 12)
-    dataset = SuperDataset(source, recipe, key_list=key_list, return_info=True)
-    with SuperSampler(dataset, batch_size=12, coordinator=warmed_by.address) as sampler:
-        ((_, labels, info),) = SuperLoader(dataset, sampler)
-    assert info.misses == 0
-    assert sorted(labels.tolist()) == list(range(12))
 
 
 @pytest.mark.parametrize(("answer", "made"), [("y", 30), ("n", 0), ("", 0)])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,26 +50,6 @@ def test_a_coordinator_that_is_restarted_before_the_cache_is_full_is_waited_for(
         # What was there before the restart is measured from then on, not reckoned: a few more may fit.
         assert 0.8 < report["warm"] / report["estimate"]["fits"] < 1.02
         assert records(stack) >= report["warm"] - report["dropped"]
-    finally:
-        stack.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("lookahead", "least"), [(1, 0.9), (300, 0.8), (10_000, 0.0)])
-def test_however_far_a_coordinator_looks_ahead_it_drops_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lookahead: int, least: float
-) -> None:
-    ahead = ("--lookahead-batches", str(lookahead))
-    stack = Stack(maxmemory="24mb", arguments=("--workers", "2", *ahead))
-    stack.start()
-    try:
-        source = write_images(tmp_path, 600, side=LARGE)
-        code = warm(stack, source, "--yes", "--json", side=LARGE)
-        report = told(capsys)
-        assert (report["ended"], report["dropped"]) == ("full", 0)
-        fits = report["estimate"]["fits"]
-        assert least * fits <= report["warm"] <= fits
-        assert code == (0 if report["warm"] else 1)
     finally:
         stack.close()
 
@@ -128,22 +104,6 @@ def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_the_coordinators_own_cap_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prices = tmp_path / "prices.toml"
-    prices.write_text("[local]\ninvocation = 0.01\n")
-    stack = Stack(arguments=("--workers", "2", "--prices", str(prices), "--max-usd", "0.05"))
-    stack.start()
-    try:
-        source = write_images(tmp_path / "images", 600)
-        assert warm(stack, source, "--yes", "--json") == 1
-        report = told(capsys)
-        assert report["ended"] == "spending_cap"
-        assert "--max-usd" in report["why"]
-    finally:
-        stack.close()
-
-
-@pytest.mark.slow
 def test_functions_and_a_coordinator_that_are_killed_are_got_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,32 +148,6 @@ def test_an_interrupt_ends_it_with_a_report(
     monkeypatch.undo()
     assert warm(stack, source, "--yes", "--json") == 0
     assert told(capsys)["hits"] >= report["warm"]
-
-
-@pytest.mark.slow
-def test_a_ctrl_c_at_a_terminal_ends_it(tmp_path: Path) -> None:
-    stack = Stack(maxmemory="2gb", arguments=("--workers", "1"))
-    stack.start()
-    ours, theirs = os.openpty()
-    try:
-        source = write_images(tmp_path, 6000, side=LARGE)
-        words = ("--coordinator", stack.address, "--resize", "128", "--crop", "128")
-        command = [sys.executable, "-P", "-m", "superdl.main", "warm", str(source), *words]
-        os.write(ours, b"y\n")
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-            shown = b""
-            while b" made " not in shown:  # the bar is up; ends with the process at the latest
-                shown += os.read(ours, 65536)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
-        shown += os.read(ours, 65536)
-        assert b"interrupted" in shown
-        assert b"of 6,000 samples were seen in the cache" in shown
-        assert b"Traceback" not in shown
-    finally:
-        os.close(theirs)
-        os.close(ours)
-        stack.close()
 
 
 @pytest.mark.slow
