@@ -50,8 +50,9 @@ class ReplyTo:
             return None
         request_id, cache = event.get("request_id"), event.get("cache")
         if not all(isinstance(text, str) for text in (stream, request_id, cache)):
-            msg = "a request with answer_to names request_id, cache and answer_to, each as a text"
-            raise ConfigError(msg)
+            raise ConfigError(
+                "a request with answer_to names request_id, cache and answer_to, each as a text"
+            )
         return cls(str(request_id)[:_MAX_TEXT], str(cache), checked_outcome_stream(stream))
 
     def send(self, answer: Answer, settings: FunctionSettings) -> None:
@@ -63,8 +64,9 @@ class ReplyTo:
         """
         packed = pack_outcome(answer)
         if len(packed) > MAX_OUTCOME_BYTES:
-            msg = f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
-            raise CacheError(msg)
+            raise CacheError(
+                f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
+            )
         maxlen = b"%d" % OUTCOME_STREAM_MAXLEN
         command = (
             *(b"XADD", self.stream, b"NOMKSTREAM", b"MAXLEN", b"~", maxlen),
@@ -79,11 +81,11 @@ class ReplyTo:
         if isinstance(reply, CacheError):
             raise reply
         if reply is None:
-            msg = (
+            raise CacheError(
                 f"the cache at {self.cache} has no stream for the outcome of request {self.request_id}: it "
                 "was emptied, or the coordinator that asked has been gone for long"
             )
-            raise CacheError(msg)
         if isinstance(reply, ErrorReply):
-            msg = f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
-            raise CacheError(msg)
+            raise CacheError(
+                f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
+            )

@@ -110,12 +110,10 @@ class CacheSecret:
         except ValueError:  # not chained: it carries the text along
             content = None
         if not isinstance(content, dict):
-            msg = f"the secret {self.name} is not {_FORM}"
-            raise CacheError(msg)
+            raise CacheError(f"the secret {self.name} is not {_FORM}")
         username, password = content.get("username", ""), content.get("password", "")
         if not (isinstance(username, str) and isinstance(password, str) and password):
-            msg = f"the secret {self.name} has no password: it is {_FORM}"
-            raise CacheError(msg)
+            raise CacheError(f"the secret {self.name} has no password: it is {_FORM}")
         return username, password
 
     def _refused(self, answer: Mapping[str, Any]) -> CacheError:

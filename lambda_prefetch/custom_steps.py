@@ -90,8 +90,9 @@ class CustomStep:
         except (
             Exception
         ) as error:  # the user's code may raise anything; the result tells it, other samples go on
-            why = f"the custom step {self._name} raised {type(error).__name__}: {error}"
-            raise SampleFailedError(Outcome.STEP_ERROR, why) from error
+            raise SampleFailedError(
+                Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(made, np.ndarray):
             raise self._wrong_result(type(made).__name__)
         if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
@@ -99,52 +100,46 @@ class CustomStep:
         return made.copy()  # it waits to be stored, and the step may use its memory again
 
     def _wrong_result(self, found: str) -> SampleFailedError:
-        why = (
+        return SampleFailedError(
+            Outcome.STEP_ERROR,
             f"the custom step {self._name} gave {found}; a record holds a numpy array of up to {MAX_NDIM} "
-            f"dimensions of {', '.join(DTYPE_CODES)}"
+            f"dimensions of {', '.join(DTYPE_CODES)}",
         )
-        return SampleFailedError(Outcome.STEP_ERROR, why)
 
 
 def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     named, function_name, version = split_custom_name(name)
     module_name = _MOVED_MODULES.get(named, named)
     if not allowed & {named, module_name}:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
             f"{named}; it allows {', '.join(sorted(allowed)) or 'none'}"
         )
-        raise ConfigError(msg)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} cannot be imported: {type(error).__name__}: {error}; "
             "deploy it with the function"
-        )
-        raise ConfigError(msg) from error
+        ) from error
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
-        msg = f"the custom step {name}: the module {module_name} has no function {function_name}"
-        raise ConfigError(msg)
+        raise ConfigError(f"the custom step {name}: the module {module_name} has no function {function_name}")
     home = getattr(function, "__module__", None)
     if home != module_name:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "
             "what a module defines itself is a step"
         )
-        raise ConfigError(msg)
     declared = getattr(function, _MARK, None)
     if declared is None:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: {function_name} is not marked as a step: write "
             f'@custom_step("{version}") above it, from superdl.lambda_prefetch'
         )
-        raise ConfigError(msg)
     if declared != version:
-        msg = (
+        raise ConfigError(
             f"the custom step {name}: version {declared} is deployed; "
             f"deploy {version}, or name {declared} in the recipe"
         )
-        raise ConfigError(msg)
     return function

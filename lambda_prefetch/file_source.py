@@ -52,14 +52,12 @@ class FileSource:
 
     def __init__(self, root: str, *, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
-            msg = f"a file:// bucket names an absolute directory; not {root!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"a file:// bucket names an absolute directory; not {root!r}")
         self._root = os.path.realpath(root)
         if allowed_roots and not any(_is_within(self._root, allowed) for allowed in allowed_roots):
-            msg = (
+            raise ConfigError(
                 f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
             )
-            raise ConfigError(msg)
         self._roots = allowed_roots or (self._root,)
         self._kept: dict[str, _Directory] = {}  # by path
         weakref.finalize(self, _close, self._kept)
@@ -97,8 +95,9 @@ class FileSource:
         finally:
             os.close(descriptor)
         if len(data) != before.st_size:
-            why = f"it has {before.st_size} bytes, but only {len(data)} could be read"
-            raise SampleFailedError(Outcome.SOURCE_ERROR, why)
+            raise SampleFailedError(
+                Outcome.SOURCE_ERROR, f"it has {before.st_size} bytes, but only {len(data)} could be read"
+            )
         return data
 
     def _open(self, key: str) -> int:
@@ -154,8 +153,10 @@ def _close(kept: dict[str, _Directory]) -> None:
 
 
 def _escape() -> SampleFailedError:
-    why = "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other"
-    return SampleFailedError(Outcome.REFUSED, why)
+    return SampleFailedError(
+        Outcome.REFUSED,
+        "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other",
+    )
 
 
 def _is_within(path: str, root: str) -> bool:

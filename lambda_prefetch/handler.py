@@ -75,8 +75,9 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
     if not isinstance(event, dict):
-        msg = f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
+        )
     settings = FunctionSettings.from_environment()
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
@@ -118,15 +119,13 @@ def _tell_failure(
 
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
-        msg = (
+        raise ConfigError(
             f"the function reads warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
             "deploy one version of SUPER"
         )
-        raise ConfigError(msg)
     cache = event.get("cache", "")
     if not isinstance(cache, str):
-        msg = f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}")
     if cache:
         warm_connection(cache, settings)
     golden = _own_fingerprint()
@@ -197,8 +196,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
             endpoint_url=settings.s3_endpoint_url,
             lean=settings.s3_client != "boto3",
         )
-    msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
-    raise ConfigError(msg)
+    raise ConfigError(f"a bucket is s3://name or file:///directory; not {bucket!r}")
 
 
 def _memory_mb(context: Any) -> int:
@@ -211,18 +209,16 @@ def _check_deployed(request: PrefetchRequest) -> None:
     """Refuse, before any pixel is written, to be another function than the one that the coordinator met."""
     wanted = request.function_version
     if wanted and wanted != installed_version():
-        msg = (
+        raise ConfigError(
             f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
             f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
         )
-        raise ConfigError(msg)
     if request.golden and request.golden != _own_fingerprint():
-        msg = (
+        raise ConfigError(
             f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
             f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "
             "or start it again with an empty cache"
         )
-        raise ConfigError(msg)
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
@@ -241,8 +237,7 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     for index, (key, listed) in enumerate(zip(request.keys, request.ids, strict=True)):
         mine = derived[index * width : (index + 1) * width]
         if mine != listed:
-            msg = (
+            raise ConfigError(
                 f"the request calls {request.bucket}/{key} {listed}, this function calls it {mine}: "
                 "deploy one version of SUPER"
             )
-            raise ConfigError(msg)

@@ -282,6 +282,8 @@ class _Decoders:
             raise arrived.failure
         array = self._program.make(arrived.data, key)
         if array.nbytes + HEADER_BYTES > MAX_RECORD_BYTES:
-            why = f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes"
-            raise spoiled("too_large", why)
+            raise spoiled(
+                "too_large",
+                f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes",
+            )
         return array

@@ -178,10 +178,9 @@ def _connected(host: str, port: int) -> socket.socket:
         else:
             return connecting
     if isinstance(error, TimeoutError):
-        msg = (
+        raise UnreachableError(
             f"none of {len(addresses)} addresses of {host} took a connection within {CONNECT_TIMEOUT_S:.0f} s"
-        )
-        raise UnreachableError(msg) from error
+        ) from error
     raise error
 
 

@@ -66,11 +66,10 @@ class FunctionSettings:
         secret = variables.get("SUPER_CACHE_SECRET", "")
         doubled = [name for name in _IN_CLEAR if secret and variables.get(name)]
         if doubled:
-            msg = (
+            raise ConfigError(
                 f"SUPER_CACHE_SECRET and {doubled[0]} are both set: leave out the one that the "
                 "cache's password is not to come from"
             )
-            raise ConfigError(msg)
         return cls(
             cache_credentials=Credentials.from_environment(variables),
             cache_secret=secret,
@@ -93,8 +92,7 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
     if not text:
         return default
     if not text.isdecimal() or not low <= int(text) <= high:
-        msg = f"{name} is a whole number from {low} to {high}; not {text!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a whole number from {low} to {high}; not {text!r}")
     return int(text)
 
 
@@ -102,8 +100,7 @@ def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> 
     """The variable's value, by default the first that is known."""
     value = variables.get(name, "") or known[0]
     if value not in known:
-        msg = f"{name} is one of {', '.join(known)}; not {value!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is one of {', '.join(known)}; not {value!r}")
     return value
 
 
@@ -111,8 +108,7 @@ def _log_level(variables: Mapping[str, str]) -> str:
     level = variables.get("SUPER_LOG_LEVEL", "INFO").upper()
     known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     if level not in known:
-        msg = f"SUPER_LOG_LEVEL is one of {', '.join(known)}; not {level!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"SUPER_LOG_LEVEL is one of {', '.join(known)}; not {level!r}")
     return level
 
 

@@ -103,11 +103,10 @@ def _make_tracer() -> Tracer:
     from aws_lambda_powertools import Tracer
 
     if importlib.util.find_spec("aws_xray_sdk") is None:
-        msg = (
+        raise ConfigError(
             "SUPER_TRACE is 1, and the function has no aws_xray_sdk: add it to its package (make lambda-zip "
             "leaves it out; docs/containers.md says how), or leave SUPER_TRACE out"
         )
-        raise ConfigError(msg)
     # Its patches of HTTP libraries would trace each GET, and none of those of the lean client.
     return Tracer(service=_SERVICE, auto_patch=False)
 

@@ -210,9 +210,9 @@ def _as_image(picture: Picture, number: int, op: str) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
-        why = (
+        raise SampleFailedError(
+            Outcome.STEP_ERROR,
             f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it "
-            f"gave {picture.dtype} of shape {picture.shape}"
+            f"gave {picture.dtype} of shape {picture.shape}",
         )
-        raise SampleFailedError(Outcome.STEP_ERROR, why)
     return Image.fromarray(np.ascontiguousarray(picture))

@@ -62,11 +62,10 @@ class BatchRef:
         """
         dtype = label_dtype_of(self.label_dtype)
         if len(self.labels) != len(self) * dtype.itemsize:
-            msg = (
+            raise ConfigError(
                 f"batch {self.batch_id.hex()} has {len(self)} samples and {len(self.labels)} bytes of "
                 f"labels, which is not {dtype.itemsize} for each: use one version of SUPER on both sides"
             )
-            raise ConfigError(msg)
         return np.frombuffer(self.labels, dtype=dtype)
 
     def padding_mask(self) -> NDArray[np.bool_]:

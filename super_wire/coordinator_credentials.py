@@ -42,12 +42,11 @@ def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
     tokens = tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
     for place, token in enumerate(tokens, 1):
         if not _TOKEN.fullmatch(token):
-            msg = (
+            raise ConfigError(
                 f"{origin}: token {place} of {len(tokens)} has {len(token)} characters; a token has "
                 f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
                 ". _ ~ + / = -: make one with openssl rand -hex 32"
             )
-            raise ConfigError(msg)
     return tokens
 
 
@@ -59,8 +58,7 @@ def tokens_given(text: str, origin: str) -> tuple[str, ...]:
     """
     tokens = parse_tokens(text, origin)
     if text and not tokens:
-        msg = f"{origin} is set and holds no token: set it to one or more, or not at all"
-        raise ConfigError(msg)
+        raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")
     return tokens
 
 
@@ -76,15 +74,14 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[s
         text = content.decode("ascii")
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, whose text may hold a token
         reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
-        msg = f"{origin}={path} cannot be read: {reason}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     if len(content) > _MAX_TOKEN_FILE_BYTES:
-        msg = f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
+        )
     tokens = parse_tokens(text, f"{origin}={path}")
     if not (tokens or may_be_none):
-        msg = f"{origin}={path} holds no token: write one in each line"
-        raise ConfigError(msg)
+        raise ConfigError(f"{origin}={path} holds no token: write one in each line")
     return tokens
 
 
@@ -125,11 +122,10 @@ class CoordinatorCredentials:
             insecure=insecure_in(environment),
         )
         if bool(found.cert_file) != bool(found.key_file):
-            msg = (
+            raise ConfigError(
                 "SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE belong together: set both, or "
                 "neither"
             )
-            raise ConfigError(msg)
         found.current_token()
         return found
 
@@ -150,12 +146,11 @@ class CoordinatorCredentials:
             ConfigError: there is none, and ``insecure`` does not allow that.
         """
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
-            msg = (
+            raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
                 "there is none: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
                 "authority of its certificate is your own"
             )
-            raise ConfigError(msg)
 
     def encrypts(self, host: str) -> bool:
         """Whether a connection to ``host`` (empty for a unix socket) is encrypted: wherever there is a

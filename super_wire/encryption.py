@@ -40,8 +40,7 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
     try:
         return _TRUTHS[text.lower()]
     except KeyError:
-        msg = f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}") from None
 
 
 def client_tls_context(
@@ -67,6 +66,7 @@ def client_tls_context(
             context.load_cert_chain(cert_file, key_file)
     except (OSError, ssl.SSLError) as error:
         named = ", ".join(filter(None, (ca_file, cert_file, key_file)))
-        msg = f"the certificates for {purpose} ({named}; {variables} name them) cannot be used: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"the certificates for {purpose} ({named}; {variables} name them) cannot be used: {error}"
+        ) from error
     return context

@@ -78,6 +78,5 @@ def checked_outcome_stream(name: str) -> bytes:
     """
     prefix = OUTCOME_PREFIX.decode()
     if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):
-        msg = f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}")
     return name.encode()

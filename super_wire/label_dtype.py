@@ -71,8 +71,7 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
     try:
         return _read(text)
     except ValueError as error:
-        msg = f"labels of dtype {text[:200]!r} cannot be read: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
 
 
 def _read(text: str) -> np.dtype[Any]:

@@ -87,19 +87,15 @@ class ReadReport:
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
         """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
         if _NUMBERS_FIELD not in entry:
-            msg = f"a read report lacks the field {_NUMBERS_FIELD!r}"
-            raise ValueError(msg)
+            raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before anything is made of it
-            msg = f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes")
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):
-            msg = f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}"
-            raise ValueError(msg)
+            raise ValueError(f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}")
         if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
-            msg = f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}"
-            raise ValueError(msg)
+            raise ValueError(f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}")
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )

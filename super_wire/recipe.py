@@ -52,17 +52,13 @@ class Recipe:
 
     def __init__(self, steps: Sequence[Mapping[str, Any]], *, augment_seed: int = 0) -> None:
         if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__"):
-            msg = f"a recipe's steps are a list of mappings; not {steps!r}"
-            raise RecipeError(msg)
+            raise RecipeError(f"a recipe's steps are a list of mappings; not {steps!r}")
         if len(steps) > _MAX_STEPS:
-            msg = f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}"
-            raise RecipeError(msg)
+            raise RecipeError(f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}")
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
-            msg = f"augment_seed is an integer; not {augment_seed!r}"
-            raise RecipeError(msg)
+            raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
-            msg = f"augment_seed fits in 64 bits with sign; {augment_seed} does not"
-            raise RecipeError(msg)
+            raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
         self.steps = tuple(canonical_step(step, number) for number, step in enumerate(steps, start=1))
         self.augment_seed = augment_seed if self.random else 0
         work = {"pipeline": PIPELINE_VERSION, "steps": self.steps}
@@ -89,8 +85,7 @@ class Recipe:
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:
-                msg = "reduced_decode decodes for the size of resize: give resize too"
-                raise RecipeError(msg)
+                raise RecipeError("reduced_decode decodes for the size of resize: give resize too")
             steps.append({"op": "reduced_decode", "size": resize})
         if resize is not None:
             steps.append({"op": "resize", "size": resize})
@@ -105,11 +100,11 @@ class Recipe:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            msg = f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}") from error
         if version != PIPELINE_VERSION:
-            msg = f"the recipe wants pipeline {version!r}, not {PIPELINE_VERSION}: use one version of SUPER"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"the recipe wants pipeline {version!r}, not {PIPELINE_VERSION}: use one version of SUPER"
+            )
         return cls(steps, augment_seed=seed)
 
     @property

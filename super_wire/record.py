@@ -173,8 +173,7 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
         ValueError: the bytes are no whole number of ids.
     """
     if len(sample_ids) % ID_BYTES:
-        msg = f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes"
-        raise ValueError(msg)
+        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
@@ -199,8 +198,7 @@ def pack(
 def check_shape(shape: tuple[int, ...]) -> None:
     """Refuse, by :class:`RecordLengthError`, a shape that no header can tell."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
 
 def pack_header(
@@ -244,8 +242,7 @@ def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
-        msg = f"records hold {', '.join(DTYPE_CODES)}; not {dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
     return code, dtype.newbyteorder("<")
 
 
@@ -278,45 +275,41 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
     """
     if len(record) < HEADER_BYTES:
-        msg = f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        msg = f"a record begins with {MAGIC!r}; this one with {magic!r}"
-        raise RecordMagicError(msg)
+        raise RecordMagicError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
     if version != RECORD_VERSION:
-        msg = f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(
+            f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
+        )
     if kind not in _KINDS or code not in DTYPE_NAMES:
-        msg = f"record version {version} knows no kind {kind} with dtype code {code}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
     dtype, shape = DTYPE_NAMES[code], _checked_shape(ndim, tuple(rest[:MAX_NDIM]), code, payload_bytes)
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
-        msg = f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(
+            f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+        )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
     if sample_id is not None and prefix != int(id_prefixes(sample_id)[0]):
-        msg = f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
-        raise RecordIdError(msg)
+        raise RecordIdError(
+            f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+        )
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
 def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
     """The shape that a header tells; :class:`RecordLengthError` unless the payload is an array of it."""
     if ndim > MAX_NDIM:
-        msg = f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
-        msg = f"a header of {ndim} dimensions has sides {beyond} beyond them"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
     if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
-        msg = f"no array has shape {shape}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
-        msg = f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
     return shape
 
 
@@ -324,8 +317,9 @@ def verify_payload(header: Header, payload: Bytes) -> None:
     """Raise :class:`RecordHashError` unless ``payload`` has the xxh3-64 that the header names."""
     found = payload_hash(payload)
     if found != header.payload_hash:
-        msg = f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
-        raise RecordHashError(msg)
+        raise RecordHashError(
+            f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
+        )
 
 
 def unpack(
@@ -342,8 +336,7 @@ def unpack(
     if verify:
         verify_payload(header, payload)
     if header.kind is not RecordKind.DATA:
-        msg = f"expected a data record; this one is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(f"expected a data record; this one is of kind {header.kind.name.lower()}")
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 
@@ -358,13 +351,13 @@ def read_tombstone(record: Bytes) -> Tombstone:
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
     if header.kind is not RecordKind.TOMBSTONE:
-        msg = f"expected a tombstone; this record is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(f"expected a tombstone; this record is of kind {header.kind.name.lower()}")
     try:
         fields = json.loads(bytes(payload))
         return Tombstone(
             str(fields["key"]), str(fields["reason"]), str(fields["message"]), bool(fields["permanent"])
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        msg = f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
-        raise RecordLengthError(msg) from error
+        raise RecordLengthError(
+            f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
+        ) from error

@@ -70,12 +70,14 @@ class Pointer:
 
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
-            msg = f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
-            raise RecordLengthError(msg)
+            raise RecordLengthError(
+                f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
+            )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            msg = f"no record of {self.length} bytes begins at byte {self.offset} of a pack"
-            raise RecordLengthError(msg)
+            raise RecordLengthError(
+                f"no record of {self.length} bytes begins at byte {self.offset} of a pack"
+            )
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
@@ -92,8 +94,9 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """
     payload = _payload(record, RecordKind.POINTER, sample_id)
     if len(payload) <= _PLACE.size:
-        msg = f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(
+            f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
+        )
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 
@@ -109,13 +112,11 @@ def pack_arrays(
         TypeError: a dtype that records do not hold.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
-        msg = f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= _MAX_NAME_BYTES:
-            msg = f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}"
-            raise RecordLengthError(msg)
+            raise RecordLengthError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -140,11 +141,9 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
             start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
             found[name] = np.frombuffer(payload[start:at], dtype=dtype).reshape(shape)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        msg = f"a table of named arrays that its payload does not hold: {error}"
-        raise RecordLengthError(msg) from error
+        raise RecordLengthError(f"a table of named arrays that its payload does not hold: {error}") from error
     if at != len(payload):
-        msg = f"the named arrays have {at} bytes; the payload has {len(payload)}"
-        raise RecordLengthError(msg)
+        raise RecordLengthError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
     return found
 
 
@@ -152,8 +151,7 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
     """Name, dtype and shape of each array, and where the table ends; ``ValueError`` where it is none."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
-        msg = f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be"
-        raise ValueError(msg)
+        raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
     at, table = _COUNT.size, []
     for _ in range(count):
         name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
@@ -161,13 +159,13 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
         name = bytes(payload[at : at + name_bytes]).decode()
         at += name_bytes
         if not name or code not in DTYPE_NAMES or ndim > MAX_NDIM or any(sides[ndim:]):
-            msg = f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
+            )
         table.append((name, np.dtype(DTYPE_NAMES[code]).newbyteorder("<"), tuple(sides[:ndim])))
     names = [name.encode() for name, _, _ in table]
     if any(first >= second for first, second in itertools.pairwise(names)):
-        msg = "names are not in order, or one comes twice"
-        raise ValueError(msg)
+        raise ValueError("names are not in order, or one comes twice")
     return table, at
 
 
@@ -175,8 +173,9 @@ def _payload(record: Bytes, kind: RecordKind, sample_id: bytes | None) -> memory
     """The verified payload of a record that has to be of ``kind``."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     if header.kind is not kind:
-        msg = f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(
+            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
+        )
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
     return payload

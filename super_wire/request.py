@@ -128,14 +128,13 @@ class PrefetchRequest:
         request = _build(cls, event, "prefetch request")
         count = len(request.keys)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
-            msg = f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
+            )
         if not count == len(request.versions) == len(request.ids):
-            msg = "a prefetch request has as many versions and ids as keys"
-            raise ConfigError(msg)
+            raise ConfigError("a prefetch request has as many versions and ids as keys")
         if not all(map(_HEX_ID.fullmatch, request.ids)):
-            msg = f"a sample id has {2 * ID_BYTES} lower-case hex digits"
-            raise ConfigError(msg)
+            raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
@@ -192,13 +191,11 @@ class PrefetchResult:
             result.record_bytes,
         )
         if any(len(column) != count for column in columns):
-            msg = "the columns of a prefetch result differ in length"
-            raise ConfigError(msg)
+            raise ConfigError("the columns of a prefetch result differ in length")
         known = frozenset(Outcome)
         strange = {outcome for outcome in result.outcomes if outcome not in known}
         if strange:
-            msg = f"unknown outcomes in a prefetch result: {_shown(sorted(strange))}"
-            raise ConfigError(msg)
+            raise ConfigError(f"unknown outcomes in a prefetch result: {_shown(sorted(strange))}")
         if result.messages or not result.function_version.isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version = clean_text(result.function_version)
@@ -254,8 +251,9 @@ def _shown(value: object) -> str:
 def _check_version(mapping: object, name: str, reader: str) -> None:
     version = mapping.get(name) if isinstance(mapping, dict) else None
     if type(version) is not int or version != REQUEST_VERSION:
-        msg = f"{reader} of version {REQUEST_VERSION}, not {_shown(version)}: deploy one version of SUPER"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{reader} of version {REQUEST_VERSION}, not {_shown(version)}: deploy one version of SUPER"
+        )
 
 
 def _is_count(value: object) -> bool:
@@ -290,12 +288,12 @@ def _build(cls: type[_Message], mapping: dict[str, Any], name: str) -> _Message:
     values: dict[str, Any] = {}
     for entry in fields(cls):
         if entry.name not in mapping:
-            msg = f"the {name} lacks {entry.name!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the {name} lacks {entry.name!r}")
         value, kind = mapping[entry.name], str(entry.type)
         if not _CHECKS[kind](value):
-            msg = f"in a {name}, {entry.name} is {kind}, without negative numbers; not {_shown(value)}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"in a {name}, {entry.name} is {kind}, without negative numbers; not {_shown(value)}"
+            )
         if kind == "Limits":
             value = Limits(**{bound.name: value[bound.name] for bound in fields(Limits)})
         values[entry.name] = tuple(value) if kind.startswith("tuple") else value
@@ -315,16 +313,15 @@ def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
     """
     packed = entry.get(OUTCOME_FIELD)
     if packed is None:
-        msg = f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
     if len(packed) > MAX_OUTCOME_BYTES:
-        msg = f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+        )
     try:
         mapping = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        msg = f"an outcome is JSON; not {reprlib.repr(packed)}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
     if isinstance(mapping, dict) and "super_failure" in mapping:
         return PrefetchFailure.from_mapping(mapping)
     return PrefetchResult.from_mapping(mapping)

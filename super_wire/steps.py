@@ -62,8 +62,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
     """Module, function and version of a custom step's ``module:function@version``."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
-        msg = f"a custom step is named module:function@version; not {name!r}"
-        raise RecipeError(msg)
+        raise RecipeError(f"a custom step is named module:function@version; not {name!r}")
     module, function, version = match.groups()
     return module, function, version
 
@@ -75,8 +74,7 @@ class _Parameter:
         self.where, self.value = where, value
 
     def fail(self, expected: str) -> NoReturn:
-        msg = f"{self.where} is {expected}; not {reprlib.repr(self.value)}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{self.where} is {expected}; not {reprlib.repr(self.value)}")
 
     def number(self, low: float, high: float, expected: str) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
@@ -182,32 +180,32 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
         RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
-        msg = f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}'
-        raise RecipeError(msg)
+        raise RecipeError(f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}')
     op = step["op"]
     parameters = OPS.get(op)
     if parameters is None:
         near = difflib.get_close_matches(op, OPS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPS)}"
-        msg = f"step {number}: there is no step {op!r}{hint}"
-        raise RecipeError(msg)
+        raise RecipeError(f"step {number}: there is no step {op!r}{hint}")
     unknown = [str(name) for name in step if name != "op" and name not in parameters]
     if unknown:
-        msg = f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}"
+        )
     canonical: dict[str, Any] = {"op": op}
     for name, (read, default) in parameters.items():
         value = step.get(name, default)
         if value is _REQUIRED:
-            msg = f"step {number} ({op}) needs the parameter {name}"
-            raise RecipeError(msg)
+            raise RecipeError(f"step {number} ({op}) needs the parameter {name}")
         value = read(_Parameter(f"step {number} ({op}): {name}", value))
         if name not in _LEFT_OUT_AT_DEFAULT or value != default:
             canonical[name] = value
     if canonical.get("input") == "bytes" and number != 1:
-        msg = f'step {number} ({op}): input is "bytes" of the first step only; a later one gets what it made'
-        raise RecipeError(msg)
+        raise RecipeError(
+            f'step {number} ({op}): input is "bytes" of the first step only; a later one gets what it made'
+        )
     if op in DECODE_OPS and number != 1:
-        msg = f"step {number} ({op}) says how images are decoded, so it can only be the first step"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"step {number} ({op}) says how images are decoded, so it can only be the first step"
+        )
     return canonical

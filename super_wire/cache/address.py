@@ -62,24 +62,20 @@ class CacheAddress:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            msg = f"cache address {text!r}: {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"cache address {text!r}: {error}") from error
         options = parse_qs(parts.query, keep_blank_values=True)
         if parts.username or parts.password or options.keys() & _CREDENTIAL_OPTIONS:
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
-            msg = f"a cache address is {CACHE_FORMS}; not {text!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"a cache address is {CACHE_FORMS}; not {text!r}")
         unknown = options.keys() - ({"protocol", "db"} if parts.scheme == "unix" else {"protocol"})
         if unknown:
-            msg = f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}"
-            raise ConfigError(msg)
+            raise ConfigError(f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}")
         protocol = _protocol(options.get("protocol", ["2"])[-1], text)
         if parts.scheme == "unix":
             return cls._of_unix(text, parts, options.get("db", [""])[-1], protocol)
         if not parts.hostname or port == 0:
-            msg = f"cache address {text!r} names no {'port' if parts.hostname else 'host'}"
-            raise ConfigError(msg)
+            raise ConfigError(f"cache address {text!r} names no {'port' if parts.hostname else 'host'}")
         return cls(
             host=parts.hostname,
             port=_DEFAULT_PORT if port is None else port,
@@ -93,14 +89,14 @@ class CacheAddress:
     def _of_unix(cls, text: str, parts: SplitResult, db: str, protocol: int) -> CacheAddress:
         path = unquote(parts.path)
         if parts.netloc or not path or path.endswith("/"):
-            msg = f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
+            )
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-            msg = (
+            raise ConfigError(
                 f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes; {path!r} is longer: "
                 "use a shorter directory"
             )
-            raise ConfigError(msg)
         return cls(host="", port=0, path=path, db=_database(db, text), protocol=protocol)
 
     @property
@@ -162,13 +158,13 @@ class Credentials:
             insecure=insecure_in(environment),
         )
         if found.username and not found.password:
-            msg = (
+            raise ConfigError(
                 "SUPER_CACHE_USERNAME is set and SUPER_CACHE_PASSWORD is not: set both, or the password alone"
             )
-            raise ConfigError(msg)
         if bool(found.cert_file) != bool(found.key_file):
-            msg = "SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE belong together: set both, or neither"
-            raise ConfigError(msg)
+            raise ConfigError(
+                "SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE belong together: set both, or neither"
+            )
         return found
 
     def check_encrypted(self, address: CacheAddress) -> None:
@@ -178,12 +174,11 @@ class Credentials:
             ConfigError: it would leave this machine in plain text, and ``insecure`` does not allow that.
         """
         if not (address.tls or address.local or self.insecure):
-            msg = (
+            raise ConfigError(
                 f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "
                 "cache on this machine, or an SSH tunnel to the other; in a network that nobody else can "
                 "reach, SUPER_INSECURE=1 (on each side) does without"
             )
-            raise ConfigError(msg)
 
     def admit(self, address: CacheAddress) -> None:
         """The same, before something is sent; what goes in plain text all the same is warned of, once a
@@ -220,13 +215,11 @@ def _database(text: str, address: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit() and int(text) < _MAX_DB):
-        msg = f"cache address {address!r}: a database is a number; not {text!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"cache address {address!r}: a database is a number; not {text!r}")
     return int(text)
 
 
 def _protocol(text: str, address: str) -> int:
     if text not in _PROTOCOLS:
-        msg = f"cache address {address!r}: protocol is 2 or 3; not {text!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"cache address {address!r}: protocol is 2 or 3; not {text!r}")
     return _PROTOCOLS[text]

@@ -90,8 +90,9 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
         ValueError: it is no such answer.
     """
     if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
-        msg = f"a slot map is an array of at most {SLOTS} entries; not {_shown(reply)}"
-        raise ValueError(msg)  # it came over a wire: bad data, not a bug
+        raise ValueError(
+            f"a slot map is an array of at most {SLOTS} entries; not {_shown(reply)}"
+        )  # it came over a wire: bad data, not a bug
     places: dict[Node, int] = {}
     owners = array("h", [-1]) * SLOTS
     for item in reply:
@@ -128,8 +129,7 @@ def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
         first, last, master = item[:_RANGE_LENGTH]
         if isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
-    msg = f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {_shown(item)}"
-    raise ValueError(msg)
+    raise ValueError(f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {_shown(item)}")
 
 
 def _master(item: Reply, asked: Node) -> Node | None:
@@ -143,8 +143,7 @@ def _master(item: Reply, asked: Node) -> Node | None:
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
                 return Node(name or asked.host, port)
-    msg = f"a node of a slot map is [host, port, ...]; not {_shown(item)}"
-    raise ValueError(msg)
+    raise ValueError(f"a node of a slot map is [host, port, ...]; not {_shown(item)}")
 
 
 def _further(item: list[Reply]) -> Mapping[bytes, bytes]:

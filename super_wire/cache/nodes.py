@@ -251,5 +251,6 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
     try:
         return parse_slots(answer, asked)
     except ValueError as error:
-        msg = f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
-        raise CacheError(msg) from error
+        raise CacheError(
+            f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
+        ) from error

@@ -98,8 +98,7 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
         if at < len(data) and data[at : at + 1] not in _KINDS:
             raise _malformed("an unknown mark", data, at)
         if len(data) - at > MAX_LINE_BYTES:
-            msg = f"a reply's first line is longer than {MAX_LINE_BYTES} bytes"
-            raise MalformedReplyError(msg)
+            raise MalformedReplyError(f"a reply's first line is longer than {MAX_LINE_BYTES} bytes")
         raise _TooShortError
     kind = _KINDS.get(data[at : at + 1])
     if kind is None:
@@ -124,29 +123,25 @@ def _error(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, in
 def _integer(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     digits = line.removeprefix(b"-") if line[:1] == b"-" else line.removeprefix(b"+")
     if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-        msg = "no whole number"
-        raise ValueError(msg)
+        raise ValueError("no whole number")
     return int(line), body
 
 
 def _double(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if b"_" in line or line.strip() != line:  # which Python's float would let pass
-        msg = "no number"
-        raise ValueError(msg)
+        raise ValueError("no number")
     return float(line), body
 
 
 def _boolean(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if line not in (b"t", b"f"):
-        msg = "neither true nor false"
-        raise ValueError(msg)
+        raise ValueError("neither true nor false")
     return line == b"t", body
 
 
 def _null(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
     if line:
-        msg = "no null"
-        raise ValueError(msg)
+        raise ValueError("no null")
     return None, body
 
 
@@ -158,8 +153,7 @@ def _bulk(data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]
     if mark != CRLF:
         if len(data) < end + len(CRLF) and mark == CRLF[: len(mark)]:
             raise _TooShortError
-        msg = "a string without a line's end"
-        raise ValueError(msg)
+        raise ValueError("a string without a line's end")
     return data[body:end], end + len(CRLF)
 
 
@@ -167,15 +161,13 @@ def _bulk_error(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply,
     text, end = _bulk(data, line, body, depth)
     if isinstance(text, bytes):
         return ErrorReply(text.decode(errors="replace")), end
-    msg = "an error without text"
-    raise ValueError(msg)
+    raise ValueError("an error without text")
 
 
 def _verbatim(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     text, end = _bulk(data, line, body, depth)
     if not isinstance(text, bytes) or text[_VERBATIM_MARK - 1 : _VERBATIM_MARK] != b":":
-        msg = "a verbatim string without its mark"
-        raise ValueError(msg)
+        raise ValueError("a verbatim string without its mark")
     return text[_VERBATIM_MARK:], end
 
 
@@ -190,8 +182,7 @@ def _map(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
     try:
         return dict(zip(items[::2], items[1::2], strict=True)), end
     except TypeError as error:
-        msg = "a map with an aggregate as a key"
-        raise ValueError(msg) from error
+        raise ValueError("a map with an aggregate as a key") from error
 
 
 def _push(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
@@ -207,8 +198,7 @@ def _attribute(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, 
 
 def _items(data: bytes, at: int, count: int, depth: int) -> tuple[list[Reply], int]:
     if depth >= MAX_DEPTH:
-        msg = f"aggregates lie deeper than {MAX_DEPTH} in one another"
-        raise ValueError(msg)
+        raise ValueError(f"aggregates lie deeper than {MAX_DEPTH} in one another")
     found = []
     for _ in range(count):
         item, at = _reply(data, at, depth + 1)
@@ -218,8 +208,7 @@ def _items(data: bytes, at: int, count: int, depth: int) -> tuple[list[Reply], i
 
 def _count(line: bytes, limit: int) -> int:
     if not line.isdigit() or len(line) > len(str(limit)) or int(line) > limit:
-        msg = f"a length that is no number up to {limit}"
-        raise ValueError(msg)
+        raise ValueError(f"a length that is no number up to {limit}")
     return int(line)
 
 
