@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.record import DTYPE_CODES, MAX_NDIM
 from superdl.super_wire.request import Outcome

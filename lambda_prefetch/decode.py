@@ -15,7 +15,7 @@ import struct
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from superdl.lambda_prefetch.failures import spoiled
+from superdl.lambda_prefetch.sources import spoiled
 
 __all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
 

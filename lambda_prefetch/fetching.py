@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from superdl.lambda_prefetch.budget import BudgetClosedError, ByteBudget
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import stat
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.lambda_prefetch.failures import SampleFailedError
-from superdl.lambda_prefetch.sources import check_size, check_version
+from superdl.lambda_prefetch.sources import SampleFailedError, check_size, check_version
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 

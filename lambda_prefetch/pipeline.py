@@ -28,10 +28,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import decoding_threads
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, clean_text

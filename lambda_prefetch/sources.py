@@ -1,21 +1,37 @@
-"""What the pipeline asks of a source of objects, and what each source refuses alike.
-
-How files are read is :mod:`superdl.lambda_prefetch.file_source`'s, how S3 is
-:mod:`superdl.lambda_prefetch.s3_source`'s.
-"""
+"""What the pipeline asks of a source of objects, and how one sample fails: what each source refuses alike."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["ObjectSource", "Pending", "SampleFailedError", "check_size", "check_version", "spoiled"]
 
-__all__ = ["ObjectSource", "Pending", "check_size", "check_version"]
+
+class SampleFailedError(Exception):
+    """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.
+
+    ``reason`` is the tombstone's short code, and empty where the failure is not the fault of the object's
+    bytes: those failures are tried again, so nothing about them is written to the cache.
+    """
+
+    def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
+        super().__init__(why)
+        self.outcome = outcome
+        self.why = why
+        self.reason = reason
+
+
+def spoiled(reason: str, why: str) -> SampleFailedError:
+    """A failure for good: this version's bytes will never give a sample.
+
+    ``reason`` is ``empty``, ``not_an_image``, ``undecodable`` or ``too_large``.
+    """
+    return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
 
 
 class Pending(Protocol):
@@ -60,9 +76,8 @@ class ObjectSource(Protocol):
             key: the object's key.
             version: what the catalog listed.
             limit_bytes: larger objects are refused before their bytes are read.
+            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait.
             begun: what :meth:`begin` gave for this key and version; it is used up.
-            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait for
-                room.
 
         Raises:
             SampleFailedError: the object is missing, changed, refused or too large, or the source failed.

@@ -16,7 +16,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.request import Outcome
 from superdl.super_wire.steps import DECODE_OPS

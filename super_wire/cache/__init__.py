@@ -1,7 +1,6 @@
 """The client of the cache: addresses and credentials, the protocol, one connection, the nodes of a cluster.
 
 Readers, functions and warming share it; the coordinator takes addresses, credentials and slot maps from it.
-It speaks RESP over TCP, TLS and unix sockets. What records mean is :mod:`superdl.super_wire.record`'s.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
 """Redis Cluster as a client needs it: which slot a key has, which node a slot, and what redirections say.
 
-All of it is pure; :mod:`superdl.super_wire.cache.nodes` asks for the slot map. Replicas are passed over,
-since what was just written may not have reached them.
+All of it is pure. Replicas are passed over, since what was just written may not have reached them.
 """
 
 from __future__ import annotations
 
 import re
+import reprlib
 from array import array
 from binascii import crc_hqx
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from superdl.super_wire.cache.resp import Reply
 
 __all__ = ["SLOTS", "Node", "Redirection", "SlotMap", "key_slot", "parse_redirection", "parse_slots"]
@@ -26,7 +24,6 @@ _MAX_PORT = 65535
 _MAX_HOST = 253
 # Python's resolver answers other texts with a UnicodeError or a ValueError of its own, at the first connect.
 _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
-_RANGE_LENGTH = 3  # first slot, last slot, master; then replicas
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,9 +87,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
         ValueError: it is no such answer.
     """
     if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
-        raise ValueError(
-            f"a slot map is an array of at most {SLOTS} entries; not {_shown(reply)}"
-        )  # it came over a wire: bad data, not a bug
+        raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
     owners = array("h", [-1]) * SLOTS
     for item in reply:
@@ -110,49 +105,49 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
         text: the error.
         asked: the node that gave it; a redirection without a host means its host.
     """
-    words = text.split(" ")
-    if len(words) < 3 or words[0] not in ("MOVED", "ASK"):  # noqa: PLR2004 # kind, slot, node
+    kind, slot, place = (*text.split(" "), "", "", "")[:3]
+    if kind not in ("MOVED", "ASK"):
         return None
-    host, colon, port = words[2].rpartition(":")
+    host, colon, port = place.rpartition(":")
     host = host.strip("[]")
-    if not (colon and _is_number(words[1], SLOTS - 1) and _is_number(port, _MAX_PORT)):
+    if not (colon and _is_number(slot, SLOTS - 1) and _is_number(port, _MAX_PORT)):
         return None
     if host and not _is_host(host):  # also "?", of a node that has no name
         return None
-    kind: Literal["MOVED", "ASK"] = "MOVED" if words[0] == "MOVED" else "ASK"
-    return Redirection(kind, int(words[1]), Node(host or asked.host, int(port)))
+    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or asked.host, int(port)))
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
     """First and last slot of one entry, and its master, if the entry tells where that is."""
-    if isinstance(item, list) and len(item) >= _RANGE_LENGTH:
-        first, last, master = item[:_RANGE_LENGTH]
-        if isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < SLOTS:
+    match item:
+        case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
-    raise ValueError(f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {_shown(item)}")
+    raise ValueError(
+        f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {reprlib.repr(item)}"
+    )
 
 
 def _master(item: Reply, asked: Node) -> Node | None:
-    if isinstance(item, list) and len(item) >= 2:  # noqa: PLR2004 # host and port
-        host, port = item[:2]
-        if isinstance(port, int) and 0 <= port <= _MAX_PORT and (host is None or isinstance(host, bytes)):
+    match item:
+        case [None | bytes() as host, int(port), *further] if 0 <= port <= _MAX_PORT:
             if host == b"?":  # a host name was wanted, and the node has none: it may tell its address beside
-                host = _further(item).get(b"ip", b"?")
+                host = _address_beside(further)
             if host == b"?" or not port:  # no port: it does not listen in the way that we asked
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
                 return Node(name or asked.host, port)
-    raise ValueError(f"a node of a slot map is [host, port, ...]; not {_shown(item)}")
+    raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
 
 
-def _further(item: list[Reply]) -> Mapping[bytes, bytes]:
-    """What a node tells of itself beside its preferred host, as ``[name, value, ...]`` or a map."""
-    last = item[-1]
-    pairs = list(last.items()) if isinstance(last, dict) else []
+def _address_beside(further: list[Reply]) -> bytes:
+    """The address that a node tells beside its preferred host, in ``[name, value, ...]``; else ``?``."""
+    last = further[-1] if further else None
     if isinstance(last, list):
-        pairs = list(zip(last[::2], last[1::2], strict=False))
-    return {name: value for name, value in pairs if isinstance(name, bytes) and isinstance(value, bytes)}
+        for name, value in zip(last[::2], last[1::2], strict=False):
+            if name == b"ip" and isinstance(value, bytes):
+                return value
+    return b"?"
 
 
 def _is_host(text: str) -> bool:
@@ -161,8 +156,3 @@ def _is_host(text: str) -> bool:
 
 def _is_number(text: str, limit: int) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= len(str(limit)) and int(text) <= limit
-
-
-def _shown(reply: Reply) -> str:
-    text = f"{len(reply)} of them" if isinstance(reply, list) and len(reply) > SLOTS else repr(reply)
-    return text if len(text) <= 60 else f"{text[:60]}..."  # noqa: PLR2004 # a glimpse

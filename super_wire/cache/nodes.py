@@ -1,9 +1,7 @@
 """The nodes of one cache: which node has a key, and a connection to each that is needed.
 
 The cache itself tells whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
-support, or one that does not let this user ask, is a single node that has every key. Records of a batch are
-asked for by :mod:`superdl.super_dataset.reading.link`, other commands by
-:mod:`superdl.super_wire.cache.commands`; both follow redirections at most :data:`MAX_ROUNDS` times.
+support, or one that does not let this user ask, is a single node that has every key.
 """
 
 from __future__ import annotations
@@ -97,12 +95,8 @@ class NodeConnections:
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Reach the node that the user named, and learn which other nodes there are.
-
-        Raises:
-            CacheUnreachableError: nobody answered, or not in time.
-            CacheError: the cache refused credentials, certificate or database.
-            ConfigError: the node is beyond loopback without TLS.
+        """Reach the node that the user named, and learn which other nodes there are; raises as
+        :class:`CacheConnection`.
         """
         connection = self.connection(self.home, timeout_s)
         try:
@@ -151,12 +145,8 @@ class NodeConnections:
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
         """Ask the nodes, one after the other, for the slot map until one tells it; else the old one stays.
 
-        Nodes with a connection come first. The node that told the last map comes last: one that was cut off
-        from the others knows no better.
-
-        Args:
-            timeout_s: bound of all of it, to within one node's answer.
-            first: the node to ask before all others.
+        ``first`` is asked before all others, then nodes with a connection. The node that told the last map
+        comes last: one that was cut off from the others knows no better. ``timeout_s`` bounds all of it.
         """
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
@@ -182,10 +172,9 @@ class NodeConnections:
         """Ask every node for a record that no sample has: who may read records may do that.
 
         Raises:
-            CacheUnreachableError: a node did not answer, or is not ready.
-            CacheError: a node refused.
+            CacheError: a node did not answer, is not ready, or refused.
         """
-        for node in (self.slots.nodes if self.slots is not None else ()) or (self.home,):
+        for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
             if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
@@ -237,12 +226,7 @@ class NodeConnections:
 
 
 def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us.
-
-    Raises:
-        CacheUnreachableError: it is not ready to say.
-        CacheError: it wants credentials first, or says what is no slot map.
-    """
+    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
