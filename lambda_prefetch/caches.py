@@ -2,8 +2,8 @@
 
 A few addresses are kept for each process, and one user at a time has a cache's connections. Where a secret of
 AWS Secrets Manager has user and password, it is asked for when a connection first needs it, kept for some
-minutes, and asked for again when the cache refuses what is kept. Every wait is bounded. What the secret says
-is in no message, and in no exception that one of ours was raised from.
+minutes, and asked for again when the cache refuses what is kept. What the secret says is in no message, and
+in no exception that one of ours was raised from.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ _REMEDY = (
     "a function may also have them from the secret that SUPER_CACHE_SECRET names; functions of the local "
     "executor have the coordinator's settings"
 )
-
-# By process and address, the longest unused first.
-_idle: dict[tuple[int, str], NodeConnections] = {}
 _MAX_AGE_S = 300.0
 _MIN_INTERVAL_S = 5.0  # Secrets Manager is asked no more often, whatever fails
 _CONNECT_TIMEOUT_S = 3
@@ -41,6 +38,20 @@ _READ_TIMEOUT_S = 5
 _ATTEMPTS = 2
 _ARN_PARTS = 7  # arn:aws:secretsmanager:region:account:secret:name
 _FORM = 'a JSON object such as {"username": "super-function", "password": "..."}'
+_DENIED = (
+    "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if a key of your own "
+    "encrypts it"
+)
+_REMEDIES = {
+    "AccessDeniedException": _DENIED,
+    "403": _DENIED,  # in words that are not Secrets Manager's own, such as a proxy's
+    "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
+    "InvalidRequestException": "restore it if it is marked for deletion",
+    "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",
+}
+
+# By process and address, the longest unused first.
+_idle: dict[tuple[int, str], NodeConnections] = {}
 
 
 def warm_connection(cache: str, settings: FunctionSettings) -> None:
@@ -82,12 +93,11 @@ def keep_cache(cache: str, nodes: NodeConnections) -> None:
 def close_idle_connections() -> None:
     """Close what is kept for the next invocation; it opens its own then."""
     while _idle:
-        _, nodes = _idle.popitem()
-        nodes.close()
+        _idle.popitem()[1].close()
 
 
 def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
-    address = CacheAddress.parse(cache)
+    address, given = CacheAddress.parse(cache), settings.cache_credentials
     secret = _cache_secret(settings.cache_secret) if settings.cache_secret else None
 
     def renewed(refused: Credentials, error: WrongPasswordError) -> Credentials:
@@ -97,17 +107,11 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
             raise WrongPasswordError(f"{error}; {_REMEDY}") from error
         return found
 
-    credentials = settings.cache_credentials
-    return NodeConnections(address, secret.credentials(credentials) if secret else credentials, renewed)
+    return NodeConnections(address, secret.credentials(given) if secret else given, renewed)
 
 
 class CacheSecret:
-    """One secret and what it said last.
-
-    Args:
-        name: its ARN, or its name in the function's own region.
-        clock: seconds that never run backwards.
-    """
+    """One secret, by its ARN or its name in the function's own region, and what it said last."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -186,31 +190,20 @@ class CacheSecret:
 
     def _refused(self, answer: Mapping[str, Any]) -> CacheError:
         code, text = str(answer.get("Code", "")), str(answer.get("Message", ""))
-        denied = (
-            "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if a key of "
-            "your own encrypts it"
-        )
-        remedy = {
-            "AccessDeniedException": denied,
-            "403": denied,  # in words that are not Secrets Manager's own, such as a proxy's
-            "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
-            "InvalidRequestException": "restore it if it is marked for deletion",
-            "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",
-        }.get(code, "the function gets its cache password there")
+        remedy = _REMEDIES.get(code, "the function gets its cache password there")
         return CacheError(f"Secrets Manager does not tell the secret {self.name} ({code}: {text}): {remedy}")
 
     def _unreachable(self, error: Exception) -> CacheError:
         from botocore import exceptions
 
+        remedy = (
+            "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), "
+            "and a security group that lets port 443 out to it and in there"
+        )
         if isinstance(error, exceptions.NoRegionError):
             remedy = "set AWS_REGION, or let SUPER_CACHE_SECRET be its ARN"
         elif isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
             remedy = "give the function a role"
-        else:
-            remedy = (
-                "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), "
-                "and a security group that lets port 443 out to it and in there"
-            )
         return CacheError(f"Secrets Manager did not answer for the secret {self.name} ({error}): {remedy}")
 
 

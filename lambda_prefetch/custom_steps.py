@@ -9,14 +9,12 @@ lists it. A step is a function that this module defines and marks with its versi
     def invert(array):
         return 255 - array
 
-What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes. A
-recipe names the version, so that no sample id stands for the work of two.
+What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes.
 
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
 gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
-not write to it. It returns an array that a record can hold. A function with several cores calls it in several
-threads at once.
+not write to it, returns an array that a record can hold, and may be called in several threads at once.
 """
 
 from __future__ import annotations
@@ -87,9 +85,7 @@ class CustomStep:
         drawn = {"seed": seed} if self._random else {}
         try:
             made = self._function(array, **self._params, **drawn)
-        except (
-            Exception
-        ) as error:  # the user's code may raise anything; the result tells it, other samples go on
+        except Exception as error:  # the user's code may raise anything; other samples go on
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
             ) from error

@@ -38,9 +38,7 @@ class _Directory(NamedTuple):
 
 
 class FileSource:
-    """One directory; ``root`` is its absolute real path.
-
-    ``allowed_roots``, real paths too, are where links in it may lead; without any they stay in it.
+    """One directory; links in it may lead to ``allowed_roots``, without any they stay in it.
 
     Raises:
         ConfigError: ``root`` is relative, or lies outside all of ``allowed_roots`` (where there are any).
@@ -168,14 +166,10 @@ def _version(status: os.stat_result) -> str:
 
 def _read_exactly(descriptor: int, size_bytes: int) -> bytes:
     """Up to ``size_bytes``; fewer if the file ends before."""
-    first = os.read(descriptor, size_bytes)
-    if len(first) == size_bytes or not first:
-        return first
-    pieces, missing = [first], size_bytes - len(first)
-    while missing and (piece := os.read(descriptor, missing)):
-        pieces.append(piece)
-        missing -= len(piece)
-    return b"".join(pieces)
+    data = os.read(descriptor, size_bytes)
+    while len(data) < size_bytes and (piece := os.read(descriptor, size_bytes - len(data))):
+        data += piece
+    return data
 
 
 def _failure(error: OSError) -> SampleFailedError:

@@ -52,6 +52,7 @@ _ANSWER_MARGIN_S = 2.0
 
 _MAX_MESSAGE = 2000
 _MAX_ID = 256
+_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
 _REPLY_TIMEOUT_S = 5.0
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
@@ -143,13 +144,10 @@ class _ReplyTo:
             raise CacheError(
                 f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
             )
-        maxlen = b"%d" % OUTCOME_STREAM_MAXLEN
-        command = (
-            *(b"XADD", self.stream, b"NOMKSTREAM", b"MAXLEN", b"~", maxlen),
-            *(b"*", OUTCOME_FIELD, packed),
-        )
+        bound = (b"NOMKSTREAM", b"MAXLEN", b"~", b"%d" % OUTCOME_STREAM_MAXLEN)
+        command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
         nodes = take_cache(self.cache, settings)
-        (reply,) = exchange(nodes, [Command.of(self.stream, *command)], timeout_s=_REPLY_TIMEOUT_S)
+        (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
         if isinstance(reply, CacheError | ErrorReply):
             nodes.close()
         else:
@@ -172,8 +170,8 @@ def _tell_failure(
 ) -> None:
     """Tell the coordinator at once; a cache that cannot be reached must not hide the error itself."""
     failure = PrefetchFailure(
-        request_id=reply_to.request_id,
-        function_version=installed_version(),
+        reply_to.request_id,
+        installed_version(),
         error=type(error).__name__,
         message=str(error)[:_MAX_MESSAGE],
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
@@ -231,12 +229,7 @@ def _prefetch(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        outcomes=tuple(columns.outcomes),
-        fetch_us=tuple(columns.fetch_us),
-        decode_us=tuple(columns.decode_us),
-        push_us=tuple(columns.push_us),
-        source_bytes=tuple(columns.source_bytes),
-        record_bytes=tuple(columns.record_bytes),
+        **{name: tuple(getattr(columns, name)) for name in _COLUMNS},
         messages=columns.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
@@ -299,13 +292,11 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
         recipe.digest,
         randomness,
     ).hex()
-    if derived == "".join(request.ids):
-        return
-    width = len(request.ids[0])
-    for index, (key, listed) in enumerate(zip(request.keys, request.ids, strict=True)):
-        mine = derived[index * width : (index + 1) * width]
-        if mine != listed:
-            raise ConfigError(
-                f"the request calls {request.bucket}/{key} {listed}, this function calls it {mine}: "
-                "deploy one version of SUPER"
-            )
+    if derived != "".join(request.ids):
+        width = len(request.ids[0])
+        mine = [derived[at : at + width] for at in range(0, len(derived), width)]
+        at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])
+        raise ConfigError(
+            f"the request calls {request.bucket}/{request.keys[at]} {request.ids[at]}, this function calls "
+            f"it {mine[at]}: deploy one version of SUPER"
+        )

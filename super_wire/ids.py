@@ -1,8 +1,7 @@
 """Sample ids and batch ids: content addresses that every process derives alike.
 
 An id is BLAKE2b-128 over its fields, each field preceded by its length as 8 little-endian bytes, so that no
-two different lists of fields give the same input. Which fields make a recipe's digest is left to
-:mod:`superdl.super_wire.recipe`, which text a cache stores an id under to :mod:`superdl.super_wire.keys`.
+two different lists of fields give the same input.
 """
 
 from __future__ import annotations

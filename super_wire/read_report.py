@@ -1,14 +1,12 @@
-"""Read reports: one small stream entry by which a reader tells what it read, how long it took and what it
-missed.
+"""Read reports: one small stream entry that tells what a reader read, how long it took, what it missed.
 
-Entries are fields of a Redis stream, so the encoding is a flat mapping of bytes. Misses are offsets in the
-planned batch, which the coordinator can plan again: no ids travel. Losing an entry is normal: a reader that
-still misses repeats its misses.
+Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel. Losing an entry
+is normal: a reader that still misses repeats its misses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,19 +23,6 @@ REPORT_STREAM_MAXLEN = 4096
 
 _MAX_NUMBER = 2**63
 
-_NUMBERS = (
-    "rank",
-    "epoch",
-    "position",
-    "samples",
-    "hits",
-    "wait_us",
-    "read_us",
-    "check_us",
-    "size_bytes",
-    "attempt",
-    "done",
-)
 _NUMBERS_FIELD = b"r"
 """All numbers in one field, since taking an entry apart costs the coordinator by the field."""
 
@@ -100,3 +85,6 @@ class ReadReport:
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )
         return cls(**dict(zip(_NUMBERS, numbers, strict=True)), missed=missed, corrupt=corrupt)
+
+
+_NUMBERS = tuple(entry.name for entry in fields(ReadReport) if entry.type == "int")

@@ -1,8 +1,7 @@
 """Recipes: the declarative work that a function does on a sample.
 
 A recipe is a list of steps, kept in a canonical form so that equal meaning gives an equal digest, and carried
-as JSON: it holds no code. What the steps do to pixels is :mod:`superdl.lambda_prefetch`'s; which steps there
-are, and what their parameters may be, is :mod:`superdl.super_wire.steps`'.
+as JSON: it holds no code. What the steps do to pixels is :mod:`superdl.lambda_prefetch`'s.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ class Recipe:
     one.
 
     Args:
-        steps: mappings such as ``{"op": "resize", "size": 256}``; see :mod:`superdl.super_wire.steps` for all
-        of
-            them.
+        steps: mappings such as ``{"op": "resize", "size": 256}``; :mod:`superdl.super_wire.steps` has all.
         augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
             effect. It is not the shuffle seed, so that trials with different shuffles share samples.
 
@@ -114,10 +111,7 @@ class Recipe:
 
     @property
     def digest(self) -> bytes:
-        """BLAKE2b-128 of pipeline version and canonical steps.
-
-        The augment seed is a field of the sample id instead.
-        """
+        """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's."""
         return self._digest
 
     @property
@@ -132,10 +126,7 @@ class Recipe:
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) where every sample must have it.
-
-        ``None`` where shapes follow the images or a custom step.
-        """
+        """(height, width, 3) of every sample; ``None`` where shapes follow the images or a custom step."""
         shape = None
         for step in self.steps:
             if step["op"] in {"center_crop", "random_resized_crop"}:

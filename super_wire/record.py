@@ -2,12 +2,8 @@
 
 Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
 view of the bytes it was given. A record that fails a check raises a typed
-:class:`~superdl.super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
-:data:`HEADER_DTYPE`. When the payload hash is verified is the reader's choice: :func:`verify_payload`.
-
-A header carries the first eight bytes of its sample's id, so that a record which arrives under another
-sample's key is noticed. Pointers and records of several named arrays are
-:mod:`superdl.super_wire.record_kinds`'.
+:class:`~superdl.super_wire.errors.RecordError`. A header carries the first eight bytes of its sample's id, so
+that a record which arrives under another sample's key is noticed.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import functools
 import json
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -96,20 +92,9 @@ HEADER_DTYPE = np.dtype(
 )
 """The header as a numpy structured dtype, to look at many headers at once."""
 
-DTYPE_NAMES = {
-    1: "uint8",
-    2: "int8",
-    3: "uint16",
-    4: "int16",
-    5: "uint32",
-    6: "int32",
-    7: "uint64",
-    8: "int64",
-    9: "float16",
-    10: "float32",
-    11: "float64",
-    12: "bool",
-}
+DTYPE_NAMES = dict(
+    enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
+) | {9: "float16", 10: "float32", 11: "float64", 12: "bool"}
 """dtype code in the header -> numpy's name of it. Codes are never reused."""
 
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -155,9 +140,8 @@ class Header:
 class Tombstone:
     """Why a sample could not be produced.
 
-    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people,
-    ``permanent`` whether it is a fault of that version's bytes (else the tombstone expires and the sample is
-    tried again).
+    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people. One
+    that is not ``permanent``, a fault of that version's bytes, expires, and the sample is tried again.
     """
 
     key: str
@@ -212,13 +196,8 @@ def pack_header(
 ) -> bytes:
     """The header of a record of ``kind``; without ``shape`` its payload is plain bytes.
 
-    Args:
-        kind: of record.
-        payload: contiguous bytes.
-        sample_id: 16 bytes.
-        code: of the payload's dtype; see :data:`DTYPE_CODES`.
-        shape: of the array that the payload is.
-        times: microseconds of fetching and decoding.
+    ``code`` is that of the payload's dtype (:data:`DTYPE_CODES`), ``times`` are microseconds of fetching and
+    decoding.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
@@ -248,15 +227,7 @@ def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
 
 def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
     """A whole tombstone record: header and a JSON payload."""
-    payload = json.dumps(
-        {
-            "key": tombstone.key,
-            "reason": tombstone.reason,
-            "message": tombstone.message,
-            "permanent": tombstone.permanent,
-        },
-        separators=(",", ":"),
-    ).encode()
+    payload = json.dumps(asdict(tombstone), separators=(",", ":")).encode()
     return pack_header(RecordKind.TOMBSTONE, payload, sample_id) + payload
 
 

@@ -1,7 +1,7 @@
 """The steps that a recipe may name, their parameters, and the canonical form of each.
 
 Canonical means: all parameters present (but ``input`` at its default), numbers of one type, nothing else. So
-a step's meaning alone decides the digest. How steps change pixels is :mod:`superdl.lambda_prefetch`'s.
+a step's meaning alone decides the digest.
 
 =======================  =================================================================================
 ``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
@@ -21,7 +21,6 @@ a step's meaning alone decides the digest. How steps change pixels is :mod:`supe
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import reprlib
@@ -184,9 +183,7 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
     op = step["op"]
     parameters = OPS.get(op)
     if parameters is None:
-        near = difflib.get_close_matches(op, OPS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPS)}"
-        raise RecipeError(f"step {number}: there is no step {op!r}{hint}")
+        raise RecipeError(f"step {number}: there is no step {op!r}; there are {', '.join(OPS)}")
     unknown = [str(name) for name in step if name != "op" and name not in parameters]
     if unknown:
         raise RecipeError(

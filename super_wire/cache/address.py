@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -30,7 +29,6 @@ _CREDENTIALS_IN_ADDRESS = (
     "SUPER_CACHE_PASSWORD"
 )
 _DEFAULT_PORT = 6379
-_MAX_SOCKET_PATH = 107  # bytes that fit into the kernel's sockaddr_un
 _MAX_DB = 2**31
 _CREDENTIAL_OPTIONS = frozenset({"username", "password"})
 
@@ -96,11 +94,6 @@ def _socket_path(address: str, netloc: str, path: str) -> str:
     if netloc or not path or path.endswith("/"):
         raise ConfigError(
             f"a unix socket's address is unix:///absolute/path (three slashes); not {address!r}"
-        )
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes; {path!r} is longer: "
-            "use a shorter directory"
         )
     return path
 

@@ -129,25 +129,13 @@ def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
 
 def _master(item: Reply, asked: Node) -> Node | None:
     match item:
-        case [None | bytes() as host, int(port), *further] if 0 <= port <= _MAX_PORT:
-            if host == b"?":  # a host name was wanted, and the node has none: it may tell its address beside
-                host = _address_beside(further)
-            if host == b"?" or not port:  # no port: it does not listen in the way that we asked
+        case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
+            if host == b"?" or not port:  # it has no name, or does not listen in the way that we asked
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
                 return Node(name or asked.host, port)
     raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
-
-
-def _address_beside(further: list[Reply]) -> bytes:
-    """The address that a node tells beside its preferred host, in ``[name, value, ...]``; else ``?``."""
-    last = further[-1] if further else None
-    if isinstance(last, list):
-        for name, value in zip(last[::2], last[1::2], strict=False):
-            if name == b"ip" and isinstance(value, bytes):
-                return value
-    return b"?"
 
 
 def _is_host(text: str) -> bool:

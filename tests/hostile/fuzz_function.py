@@ -22,15 +22,15 @@ import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.decode import FORMATS
-from superdl.lambda_prefetch.failures import SampleFailedError
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome, PrefetchResult
+from tests.hostile.fuzz_wire import INTERESTING
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
-from tests.super_wire.mutating import INTERESTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -88,7 +88,7 @@ def test_what_goes_wrong_while_asking_is_told_with_each_object(bucket, valkey, m
     def get(*_):
         raise RuntimeError("credentials were refreshed, and are still expired")
 
-    monkeypatch.setattr("superdl.lambda_prefetch.s3_signing.Signer.get", get)
+    monkeypatch.setattr("superdl.lambda_prefetch.s3_connection.Signer.get", get)
     result = run(request_for("s3://data", bucket, valkey.unix_url))
     assert set(result.outcomes) == {"source_error"}
     assert "RuntimeError: credentials were refreshed" in result.messages["0"]

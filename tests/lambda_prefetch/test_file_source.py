@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from superdl.lambda_prefetch.failures import SampleFailedError
 from superdl.lambda_prefetch.file_source import FileSource
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import file_version
@@ -44,12 +44,6 @@ def failure(root, key, version="6-1"):
     with pytest.raises(SampleFailedError) as caught:
         read(root, key, version)
     return caught.value
-
-
-def test_it_reads_and_asks_for_room_first(root):
-    asked = []
-    assert read(root, "cats/one.jpg", reserve=asked.append) == b"one"
-    assert asked == [3]
 
 
 def test_links_within_the_directory_are_followed(root):
@@ -247,22 +241,6 @@ def test_no_permission(root, nobody):
         (root / "cats/one.jpg").chmod(0)
     found = failure(root, "cats/one.jpg", version)
     assert (found.outcome, found.why) == (Outcome.REFUSED, "permission denied")
-
-
-def test_a_name_that_the_system_refuses_is_a_source_error(root):
-    assert failure(root, "x" * 5000).outcome is Outcome.SOURCE_ERROR
-
-
-@pytest.mark.parametrize("allowed", ["", "parent", "root"])
-def test_allowed_roots(root, allowed):
-    roots = {"": (), "parent": (str(root.parent),), "root": ("/nowhere", str(root))}[allowed]
-    assert open_source(f"file://{root}", FunctionSettings(file_roots=roots)).threads > 0
-
-
-def test_a_directory_outside_the_allowed_roots_is_refused(root):
-    settings = FunctionSettings(file_roots=(str(root / "cats"), f"{root}-of-another"))
-    with pytest.raises(ConfigError, match="SUPER_FILE_ROOTS allows"):
-        open_source(f"file://{root}", settings)
 
 
 @pytest.mark.parametrize("bucket", ["gs://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])

@@ -104,13 +104,6 @@ def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch, meeting):
     assert len(set(meeting.names)) == 4
 
 
-def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, meeting):
-    monkeypatch.setenv("SUPER_DECODERS", "4")
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 10**9)
-    assert run_step(tmp_path, valkey.unix_url, "note").outcomes == ("cached",) * 9
-    assert set(meeting.names) == {"super-decode-0"}
-
-
 HANGING = """
 import threading
 from superdl.lambda_prefetch import custom_step

@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from superdl.lambda_prefetch import s3_connection
-from superdl.lambda_prefetch.failures import SampleFailedError
 from superdl.lambda_prefetch.s3_lean import close_lean_clients
 from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 
 ADDRESSES = 8
@@ -56,13 +56,6 @@ def test_an_invocation_waits_once_for_all_addresses_and_names_the_way(nowhere):
         assert caught.value.outcome == Outcome.SOURCE_ERROR
         assert "a function in a VPC reaches S3 by a gateway endpoint" in caught.value.why
     assert looked_up == ["s3.nowhere.test"]  # neither the lean client again, nor boto3
-
-
-def test_the_next_invocation_tries_again(nowhere):
-    url, looked_up = nowhere
-    for _ in range(2):
-        assert S3Source("photos", endpoint_url=url).begin("a.jpg", "0" * 32) is None
-    assert len(looked_up) == 2
 
 
 def test_an_address_that_refuses_is_passed_over(nowhere, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials, parse_tokens, read_tokens
-from superdl.super_wire.encryption import insecure_in
+from superdl.super_wire.encryption import insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError
 
 TOKEN = "0123456789abcdef"
@@ -82,6 +82,12 @@ def test_what_is_no_token_is_told_when_the_client_is_made(environment):
 def test_who_is_spoken_to_by_tls(given, encrypted):
     hosts = ("", "localhost", "::1", "10.1.2.3")
     assert [CoordinatorCredentials(**given).encrypts(host) for host in hosts] == encrypted
+
+
+def test_loopback_is_this_machine_alone():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "localhost", "LocalHost", "::1")))
+    others = ("0.0.0.0", "::", "10.0.0.7", "fe80::1", "localhost.example.org", "example.org", "")
+    assert not any(map(is_loopback, others))
 
 
 @pytest.mark.parametrize(

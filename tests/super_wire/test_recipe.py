@@ -59,12 +59,8 @@ def test_travels_by_json_pickle_and_copy(steps, seed):
     ):
         assert other == recipe
         assert hash(other) == hash(recipe)
-        assert (other.json, other.digest, other.augment_seed) == (
-            recipe.json,
-            recipe.digest,
-            recipe.augment_seed,
-        )
-        assert other.steps == recipe.steps
+        assert (other.json, other.digest, other.steps) == (recipe.json, recipe.digest, recipe.steps)
+        assert other.augment_seed == recipe.augment_seed
     assert recipe.json.isascii()
     assert len(recipe.digest) == 16
 
@@ -93,12 +89,7 @@ def one(op, **parameters):
     "same",
     [
         [one("resize", size=224), one("resize", size=224.0), Recipe.image(resize=224)],
-        [
-            one("center_crop", size=224),
-            one("center_crop", size=[224, 224]),
-            one("center_crop", size=(224, 224.0)),
-            Recipe.image(crop=224),
-        ],
+        [*(one("center_crop", size=s) for s in (224, [224, 224], (224, 224.0))), Recipe.image(crop=224)],
         [
             one("random_resized_crop", size=64),
             one("random_resized_crop", size=[64, 64], scale=(0.08, 1), ratio=[3 / 4, 4 / 3]),
@@ -140,9 +131,7 @@ def test_other_meaning_other_digest():
         one("custom", name="m:g@1"),
         one("custom", name="m:f@1", random=True),
         one("custom", name="m:f@1", input="bytes"),
-        one("custom", name="m:f@1", params={"a": 1}),
-        one("custom", name="m:f@1", params={"a": "1"}),
-        one("custom", name="m:f@1", params={"a": True}),
+        *(one("custom", name="m:f@1", params={"a": value}) for value in (1, "1", True)),
         Recipe.image(resize=256, crop=224),
         Recipe.image(resize=256, crop=224, reduced_decode=True),
         Recipe.image(resize=128, reduced_decode=True),
@@ -172,9 +161,8 @@ def test_golden_values():
         '{"augment_seed":0,"pipeline":1,"steps":[{"op":"random_resized_crop",'
         '"ratio":[0.75,1.3333333333333333],"scale":[0.08,1.0],"size":224}]}'
     )
-    assert (
-        one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
-    )  # before there was input
+    # A recipe from before there was input keeps its digest.
+    assert one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
 
 
 def test_reduced_decoding_decodes_for_the_size_of_resize():
@@ -184,21 +172,6 @@ def test_reduced_decoding_decodes_for_the_size_of_resize():
     assert Recipe.image(resize=64, reduced_decode=False) == Recipe.image(resize=64)
     with pytest.raises(RecipeError, match="give resize too"):
         Recipe.image(crop=64, reduced_decode=True)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "random"),
-    [
-        (Recipe.image(resize=256, crop=224), False),
-        (one("random_resized_crop", size=8), True),
-        (one("horizontal_flip"), True),
-        (one("custom", name="m:f@1"), False),
-        (one("custom", name="m:f@1", random=True), True),
-        (one("custom", name="m:f@1", params={"random": True}), False),
-    ],
-)
-def test_random(recipe, random):
-    assert recipe.random is random
 
 
 def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
@@ -229,12 +202,6 @@ def test_output_shape(steps, shape):
     assert Recipe(steps).output_shape == shape
 
 
-def test_repr_makes_the_recipe_again():
-    recipe = Recipe([{"op": "horizontal_flip"}], augment_seed=7)
-    assert eval(repr(recipe), {"Recipe": Recipe}) == recipe  # noqa: S307  # our own repr
-    assert "augment_seed" not in repr(Recipe([]))
-
-
 @pytest.mark.parametrize(
     "steps", ["resize", b"resize", None, 5, iter([]), {"op": "resize", "size": 8}, [None], ["resize"]]
 )
@@ -261,13 +228,3 @@ def test_a_recipe_of_another_pipeline_version_is_refused(version):
     text = json.dumps({"pipeline": version, "steps": [], "augment_seed": 0})
     with pytest.raises(RecipeError, match=f"the recipe wants pipeline {version!r}, not 1"):
         Recipe.from_json(text)
-
-
-@given(JSON_VALUES, JSON_VALUES)
-def test_any_json_is_a_recipe_or_a_recipe_error(steps, seed):
-    text = json.dumps({"pipeline": 1, "steps": steps, "augment_seed": seed})
-    try:
-        recipe = Recipe.from_json(text)
-    except RecipeError:
-        return
-    assert recipe.steps == ()

@@ -32,7 +32,6 @@ from superdl.super_wire.record import (
     parse_header,
     read_tombstone,
     unpack,
-    verify_payload,
 )
 
 LAYOUT = struct.Struct("<4sBBBBQQ6IIIQ")
@@ -141,12 +140,6 @@ def test_more_dimensions_are_refused():
         pack(np.zeros((1,) * 7), ID)
 
 
-def test_sides_that_do_not_fit_are_refused():
-    endless = np.lib.stride_tricks.as_strided(np.zeros(1, dtype=np.uint8), (2**32,), (0,))
-    with pytest.raises(RecordLengthError, match=r"below 2\*\*32"):
-        pack(endless, ID)
-
-
 @pytest.mark.parametrize(
     ("record", "error", "reason"),
     [
@@ -172,62 +165,13 @@ def test_sides_that_do_not_fit_are_refused():
         (
             pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID),
             RecordVersionError,
-            "this one is of kind tombstone",
+            "of kind tombstone",
         ),
     ],
 )
 def test_bad_records(record, error, reason):
     with pytest.raises(error, match=reason):
         unpack(record)
-
-
-def test_the_hash_is_verified_on_demand_only():
-    broken = RECORD[:-1] + b"\xff"
-    header, array = unpack(broken, verify=False)
-    assert array[-1, -1, -1] == 255
-    with pytest.raises(RecordHashError):
-        verify_payload(header, broken[HEADER_BYTES:])
-
-
-@given(TOMBSTONES)
-def test_tombstones_round_trip(tombstone):
-    record = pack_tombstone(tombstone, ID)
-    assert read_tombstone(record) == tombstone
-    assert parse_header(record, record_bytes=len(record)).kind is RecordKind.TOMBSTONE
-
-
-# What follows "SUPR" decides how far a reader gets, so most examples begin well.
-ANY_BYTES = st.one_of(
-    st.binary(max_size=200),
-    st.binary(min_size=60, max_size=200).map(lambda tail: b"SUPR" + tail),
-    st.builds(
-        lambda kind, dtype, ndim, tail: b"SUPR\2" + bytes([kind, dtype, ndim]) + tail,
-        st.integers(0, 8),
-        st.integers(0, 13),
-        st.integers(0, 7),
-        st.binary(min_size=56, max_size=200),
-    ),
-    st.builds(
-        lambda dtype, ndim, size, sides, payload: (
-            LAYOUT.pack(b"SUPR", 2, 1, dtype, ndim, size, xxhash.xxh3_64_intdigest(payload), *sides, 0, 0, 0)
-            + payload
-        ),
-        st.integers(1, 12),
-        st.integers(0, 6),
-        st.integers(0, 4),
-        st.tuples(*[st.sampled_from([0, 1, 2, 4, 2**16, 2**31, 2**32 - 1])] * 6),
-        st.binary(max_size=4),
-    ),
-)
-
-
-@given(ANY_BYTES)
-def test_any_bytes_are_a_record_or_a_record_error(data):
-    for read in (unpack, lambda record: unpack(record, verify=False), read_tombstone, parse_header):
-        try:
-            read(data)
-        except RecordError:
-            continue
 
 
 def test_a_record_is_bound_to_its_sample():

@@ -28,7 +28,6 @@ from superdl.super_wire.record_kinds import (
     read_arrays,
     read_pointer,
 )
-from tests.super_wire.mutating import mutated
 
 ID = bytes(range(16))
 ARRAYS = st.dictionaries(
@@ -132,26 +131,6 @@ def test_each_kind_is_read_as_what_it_is():
             else:
                 with pytest.raises(RecordVersionError, match=f"of kind {kind.name.lower()}"):
                     read(record)
-
-
-@pytest.mark.parametrize("kind", [RecordKind.POINTER, RecordKind.ARRAYS])
-@given(data=st.data())
-def test_what_is_nearly_good_is_read_or_refused(kind, data):
-    """The payload is changed under a hash that fits it, so that what parses it is reached."""
-    read = {RecordKind.POINTER: read_pointer, RecordKind.ARRAYS: read_arrays}[kind]
-    good = {
-        RecordKind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
-        RecordKind.ARRAYS: pack_arrays({"a": np.arange(6).reshape(2, 3), "b": np.zeros(0)}, ID),
-    }[kind]
-    payload = data.draw(mutated(good[HEADER_BYTES:]) | st.binary(max_size=200))
-    try:
-        found = read(pack_header(kind, payload, ID) + payload)
-    except RecordError:
-        return
-    if kind is RecordKind.ARRAYS:
-        assert pack_arrays(found, ID)[HEADER_BYTES:].count(0) <= len(payload)
-        for array in found.values():
-            array.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.super_wire.errors import RecipeError
 from superdl.super_wire.steps import (
@@ -14,7 +12,6 @@ from superdl.super_wire.steps import (
     RANDOM_OPS,
     SHAPE_KEEPING_OPS,
     canonical_step,
-    split_custom_name,
 )
 
 GOOD = {
@@ -32,6 +29,12 @@ NOT_SPANS = [
     *NOT_NUMBERS, 0.5, [0.5], [0.1, 0.5, 1], [0.5, 0.1], [0, 1], [-0.1, 1], [None, 1], [0.5, float("nan")],
     ["0.1", "0.5"], "ab", [0.5, 101], [0.5, 10**400],
 ]  # fmt: skip
+NOT_NAMES = [
+    None, 5, "", "f", "m:f", "m@1", "m:f@", ":f@1", "m:f@1 ", "m:f@1;import os", "m/n:f@1", "1:f@1",
+]  # fmt: skip
+NOT_JSON = [
+    None, 5, "{}", [], {"a": object()}, {"a": float("nan")}, {"a": {1, 2}}, {"a": "x" * 70_000},
+]  # fmt: skip
 BAD = {
     ("reduced_decode", "size"): [*NOT_SIDES, [8, 8]],
     ("resize", "size"): [*NOT_SIDES, [8, 8]],
@@ -40,30 +43,8 @@ BAD = {
     ("random_resized_crop", "scale"): [*NOT_SPANS, [0.5, 1.01]],
     ("random_resized_crop", "ratio"): NOT_SPANS,
     ("horizontal_flip", "p"): [*NOT_NUMBERS, -0.01, 1.01, float("nan")],
-    ("custom", "name"): [
-        None,
-        5,
-        "",
-        "f",
-        "m:f",
-        "m@1",
-        "m:f@",
-        ":f@1",
-        "m:f@1 ",
-        "m:f@1;import os",
-        "m/n:f@1",
-        "1:f@1",
-    ],
-    ("custom", "params"): [
-        None,
-        5,
-        "{}",
-        [],
-        {"a": object()},
-        {"a": float("nan")},
-        {"a": {1, 2}},
-        {"a": "x" * 70_000},
-    ],
+    ("custom", "name"): NOT_NAMES,
+    ("custom", "params"): NOT_JSON,
     ("custom", "random"): [None, 0, 1, "true"],
     ("custom", "input"): [None, 0, "", "Bytes", "text", ["bytes"], b"bytes"],
 }
@@ -78,9 +59,7 @@ def test_every_parameter_of_every_step_is_tried():
 @pytest.mark.parametrize("op", OPS)
 def test_good_steps_have_all_parameters_in_canonical_form(op):
     step = canonical_step({"op": op, **GOOD[op]}, 1)
-    assert set(step) == {"op", *OPS[op]} - {
-        "input"
-    }  # which came later, and is there if it is not the default
+    assert set(step) == {"op", *OPS[op]} - {"input"}  # which came later: there if not the default
     assert canonical_step(step, 1) == step
 
 
@@ -95,32 +74,14 @@ def test_ill_typed_parameters(op, name, value):
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("op", "near"),
-    [
-        ("resise", "resize"),
-        ("Resize", "resize"),
-        ("centre_crop", "center_crop"),
-        ("horizontal-flip", "horizontal_flip"),
-    ],
-)
-def test_unknown_steps_that_are_nearly_known(op, near):
-    with pytest.raises(RecipeError, match=f"^step 2: there is no step '{op}'; did you mean '{near}'\\?$"):
-        canonical_step({"op": op}, 2)
-
-
 def test_unknown_steps():
-    with pytest.raises(
-        RecipeError, match="no step 'zzz'; there are reduced_decode, resize, center_crop, random_resized_crop"
-    ):
-        canonical_step({"op": "zzz"}, 1)
+    with pytest.raises(RecipeError, match="no step 'resise'; there are reduced_decode, resize, center_crop"):
+        canonical_step({"op": "resise"}, 1)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_unknown_parameters(op):
-    with pytest.raises(
-        RecipeError, match=rf"step 1 \({op}\) has no parameter sise; it has {', '.join(OPS[op])}"
-    ):
+    with pytest.raises(RecipeError, match=rf"\({op}\) has no parameter sise; it has {', '.join(OPS[op])}"):
         canonical_step({"op": op, **GOOD[op], "sise": 1}, 1)
 
 
@@ -150,17 +111,6 @@ def test_nested_without_end():
     for params in ({"a": deep}, circle):
         with pytest.raises(RecipeError, match=r"step 1 \(custom\): params is a mapping of JSON values"):
             canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
-
-
-@given(st.text())
-def test_any_text_is_a_custom_name_or_refused(name):
-    try:
-        module, function, version = split_custom_name(name)
-    except RecipeError as error:
-        message = str(error)
-        assert repr(name) in message
-    else:
-        assert f"{module}:{function}@{version}" == name
 
 
 def test_how_images_are_decoded_is_said_first():

@@ -75,13 +75,12 @@ def by_way_of(valkey, certificates):
     yield {
         "unix": (valkey.unix_url, {}),
         "tcp": (valkey.url, {}),
-        "resp3": (f"{valkey.url}?protocol=3", {}),
         "tls": (f"rediss://localhost:{front.port}", {"ca_file": certificates.ca_file}),
     }
     front.close()
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp", "resp3", "tls"])
+@pytest.mark.parametrize("way", ["unix", "tcp", "tls"])
 def test_records_arrive_unchanged(valkey, by_way_of, way):
     url, credentials = by_way_of[way]
     nodes = opened(url, **credentials)
@@ -168,21 +167,6 @@ def test_what_is_beyond_loopback_or_wants_other_credentials_is_said(valkey):
     assert "falsch" not in str(answer)
 
 
-def test_other_credentials_are_tried_once(valkey):
-    with valkey.client() as client:
-        client.config_set("requirepass", "geheim")
-    asked = []
-
-    def renewed(refused, _error):
-        asked.append(refused.password)
-        return Credentials(password="geheim")
-
-    nodes = NodeConnections(CacheAddress.parse(valkey.url), Credentials(password="old"), renewed)
-    assert store(nodes, [1]) == [""]
-    assert asked == ["old"]
-    nodes.close()
-
-
 def test_each_record_goes_to_the_node_of_its_slot(valkey_cluster, nodes):
     assert store(nodes, range(300), b"y" * 5000) == [""] * 300
     for node in range(3):
@@ -258,14 +242,6 @@ def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
         process.send_signal(signal.SIGCONT)
 
 
-def test_a_cluster_that_is_gone_is_broken(valkey_cluster, nodes):
-    store(nodes, range(100))
-    for node in valkey_cluster.nodes:
-        node.kill()
-    assert all(store(nodes, range(100)))
-    assert nodes.all_broken
-
-
 def test_a_user_needs_few_permissions(valkey_cluster):
     rights = [f"+{command}" for command in ["set", "cluster|slots", "asking"]]
     for node in valkey_cluster.nodes:
@@ -276,8 +252,3 @@ def test_a_user_needs_few_permissions(valkey_cluster):
     nodes = opened(valkey_cluster.url, username="fn", password="word")
     assert store(nodes, [number, *range(100)]) == [""] * 101
     nodes.close()
-
-
-def test_a_cluster_takes_no_database(valkey_cluster):
-    with pytest.raises(CacheError, match="DB index"):
-        opened(valkey_cluster.url + "/3").connect()

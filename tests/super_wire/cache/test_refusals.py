@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from superdl.super_wire.cache import CacheAddress
-from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls_failure, unheard
+from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls_failure
 from superdl.super_wire.errors import CacheUnreachableError
 
 PLAIN, TLS = CacheAddress.parse("redis://h:1"), CacheAddress.parse("rediss://h:1")
@@ -54,10 +54,3 @@ def test_what_openssl_says_is_put_into_words(reason, lasting, says):
     assert isinstance(found, CacheUnreachableError) is not lasting
     assert says in str(found)
     assert "rediss://h:1" in str(found)
-
-
-def test_silence_has_likely_reasons():
-    assert "rediss://" in unheard(PLAIN, encrypted=False)
-    assert "redis:// goes without" in unheard(TLS, encrypted=False)
-    assert "SUPER_CACHE_CERT_FILE" in unheard(TLS, encrypted=True)
-    assert unheard(CacheAddress.parse("unix:///c.sock"), encrypted=False) == ""
