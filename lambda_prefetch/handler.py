@@ -19,6 +19,7 @@ from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.settings import FunctionSettings
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.cache import Command, ErrorReply, exchange
@@ -246,8 +247,6 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
         ConfigError: another scheme, or a directory that the function's settings do not allow.
     """
     if bucket.startswith("file://"):
-        from superdl.lambda_prefetch.file_source import FileSource
-
         return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
     if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
         from superdl.lambda_prefetch.s3_source import S3Source

@@ -6,10 +6,18 @@ Readers, functions and warming share it; the coordinator takes addresses, creden
 from __future__ import annotations
 
 from superdl.super_wire.cache.address import CACHE_FORMS, CacheAddress, Credentials
-from superdl.super_wire.cache.cluster import SLOTS, Node, SlotMap, key_slot, parse_redirection, parse_slots
 from superdl.super_wire.cache.commands import Command, exchange
 from superdl.super_wire.cache.connection import IO_TIMEOUT_S, CacheConnection, ProtocolDoubtError
-from superdl.super_wire.cache.nodes import MAX_ROUNDS, NodeConnections
+from superdl.super_wire.cache.nodes import (
+    MAX_ROUNDS,
+    SLOTS,
+    Node,
+    NodeConnections,
+    SlotMap,
+    key_slot,
+    parse_redirection,
+    parse_slots,
+)
 from superdl.super_wire.cache.refusals import (
     WrongPasswordError,
     is_for_memory,

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from superdl.lambda_prefetch.file_source import FileSource
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import file_version

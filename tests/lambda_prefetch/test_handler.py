@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superdl.lambda_prefetch.file_source import FileSource
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
@@ -182,7 +182,7 @@ def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
 PROGRAM = """
 import json, sys
 sys.path.insert(0, {root!r})
-from superdl.lambda_prefetch.file_source import FileSource
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.lambda_prefetch.handler import handler
 from tests.lambda_prefetch.prefetching import Context
 heavy = sorted({{"torch", "grpc", "boto3", "google.protobuf"}} & set(sys.modules))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_wire.cache.cluster import (
+from superdl.super_wire.cache.nodes import (
     SLOTS,
     Node,
     Redirection,
