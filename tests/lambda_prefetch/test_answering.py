@@ -10,7 +10,6 @@ import pytest
 from superdl.lambda_prefetch.answering import ReplyTo
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult, read_outcome
@@ -102,25 +101,3 @@ def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
     with pytest.raises(ConfigError, match="recipe") as caught:
         handler(event_of(root, f"unix://{tmp_path}/none.sock", recipe="{}"), Context())
     assert "could not be told: the cache at unix://" in caught.value.__notes__[0]
-
-
-def test_a_cache_that_was_restarted_is_found_again(valkey):
-    make_stream(valkey)
-    reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
-    reply_to.send(FAILURE, SETTINGS)
-    valkey.restart_empty()
-    make_stream(valkey)
-    reply_to.send(FAILURE, SETTINGS)
-    assert outcomes(valkey) == [FAILURE]
-
-
-@pytest.mark.slow
-def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
-    slot = key_slot(STREAM.encode())
-    make_stream(valkey_cluster.nodes[valkey_cluster.owners[slot]])
-    reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
-    reply_to.send(FAILURE, SETTINGS)
-    target = (valkey_cluster.owners[slot] + 1) % 3
-    valkey_cluster.move(slot, target)
-    reply_to.send(FAILURE, SETTINGS)
-    assert len(outcomes(valkey_cluster.nodes[target])) == 2

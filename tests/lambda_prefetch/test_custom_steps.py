@@ -131,18 +131,6 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
         run([step], "os")
 
 
-def test_no_code_in_an_objects_bytes_runs(module, tmp_path):
-    """What a module imports is no step: unpickling would run what the bytes name."""
-    proof = tmp_path / "it-ran"
-    attack = b"cposix\nmkdir\n(V%s\ntR." % str(proof).encode()
-    steps = [{**custom(f"{module}:loads@1"), "input": "bytes"}]
-    with pytest.raises(ConfigError):
-        Program(Recipe(steps), bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset({module})).make(
-            attack, "key"
-        )
-    assert not proof.exists()
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -146,20 +145,6 @@ def test_links_lead_as_far_as_the_roots_go(root):
         data = allowed.read(key, version, limit_bytes=LIMIT, reserve=lambda _: None)
         assert data == b"secret"
         assert failure(root, key, version).outcome is Outcome.REFUSED
-
-
-def test_a_directory_above_may_be_closed_to_listing(nobody):
-    """As other users' home directories often are: they may be passed through."""
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name).resolve()
-        (home / "images").mkdir()
-        (home / "images/one.jpg").write_bytes(b"one")
-        home.chmod(0o311)
-        version = file_version(home / "images/one.jpg")
-        source = FileSource(str(home / "images"), allowed_roots=("/",))
-        data = source.read("one.jpg", version, limit_bytes=LIMIT, reserve=lambda _: None)
-        home.chmod(0o700)
-    assert data == b"one"
 
 
 def descriptors_below(root):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from superdl.lambda_prefetch.caches import close_idle_connections
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget, Pusher
 from superdl.lambda_prefetch.settings import FunctionSettings
 from tests.lambda_prefetch.prefetching import wait_until
@@ -43,14 +42,6 @@ def test_records_larger_than_the_budget_pass_between_small_ones(valkey):
     assert not any(pushed.refusal for pushed in push(valkey.unix_url, payloads))
 
 
-def test_few_connections_are_kept_however_many_addresses_there_are(valkey):
-    for database in range(8):
-        push(f"{valkey.url}/{database}", [b"x"])
-    assert clients_of(valkey) == 4
-    close_idle_connections()
-    wait_until(lambda: clients_of(valkey) == 0)
-
-
 def test_a_cache_that_was_restarted_is_met_again_at_once(valkey):
     push(valkey.unix_url, [b"x"])
     valkey.restart_empty()
@@ -72,17 +63,6 @@ def test_the_pusher_says_that_it_is_broken(tmp_path):
         pusher.put(0, b"k", HEADER, memoryview(b"x" * 300_000))
         pusher.put(1, b"k", HEADER, memoryview(b"x" * 900_000))  # has room only once the first was given up
         assert "none.sock" in pusher.broken
-
-
-def fail_after_a_record(pusher):
-    pusher.put(0, b"k", HEADER, memoryview(b"x"))
-    raise ZeroDivisionError
-
-
-def test_an_exception_ends_the_thread_and_gives_up_what_waits(valkey):
-    with pytest.raises(ZeroDivisionError), Pusher(valkey.unix_url, SETTINGS) as pusher:
-        fail_after_a_record(pusher)
-    assert not [thread for thread in threading.enumerate() if thread.name == "super-push"]
 
 
 PATIENCE_S = 10

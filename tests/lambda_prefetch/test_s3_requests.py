@@ -54,74 +54,53 @@ def test_a_named_server_is_asked_by_path(session, url, host, port, header):
     assert (found.tls is not None) == url.startswith("https")
 
 
-@pytest.mark.parametrize(
-    "bucket",
-    [
-        *("with.dots", "arn:aws:s3:us-east-1:123456789012:accesspoint/mine", "mine--use1-az4--x-s3"),
-        *("mine-abcdefghijklmnopqrstuvwxyz0123-s3alias", "mine-o01abc--ol-s3", "UPPER", "under_score"),
-    ],
-)
-def test_buckets_with_rules_of_their_own_are_boto3s(session, bucket):
-    with pytest.raises(NotLeanError):
-        lean_endpoint(session, bucket, "")
+UNUSUAL = {
+    **{
+        f"bucket {bucket}": {"bucket": bucket}
+        for bucket in (
+            *("with.dots", "arn:aws:s3:us-east-1:123456789012:accesspoint/mine", "mine--use1-az4--x-s3"),
+            *("mine-abcdefghijklmnopqrstuvwxyz0123-s3alias", "mine-o01abc--ol-s3", "UPPER", "under_score"),
+        )
+    },
+    **{
+        f"{name}={value}": {"environment": {name: value}}
+        for name, value in (
+            *(("AWS_DEFAULT_REGION", "cn-north-1"), ("AWS_DEFAULT_REGION", "us-gov-west-1")),
+            *(("AWS_DEFAULT_REGION", "us-iso-east-1"), ("AWS_DEFAULT_REGION", "aws-global")),
+            *(("AWS_USE_FIPS_ENDPOINT", "true"), ("AWS_USE_DUALSTACK_ENDPOINT", "true")),
+            *(("AWS_ENDPOINT_URL", "http://elsewhere"), ("AWS_ENDPOINT_URL_S3", "http://elsewhere")),
+            *(("HTTPS_PROXY", "http://proxy:3128"), ("https_proxy", "http://proxy:3128")),
+            ("AWS_CA_BUNDLE", "/no/such/file.pem"),
+        )
+    },
+    **{
+        f"profile {lines!r}": {"profile": lines}
+        for lines in (
+            "s3 =\n  addressing_style = path",
+            "s3 =\n  use_accelerate_endpoint = true",
+            "endpoint_url = http://elsewhere",
+            "services = mine\n[services mine]\ns3 =\n  endpoint_url = http://elsewhere",
+        )
+    },
+    **{
+        f"address {url}": {"url": url}
+        for url in (
+            *("ftp://minio", "http://minio/base", "http://me@minio", "minio:9000"),
+            "https://b.vpce-1.s3.us-east-1.vpce.amazonaws.com",
+        )
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "region", ["cn-north-1", "us-gov-west-1", "us-iso-east-1", "eu-isoe-west-1", "aws-global"]
-)
-def test_regions_of_other_partitions_are_boto3s(session, region, monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
-    with pytest.raises(NotLeanError, match=region):
-        lean_endpoint(session, "data", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("AWS_USE_FIPS_ENDPOINT", "true"),
-        ("AWS_USE_DUALSTACK_ENDPOINT", "true"),
-        ("AWS_ENDPOINT_URL", "http://elsewhere"),
-        ("AWS_ENDPOINT_URL_S3", "http://elsewhere"),
-        ("HTTPS_PROXY", "http://proxy:3128"),
-        ("https_proxy", "http://proxy:3128"),
-        ("AWS_CA_BUNDLE", "/no/such/file.pem"),
-    ],
-)
-def test_unusual_environments_are_boto3s(session, name, value, monkeypatch):
+@pytest.mark.parametrize("unusual", UNUSUAL)
+def test_what_is_unusual_is_boto3s(session, unusual, monkeypatch, tmp_path):
     lean_endpoint(session, "data", "")
-    monkeypatch.setenv(name, value)
+    said = {"bucket": "data", "url": "", "environment": {}, "profile": ""} | UNUSUAL[unusual]
+    for name, value in said["environment"].items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config").write_text(f"[default]\n{said['profile']}\n")
     with pytest.raises(NotLeanError):
-        lean_endpoint(Session(), "data", "")
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "s3 =\n  addressing_style = path",
-        "s3 =\n  use_accelerate_endpoint = true",
-        "endpoint_url = http://elsewhere",
-        "services = mine\n[services mine]\ns3 =\n  endpoint_url = http://elsewhere",
-    ],
-)
-def test_unusual_profiles_are_boto3s(session, lines, tmp_path):
-    (tmp_path / "config").write_text(f"[default]\n{lines}\n")
-    with pytest.raises(NotLeanError, match="profile"):
-        lean_endpoint(session, "data", "")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://minio",
-        "http://minio/base",
-        "http://me@minio",
-        "minio:9000",
-        "https://b.vpce-1.s3.amazonaws.com",
-    ],
-)
-def test_unusual_addresses_are_boto3s(session, url):
-    with pytest.raises(NotLeanError):
-        lean_endpoint(session, "data", url)
+        lean_endpoint(Session(), said["bucket"], said["url"])
 
 
 def test_a_server_beside_the_proxy_needs_none(session, monkeypatch):

@@ -56,11 +56,6 @@ def test_it_reads_and_asks_for_room_first(read, s3, moto_url):
     assert asked == [3]
 
 
-def test_a_version_that_would_end_a_header_line_reads_nothing(failure, s3, moto_url):
-    put(s3, "one.jpg", b"one")
-    assert failure(moto_url, "one.jpg", "0\r\nx-amz-acl: public").outcome is Outcome.SOURCE_ERROR
-
-
 def test_missing_object_and_bucket(failure, s3, moto_url):
     found = failure(moto_url, "none.jpg", "0" * 32)
     assert found.outcome is Outcome.MISSING

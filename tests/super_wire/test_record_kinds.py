@@ -58,16 +58,6 @@ def test_named_arrays_round_trip(arrays):
     assert (header.kind, header.fetch_us, header.decode_us) == (RecordKind.ARRAYS, 3, 4)
 
 
-def test_named_arrays_are_views_on_boundaries():
-    record = pack_arrays(
-        {"mask": np.ones((3, 3), dtype=np.uint8), "image": np.zeros(7, dtype=np.float64)}, ID
-    )
-    payload = np.frombuffer(record, dtype=np.uint8)[HEADER_BYTES:]
-    for array in read_arrays(record).values():
-        assert np.shares_memory(array, payload)
-        assert (array.ctypes.data - payload.ctypes.data) % 64 == 0
-
-
 @given(POINTERS)
 def test_pointers_round_trip(pointer):
     record = pack_pointer(pointer, ID)

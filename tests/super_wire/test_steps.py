@@ -6,11 +6,8 @@ import pytest
 
 from superdl.super_wire.errors import RecipeError
 from superdl.super_wire.steps import (
-    DECODE_OPS,
     MAX_SIDE,
     OPS,
-    RANDOM_OPS,
-    SHAPE_KEEPING_OPS,
     canonical_step,
 )
 
@@ -48,12 +45,6 @@ BAD = {
     ("custom", "random"): [None, 0, 1, "true"],
     ("custom", "input"): [None, 0, "", "Bytes", "text", ["bytes"], b"bytes"],
 }
-
-
-def test_every_parameter_of_every_step_is_tried():
-    assert set(BAD) == {(op, name) for op, parameters in OPS.items() for name in parameters}
-    assert set(GOOD) == set(OPS)
-    assert set(OPS) >= RANDOM_OPS | SHAPE_KEEPING_OPS | DECODE_OPS
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -100,17 +91,6 @@ def test_missing_parameters(op, name):
 def test_what_is_no_step(step):
     with pytest.raises(RecipeError, match=r'step 1 is a mapping such as {"op": "resize", "size": 256}'):
         canonical_step(step, 1)
-
-
-def test_nested_without_end():
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    circle = {}
-    circle["a"] = circle
-    for params in ({"a": deep}, circle):
-        with pytest.raises(RecipeError, match=r"step 1 \(custom\): params is a mapping of JSON values"):
-            canonical_step({"op": "custom", "name": "m:f@1", "params": params}, 1)
 
 
 def test_how_images_are_decoded_is_said_first():

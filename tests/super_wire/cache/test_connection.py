@@ -146,14 +146,6 @@ def test_a_loading_cache_is_not_there_yet(stranger):
     connection.close()
 
 
-def test_a_closed_connection_is_noticed(valkey):
-    connection = connect(valkey.url)
-    valkey.kill()
-    with pytest.raises(CacheUnreachableError, match=valkey.url):
-        connection.ask(b"PING")
-    connection.close()
-
-
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
     url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to

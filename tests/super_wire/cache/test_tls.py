@@ -7,7 +7,7 @@ import pytest
 
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from tests.fixtures.tls_front import TlsFront
 from tests.super_dataset.stored_batches import images, ref_of, store
 
@@ -69,14 +69,6 @@ def test_a_client_certificate_is_shown_where_it_is_wanted(front_of, certificates
     connection.close()
     with pytest.raises(CacheError, match="SUPER_CACHE_CERT_FILE"):
         connect(url, ca_file=certificates.ca_file).ask(b"PING")
-
-
-def test_a_file_that_cannot_be_used_is_named(front_of, tmp_path):
-    rubbish = tmp_path / "rubbish.pem"
-    rubbish.write_text("no certificate")
-    for file in (str(rubbish), str(tmp_path / "absent.pem")):
-        with pytest.raises(ConfigError, match=file):
-            connect(front_of(), ca_file=file)
 
 
 def test_a_port_without_tls_is_given_up_in_time(valkey, certificates):
