@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from superdl.lambda_prefetch.caches import keep_cache, take_cache
 from superdl.super_wire.cache import Command, ErrorReply, exchange
@@ -85,7 +85,7 @@ class ByteBudget:
             self._changed.notify_all()
 
     def _wait_for_turn(self, counted_bytes: int) -> None:
-        """Return once all who came before were served, and it fits; the lock is held by the caller."""
+        """Return once all who came before were served, and it fits; the lock is held."""
         ticket = self._next_ticket
         self._next_ticket += 1
         self._changed.wait_for(
@@ -100,8 +100,7 @@ class ByteBudget:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
 
     index: int

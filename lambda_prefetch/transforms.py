@@ -17,8 +17,8 @@ from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import digest128
+from superdl.super_wire.recipe import DECODE_OPS
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.steps import DECODE_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

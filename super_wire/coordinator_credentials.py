@@ -48,11 +48,7 @@ def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[str, ...]:
-    """The same; where a text is given, it is to hold a token.
-
-    Raises:
-        ConfigError: as above, or there is a text and none in it.
-    """
+    """The same; :class:`ConfigError` also where there is a text and no token in it."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")

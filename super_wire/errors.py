@@ -21,10 +21,7 @@ __all__ = [
     "ReadTimeoutError",
     "RecipeError",
     "RecordError",
-    "RecordHashError",
     "RecordIdError",
-    "RecordLengthError",
-    "RecordMagicError",
     "RecordVersionError",
     "SourceEmptyError",
     "SourceError",
@@ -74,20 +71,8 @@ class RecordError(SuperError):
     """Bytes found under a cache key are not a record that this version reads."""
 
 
-class RecordMagicError(RecordError):
-    """The bytes do not begin as a record does."""
-
-
 class RecordVersionError(RecordError):
     """The record was written in another format version."""
-
-
-class RecordLengthError(RecordError):
-    """The record is shorter or longer than its header says, or its header contradicts itself."""
-
-
-class RecordHashError(RecordError):
-    """The payload does not have the hash that its header names."""
 
 
 class RecordIdError(RecordError):

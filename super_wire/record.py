@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from superdl.super_wire.errors import (
-    RecordHashError,
-    RecordIdError,
-    RecordLengthError,
-    RecordMagicError,
-    RecordVersionError,
-)
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
 from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
@@ -167,7 +161,7 @@ def pack(
     """Header and payload of ``array``; the payload is a view of a C-contiguous array's own memory.
 
     Raises:
-        RecordLengthError: more than 6 dimensions, or a dimension of 2**32 or more.
+        RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
     code, stored = stored_dtype(array.dtype)
@@ -180,9 +174,9 @@ def pack(
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse, by :class:`RecordLengthError`, a shape that no header can tell."""
+    """Refuse, by :class:`RecordError`, a shape that no header can tell."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordLengthError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
+        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
 
 def pack_header(
@@ -232,24 +226,20 @@ def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
-    """Read and check a header.
+    """Read and check a header: at least the first 64 bytes of a record.
 
-    Args:
-        record: at least the first 64 bytes of a record.
-        record_bytes: how long the whole record is, to be checked against the header; ``None`` if unknown.
-        sample_id: whose record it has to be; ``None`` if that is not known.
+    ``record_bytes`` is how long the whole record is, ``sample_id`` whose it has to be, where that is known.
 
     Raises:
         RecordIdError: it is the record of another sample.
-        RecordLengthError: too short, too long, or the shape does not give the payload's length.
-        RecordMagicError: it does not begin as a record does.
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
+        RecordError: it is no record, too short, too long, or the shape does not give the payload's length.
     """
     if len(record) < HEADER_BYTES:
-        raise RecordLengthError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
+        raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        raise RecordMagicError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
+        raise RecordError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
     if version != RECORD_VERSION:
         raise RecordVersionError(
             f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
@@ -258,7 +248,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
         raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
     dtype, shape = DTYPE_NAMES[code], _checked_shape(ndim, tuple(rest[:MAX_NDIM]), code, payload_bytes)
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
-        raise RecordLengthError(
+        raise RecordError(
             f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
         )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
@@ -270,25 +260,25 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
 
 
 def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
-    """The shape that a header tells; :class:`RecordLengthError` unless the payload is an array of it."""
+    """The shape that a header tells; :class:`RecordError` unless the payload is an array of it."""
     if ndim > MAX_NDIM:
-        raise RecordLengthError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
+        raise RecordError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
-        raise RecordLengthError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
+        raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
     if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
-        raise RecordLengthError(f"no array has shape {shape}")
+        raise RecordError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
-        raise RecordLengthError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
+        raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
     return shape
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
-    """Raise :class:`RecordHashError` unless ``payload`` has the xxh3-64 that the header names."""
+    """Raise :class:`RecordError` unless ``payload`` has the xxh3-64 that the header names."""
     found = payload_hash(payload)
     if found != header.payload_hash:
-        raise RecordHashError(
+        raise RecordError(
             f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
         )
 
@@ -329,6 +319,6 @@ def read_tombstone(record: Bytes) -> Tombstone:
             str(fields["key"]), str(fields["reason"]), str(fields["message"]), bool(fields["permanent"])
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RecordLengthError(
+        raise RecordError(
             f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
         ) from error

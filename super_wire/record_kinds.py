@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.super_wire.errors import RecordLengthError, RecordVersionError
+from superdl.super_wire.errors import RecordError, RecordVersionError
 from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
@@ -61,7 +61,7 @@ class Pointer:
     """Where in a store a record lies: ``length`` bytes from ``offset`` on in the file or object ``pack``.
 
     Raises:
-        RecordLengthError: the name is none of a pack, or a number has more than 64 bits.
+        RecordError: the name is none of a pack, or a number has more than 64 bits.
     """
 
     pack: str
@@ -70,14 +70,12 @@ class Pointer:
 
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
-            raise RecordLengthError(
+            raise RecordError(
                 f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            raise RecordLengthError(
-                f"no record of {self.length} bytes begins at byte {self.offset} of a pack"
-            )
+            raise RecordError(f"no record of {self.length} bytes begins at byte {self.offset} of a pack")
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
@@ -94,7 +92,7 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """
     payload = _payload(record, RecordKind.POINTER, sample_id)
     if len(payload) <= _PLACE.size:
-        raise RecordLengthError(
+        raise RecordError(
             f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
         )
     offset, length = _PLACE.unpack_from(payload)
@@ -107,16 +105,16 @@ def pack_arrays(
     """A whole record of several named arrays, kept in the order of their names.
 
     Raises:
-        RecordLengthError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
+        RecordError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
             255 bytes.
         TypeError: a dtype that records do not hold.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
-        raise RecordLengthError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
+        raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= _MAX_NAME_BYTES:
-            raise RecordLengthError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
+            raise RecordError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -141,9 +139,9 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
             start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
             found[name] = np.frombuffer(payload[start:at], dtype=dtype).reshape(shape)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        raise RecordLengthError(f"a table of named arrays that its payload does not hold: {error}") from error
+        raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
     if at != len(payload):
-        raise RecordLengthError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
+        raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
     return found
 
 

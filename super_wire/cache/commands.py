@@ -122,7 +122,7 @@ class _Exchange:
         try:
             connection.send_gathered(buffers, self._deadline_s())
         except CacheError as error:
-            self._lose(to.node, group, error)
+            self._fail(group, error, to.node)
             return None
         return connection
 
@@ -131,7 +131,7 @@ class _Exchange:
         try:
             answers = connection.answers(count, self._deadline_s())
         except CacheError as error:
-            self._lose(to.node, group, error)
+            self._fail(group, error, to.node)
             return
         for index, answer in zip(group, answers[1::2] if to.asking else answers, strict=True):
             self._answers[index] = answer
@@ -154,11 +154,9 @@ class _Exchange:
             self._redirected[index] = _Destination(nodes.place(redirection.node), asking)
             nodes.stale = nodes.stale or not asking
 
-    def _lose(self, node: Node, group: list[int], error: CacheError) -> None:
-        self._nodes.lose(node, str(error))
-        self._fail(group, error)
-
-    def _fail(self, group: list[int], error: CacheError) -> None:
+    def _fail(self, group: list[int], error: CacheError, lost: Node | None = None) -> None:
+        if lost is not None:
+            self._nodes.lose(lost, str(error))
         for index in group:
             self._answers[index] = error
         self._failed.update(group)

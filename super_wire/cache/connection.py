@@ -126,10 +126,7 @@ class CacheConnection:
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         try:
-            if self._tls is None:
-                self._socket.sendall(data)
-            else:
-                self._tls.send(data)
+            self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
         except OSError as error:
             raise self._failure(error) from error
 
@@ -166,12 +163,7 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """One command, and what the cache answers.
-
-        Raises:
-            CacheUnreachableError: it is not ready to answer.
-            CacheError: it answered with an error.
-        """
+        """One command, and what the cache answers; an error reply is raised as :meth:`refused` says."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise self.refused(answer.text)
@@ -193,11 +185,7 @@ class CacheConnection:
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """The next ``count`` answers, errors among them, by ``until_s`` of the monotonic clock.
-
-        Raises:
-            CacheError: what answers is no Redis.
-        """
+        """The next ``count`` answers, errors among them, by ``until_s`` of the monotonic clock."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
@@ -281,12 +269,10 @@ class CacheConnection:
         """The error for what the network or TLS did."""
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
-        reason: object = error
         hung_up = isinstance(error, EOFError | ConnectionResetError)
         silent = isinstance(error, BlockingIOError | TimeoutError)
-        if isinstance(error, EOFError):
-            reason = "it closed the connection"
-        elif silent:
+        reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
+        if silent:
             reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
         doubt = hung_up or (silent and self.address.tls)

@@ -119,14 +119,9 @@ def key_slot(key: bytes) -> int:
 
 
 def parse_slots(reply: Reply, asked: Node) -> SlotMap:
-    """The slot map out of an answer to ``CLUSTER SLOTS``.
+    """The slot map out of an answer to ``CLUSTER SLOTS``; ``ValueError`` if it is no such answer.
 
-    Args:
-        reply: the answer.
-        asked: the node that gave it. A node without a host of its own in the answer is reached at its host.
-
-    Raises:
-        ValueError: it is no such answer.
+    A node without a host of its own in the answer is reached at that of the node which was ``asked``.
     """
     if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
         raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
@@ -143,9 +138,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
 def parse_redirection(text: str, asked: Node) -> Redirection | None:
     """What an error reply such as ``MOVED 3999 10.0.0.1:6381`` says; ``None`` if it is no redirection.
 
-    Args:
-        text: the error.
-        asked: the node that gave it; a redirection without a host means its host.
+    One without a host means that of the node which was ``asked``.
     """
     kind, slot, place = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
@@ -192,16 +185,8 @@ class NodeConnections:
     """Connections to the nodes of one cache, opened as they are needed, and the slot map.
 
     It outlives its connections: what it knows of a cluster finds the nodes that have taken over. One thread
-    uses it at a time.
-
-    Args:
-        address: the address of any node.
-        credentials: the same for all nodes.
-        renewed: called with credentials that the cache refused and the error; it gives others to try once,
-            or raises.
-
-    Raises:
-        ConfigError: the files named for TLS cannot be used.
+    uses it at a time. ``address`` is that of any node. ``renewed`` is called with credentials that the cache
+    refused and the error; it gives others to try once, or raises.
     """
 
     def __init__(
@@ -251,12 +236,7 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """The open connection to a node, or a new one.
-
-        Raises:
-            CacheError: it cannot be opened, and is not tried again until :meth:`renew`.
-            ConfigError: the same; the node is beyond loopback without TLS.
-        """
+        """The open connection to a node, or a new one; one that fails is left until :meth:`renew`."""
         if node in self._open:
             return self._open[node]
         if node in self.broken:
@@ -313,11 +293,7 @@ class NodeConnections:
         self._close_strangers()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Ask every node for a record that no sample has: who may read records may do that.
-
-        Raises:
-            CacheError: a node did not answer, is not ready, or refused.
-        """
+        """Ask every node for a record that no sample has, as who may read may; else :class:`CacheError`."""
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))

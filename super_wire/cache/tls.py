@@ -44,10 +44,6 @@ class TlsStream:
         self._piece = memoryview(bytearray(_PIECE_BYTES))
         self._shake_hands(time.monotonic() + timeout_s)
 
-    def send(self, data: bytes) -> None:
-        """Send all of ``data``."""
-        self._socket.sendall(self.encrypted(data))
-
     def encrypted(self, data: bytes) -> bytes:
         """What to put on the wire for ``data``."""
         left = memoryview(data)

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from superdl.super_wire.errors import (
-    RecordError,
-    RecordHashError,
-    RecordIdError,
-    RecordLengthError,
-    RecordMagicError,
-    RecordVersionError,
-)
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
 from superdl.super_wire.record import (
     DTYPE_CODES,
     DTYPE_NAMES,
@@ -137,25 +130,25 @@ def test_other_dtypes_are_refused(dtype):
 @pytest.mark.parametrize(
     ("record", "error", "reason"),
     [
-        (b"", RecordLengthError, "at least 64 bytes; these are 0"),
-        (RECORD[:63], RecordLengthError, "these are 63"),
-        (RECORD[:-1], RecordLengthError, "tells 82 bytes; the record has 81"),
-        (RECORD + b"\0", RecordLengthError, "tells 82 bytes; the record has 83"),
-        (changed(magic=b"RPUS"), RecordMagicError, "begins with b'SUPR'; this one with b'RPUS'"),
+        (b"", RecordError, "at least 64 bytes; these are 0"),
+        (RECORD[:63], RecordError, "these are 63"),
+        (RECORD[:-1], RecordError, "tells 82 bytes; the record has 81"),
+        (RECORD + b"\0", RecordError, "tells 82 bytes; the record has 83"),
+        (changed(magic=b"RPUS"), RecordError, "begins with b'SUPR'; this one with b'RPUS'"),
         (changed(version=1), RecordVersionError, "reads record version 2; this one is version 1"),
         (changed(kind=0), RecordVersionError, "no kind 0"),
         (changed(kind=3), RecordVersionError, "no kind 3"),
         (changed(dtype=0), RecordVersionError, "dtype code 0"),
         (changed(dtype=13), RecordVersionError, "dtype code 13"),
-        (changed(ndim=7), RecordLengthError, "this header says 7"),
-        (changed(ndim=2), RecordLengthError, r"2 dimensions has sides \(3, 0, 0, 0\) beyond"),
-        (changed(ndim=4), RecordLengthError, "is not 18 payload bytes"),
-        (changed(shape=(2, 3, 3, 1, 0, 0)), RecordLengthError, "beyond them"),
-        (changed(shape=(2, 3, 4, 0, 0, 0)), RecordLengthError, "is not 18 payload bytes"),
-        (changed(payload_bytes=17), RecordLengthError, "is not 17 payload bytes"),
-        (changed(dtype=DTYPE_CODES["uint16"]), RecordLengthError, "of uint16 is not 18"),
-        (changed(payload_hash=1), RecordHashError, "the header says 0000000000000001"),
-        (RECORD[:-1] + b"\xff", RecordHashError, "the payload's xxh3-64"),
+        (changed(ndim=7), RecordError, "this header says 7"),
+        (changed(ndim=2), RecordError, r"2 dimensions has sides \(3, 0, 0, 0\) beyond"),
+        (changed(ndim=4), RecordError, "is not 18 payload bytes"),
+        (changed(shape=(2, 3, 3, 1, 0, 0)), RecordError, "beyond them"),
+        (changed(shape=(2, 3, 4, 0, 0, 0)), RecordError, "is not 18 payload bytes"),
+        (changed(payload_bytes=17), RecordError, "is not 17 payload bytes"),
+        (changed(dtype=DTYPE_CODES["uint16"]), RecordError, "of uint16 is not 18"),
+        (changed(payload_hash=1), RecordError, "the header says 0000000000000001"),
+        (RECORD[:-1] + b"\xff", RecordError, "the payload's xxh3-64"),
         (
             pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID),
             RecordVersionError,

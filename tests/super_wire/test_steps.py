@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superdl.super_wire.errors import RecipeError
-from superdl.super_wire.steps import (
+from superdl.super_wire.recipe import (
     MAX_SIDE,
     OPS,
     canonical_step,
