@@ -40,6 +40,7 @@ __all__ = [
     "RecordKind",
     "Tombstone",
     "check_shape",
+    "checked_payload",
     "id_prefixes",
     "pack",
     "pack_header",
@@ -195,19 +196,9 @@ def pack_header(
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
-    return _HEADER.pack(
-        MAGIC,
-        RECORD_VERSION,
-        kind,
-        code,
-        len(sides),
-        size,
-        payload_hash(payload),
-        *sides,
-        *(0,) * (MAX_NDIM - len(sides)),
-        *(min(time_us, _MAX_U32) for time_us in times),
-        int(id_prefixes(sample_id)[0]),
-    )
+    head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
+    padding, clipped = (0,) * (MAX_NDIM - len(sides)), (min(time_us, _MAX_U32) for time_us in times)
+    return _HEADER.pack(*head, *sides, *padding, *clipped, int(id_prefixes(sample_id)[0]))
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
@@ -283,36 +274,36 @@ def verify_payload(header: Header, payload: Bytes) -> None:
         )
 
 
-def unpack(
-    record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
-) -> tuple[Header, NDArray[Any]]:
-    """A data record's header and array; the array is a view of ``record`` (read-only if that is).
-
-    Raises:
-        RecordError: any of its kinds; see :func:`parse_header` and :func:`verify_payload`.
-        RecordVersionError: also if the record is of another kind (see :func:`read_tombstone`).
-    """
+def checked_payload(
+    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None, verify: bool = True
+) -> tuple[Header, memoryview]:
+    """Header and payload of a whole record that has to be of ``kind``; raises a :class:`RecordError` else."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     if verify:
         verify_payload(header, payload)
-    if header.kind is not RecordKind.DATA:
-        raise RecordVersionError(f"expected a data record; this one is of kind {header.kind.name.lower()}")
+    if header.kind is not kind:
+        raise RecordVersionError(
+            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
+        )
+    return header, payload
+
+
+def unpack(
+    record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
+) -> tuple[Header, NDArray[Any]]:
+    """A data record's header and array, or a :class:`RecordError`.
+
+    The array is a view of ``record``, read-only if that is.
+    """
+    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id, verify=verify)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 
 
 def read_tombstone(record: Bytes) -> Tombstone:
-    """What a tombstone record says.
-
-    Raises:
-        RecordError: any of its kinds; also when the payload is not a tombstone's JSON.
-    """
-    header = parse_header(record, record_bytes=len(record))
-    payload = memoryview(record)[HEADER_BYTES:]
-    verify_payload(header, payload)
-    if header.kind is not RecordKind.TOMBSTONE:
-        raise RecordVersionError(f"expected a tombstone; this record is of kind {header.kind.name.lower()}")
+    """What a tombstone record says; a :class:`RecordError` if it says nothing."""
+    _, payload = checked_payload(record, RecordKind.TOMBSTONE)
     try:
         fields = json.loads(bytes(payload))
         return Tombstone(

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.super_wire.errors import RecordError, RecordVersionError
+from superdl.super_wire.errors import RecordError
 from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
     MAX_NDIM,
     RecordKind,
     check_shape,
+    checked_payload,
     pack_header,
-    parse_header,
     stored_dtype,
-    verify_payload,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     Raises:
         RecordError: any of its kinds, also when the payload is no pointer.
     """
-    payload = _payload(record, RecordKind.POINTER, sample_id)
+    _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
         raise RecordError(
             f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
@@ -131,7 +130,7 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
     Raises:
         RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
     """
-    payload = _payload(record, RecordKind.ARRAYS, sample_id)
+    _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     try:
         table, at = _read_table(payload)
         found = {}
@@ -165,18 +164,6 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are not in order, or one comes twice")
     return table, at
-
-
-def _payload(record: Bytes, kind: RecordKind, sample_id: bytes | None) -> memoryview:
-    """The verified payload of a record that has to be of ``kind``."""
-    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
-    if header.kind is not kind:
-        raise RecordVersionError(
-            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
-        )
-    payload = memoryview(record)[HEADER_BYTES:]
-    verify_payload(header, payload)
-    return payload
 
 
 def _aligned(size: int) -> int:
