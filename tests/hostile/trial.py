@@ -1,7 +1,7 @@
 """One seeded trial: real processes, spoilt links between them, and what must hold all the same.
 
 Each sample comes once, in plan order, with its bytes, or a typed error comes in time; afterwards no process
-is left. ``python -m tests.hostile.trial KIND SEED [SEED ...]`` runs trials alone; ``FIRST-LAST`` is a range.
+is left.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -41,7 +39,7 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.hostile.drawing import STREAM, Drawn, draw
 from tests.hostile.function import FUNCTION, VARIABLE
-from tests.hostile.ground import IMAGES, Ground, ground
+from tests.hostile.ground import IMAGES, Ground
 from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import pixels_of
 
@@ -93,7 +91,8 @@ class Outcome:
         return (
             f"{self.drawn}\n  {self.batches} batches in {self.took_s:.1f} s, the slowest in "
             f"{self.longest_s:.1f} s; error: {self.error or 'none'} after {self.error_s:.1f} s\n"
-            f"  faults:{faults}\n  alone: python -m tests.hostile.trial {self.drawn.kind} {self.drawn.seed}"
+            f"  faults:{faults}\n"
+            f"  alone: pytest -m '' -k seed-{self.drawn.seed}-{self.drawn.kind} tests/hostile/test_trials.py"
         )
 
 
@@ -337,23 +336,3 @@ def run_trial(kind: str, seed: int, ground: Ground) -> Outcome:
     except BaseException as error:
         error.add_note(str(trial.outcome))
         raise
-
-
-def main(kind: str, *seeds: str) -> int:
-    """Run trials and tell of each; how many failed."""
-    failed = 0
-    with tempfile.TemporaryDirectory() as directory, ground(Path(directory)) as shared:
-        for words in seeds:
-            first, _, last = words.partition("-")
-            for seed in range(int(first), int(last or first) + 1):
-                try:
-                    sys.stdout.write(f"{run_trial(kind, seed, shared)}\n")
-                except (Exception, pytest.fail.Exception):  # noqa: BLE001 # the next one tells more
-                    failed += 1
-                    traceback.print_exc()
-                sys.stdout.flush()
-    return failed
-
-
-if __name__ == "__main__":
-    sys.exit(min(main(*sys.argv[1:]), 1))
