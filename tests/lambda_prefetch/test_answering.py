@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from superdl.lambda_prefetch.answering import ReplyTo
-from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import _ReplyTo, handler
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
@@ -92,7 +91,7 @@ def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root):
 
 def test_a_stream_that_is_gone_is_not_made_anew(valkey):
     with pytest.raises(CacheError, match="no stream for the outcome of request r1: it was emptied"):
-        ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
+        _ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
     with valkey.client() as client:
         assert client.keys() == []  # nobody would ever delete it
 

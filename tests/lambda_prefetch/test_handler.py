@@ -15,7 +15,6 @@ from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.sources import FileSource
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
 from superdl.super_wire.request import Limits, PrefetchResult
@@ -131,43 +130,6 @@ def test_a_full_cache_is_told_and_never_called_cached(root):
     refused = result.outcomes.index("cache_full")
     assert "OOM" in result.messages[str(refused)]
     assert result.record_bytes[refused] == 0
-
-
-def test_the_functions_credentials_are_its_settings(root, valkey, monkeypatch):
-    with valkey.client() as client:
-        client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "+@connection", "+set", "~super:r1:*")
-        client.execute_command("ACL", "SETUSER", "default", ">other")
-    request = file_request(root, GOOD, valkey.unix_url)
-    assert "NOAUTH" in run(request).messages["0"]
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "fn")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
-    assert run(request).outcomes == ("cached",) * 5
-
-
-def test_custom_steps_need_the_functions_permission(root, valkey, monkeypatch, tmp_path):
-    (tmp_path / "steps_of_handler_test.py").write_text(
-        "from superdl.lambda_prefetch import custom_step\n"
-        "@custom_step('1')\n"
-        "def darker(array):\n"
-        "    if array[0, 0, 0] == 7:\n"
-        "        raise RuntimeError('seven')\n"
-        "    return array // 2\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = Recipe([{"op": "custom", "name": "steps_of_handler_test:darker@1"}])
-    unlucky = pixels()
-    unlucky[0, 0, 0] = 7
-    (root / "unlucky.png").write_bytes(encode(unlucky))
-    request = file_request(root, ["0.png", "unlucky.png"], valkey.unix_url, recipe)
-    with pytest.raises(ConfigError, match="SUPER_STEP_MODULES"):
-        run(request)
-    monkeypatch.setenv("SUPER_STEP_MODULES", "other, steps_of_handler_test")
-    result = run(request)
-    assert result.outcomes == ("cached", "step_error")
-    assert "unlucky.png" in result.messages["1"]
-    assert "seven" in result.messages["1"]
-    assert np.array_equal(array_of(valkey, request, 0), pixels() // 2)
-    assert raw_record(valkey, request, 1) is None
 
 
 def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
