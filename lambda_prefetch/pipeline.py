@@ -23,6 +23,7 @@ from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import decoding_threads
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, clean_text
@@ -36,10 +37,7 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["MAX_RECORD_BYTES", "ResultColumns", "produce"]
-
-MAX_RECORD_BYTES = 512 * 2**20
-"""The largest value that Redis takes."""
+__all__ = ["ResultColumns", "produce"]
 
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
@@ -259,9 +257,9 @@ class _Decoders:
         if arrived.failure is not None:
             raise arrived.failure
         array = self._program.make(arrived.data, key)
-        if array.nbytes + HEADER_BYTES > MAX_RECORD_BYTES:
+        if array.nbytes + HEADER_BYTES > MAX_BULK_BYTES:
             raise spoiled(
                 "too_large",
-                f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes",
+                f"its record of {array.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes",
             )
         return array

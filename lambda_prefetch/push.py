@@ -54,11 +54,6 @@ class ByteBudget:
         self._changed = threading.Condition(self._lock)
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes handed out and not yet returned."""
-        return self._used_bytes
-
-    @property
     def waiting(self) -> int:
         """How many wait for room."""
         return self._next_ticket - self._serving

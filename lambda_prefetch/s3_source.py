@@ -64,11 +64,6 @@ class S3Source:
         self._lean: LeanClient | None = lean_client(bucket, endpoint_url) if lean else None
 
     @property
-    def lean(self) -> bool:
-        """Whether the lean client reads it."""
-        return self._lean is not None
-
-    @property
     def threads(self) -> int:
         """How many threads read it best."""
         return _BOTO3_THREADS if self._lean is None else _LEAN_THREADS

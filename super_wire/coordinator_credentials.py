@@ -24,7 +24,6 @@ TOKEN_CHARACTERS_MIN = 16
 
 _TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
-_MAX_TOKEN_FILE_BYTES = 2**20
 
 
 def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
@@ -62,16 +61,10 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[s
         ConfigError: it cannot be read, has one that is none, or none at all unless ``may_be_none``.
     """
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_TOKEN_FILE_BYTES + 1)
-        text = content.decode("ascii")
+        text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, whose text may hold a token
         reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
         raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
-    if len(content) > _MAX_TOKEN_FILE_BYTES:
-        raise ConfigError(
-            f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
-        )
     tokens = parse_tokens(text, f"{origin}={path}")
     if not (tokens or may_be_none):
         raise ConfigError(f"{origin}={path} holds no token: write one in each line")

@@ -81,9 +81,13 @@ class Recipe:
         RecipeError: a step is unknown, ill-typed or out of range; the message names it.
     """
 
-    __slots__ = ("_canonical", "_digest", "augment_seed", "steps")
+    __slots__ = ("augment_seed", "digest", "json", "steps")
 
     augment_seed: int
+    digest: bytes
+    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's."""
+    json: str
+    """The canonical JSON; equal recipes give equal text."""
     steps: tuple[Mapping[str, Any], ...]
 
     def __init__(self, steps: Sequence[Mapping[str, Any]], *, augment_seed: int = 0) -> None:
@@ -98,8 +102,8 @@ class Recipe:
         self.steps = tuple(canonical_step(step, number) for number, step in enumerate(steps, start=1))
         self.augment_seed = augment_seed if self.random else 0
         work = {"pipeline": PIPELINE_VERSION, "steps": self.steps}
-        self._digest = digest128(_dump(work).encode())
-        self._canonical = _dump({**work, "augment_seed": self.augment_seed})
+        self.digest = digest128(_dump(work).encode())
+        self.json = _dump({**work, "augment_seed": self.augment_seed})
 
     @classmethod
     def image(
@@ -144,16 +148,6 @@ class Recipe:
         return cls(steps, augment_seed=seed)
 
     @property
-    def json(self) -> str:
-        """The canonical JSON; equal recipes give equal text."""
-        return self._canonical
-
-    @property
-    def digest(self) -> bytes:
-        """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's."""
-        return self._digest
-
-    @property
     def random(self) -> bool:
         """Whether a step is random, so that every epoch has fresh sample ids."""
         return any(step["op"] in RANDOM_OPS or step.get("random", False) for step in self.steps)
@@ -175,17 +169,17 @@ class Recipe:
         return shape
 
     def __eq__(self, other: object) -> bool:
-        return self._canonical == other._canonical if isinstance(other, Recipe) else NotImplemented
+        return self.json == other.json if isinstance(other, Recipe) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._canonical)
+        return hash(self.json)
 
     def __repr__(self) -> str:
         seed = f", augment_seed={self.augment_seed}" if self.random else ""
         return f"Recipe({[dict(step) for step in self.steps]}{seed})"
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return Recipe.from_json, (self._canonical,)
+        return Recipe.from_json, (self.json,)
 
 
 def _dump(value: object) -> str:

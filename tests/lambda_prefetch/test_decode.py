@@ -27,7 +27,9 @@ def decoded(data, limit_pixels=LIMIT):
 
 
 def independent(data):
-    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    image.info.pop("transparency", None)  # of which Pillow would warn
+    return np.asarray(image.convert("RGB"))
 
 
 def failure_of(data, limit_pixels=LIMIT):

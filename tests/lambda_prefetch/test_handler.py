@@ -182,7 +182,7 @@ def test_a_fresh_process_starts_cold_once_and_loads_nothing_heavy(root, valkey, 
 
 
 def test_a_record_larger_than_any_cache_takes_is_a_tombstone(root, valkey, monkeypatch):
-    monkeypatch.setattr("superdl.lambda_prefetch.pipeline.MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr("superdl.lambda_prefetch.pipeline.MAX_BULK_BYTES", 1000)
     request = file_request(root, ["0.png"], valkey.unix_url)
     assert run(request).outcomes == ("tombstone",)
     assert tombstone_of(valkey, request, 0).reason == "too_large"

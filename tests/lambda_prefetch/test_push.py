@@ -92,7 +92,7 @@ def test_a_large_piece_is_not_overtaken_by_small_ones_for_ever():
     assert served.empty()
     budget.release(50_000)
     assert served.get(timeout=PATIENCE_S) == ("large", "served")
-    assert budget.used_bytes == 1_000_000
+    assert budget._used_bytes == 1_000_000
     budget.release(1_000_000)
     assert served.get(timeout=PATIENCE_S) == ("small", "served")
     large.join(PATIENCE_S)

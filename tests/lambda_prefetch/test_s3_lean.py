@@ -138,7 +138,7 @@ def test_what_may_pass_is_tried_again_by_boto3_and_then_by_the_lean_client(serve
     assert len(asked) == 1  # also where the body was cut after there was room for it
     assert read(source) == b"two"
     assert server.lean_requests() == 2
-    assert source.lean
+    assert source._lean
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_what_boto3_alone_can_read_is_left_to_it_from_then_on(server, first):
     source = S3Source("data", endpoint_url=server.url)
     assert [read(source), read(source)] == [b"one", b"two"]
     assert server.lean_requests() == 1
-    assert not source.lean
-    assert not S3Source("data", endpoint_url=server.url).lean
+    assert not source._lean
+    assert not S3Source("data", endpoint_url=server.url)._lean
     assert lean_client("data", server.url) is None
 
 
@@ -275,7 +275,7 @@ def nowhere(monkeypatch):
 def test_an_invocation_waits_once_for_all_addresses_and_names_the_way(nowhere):
     url, looked_up = nowhere
     source = S3Source("photos", endpoint_url=url)
-    assert source.lean
+    assert source._lean
     assert source.begin("a.jpg", "0" * 32) is None
     for key in ("a.jpg", "b.jpg"):
         with pytest.raises(SampleFailedError, match=r"none of 8 addresses of s3\.nowhere\.test") as caught:
