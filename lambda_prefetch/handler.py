@@ -149,10 +149,10 @@ class _ReplyTo:
         command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
         nodes = take_cache(self.cache, settings)
         (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
-        if isinstance(reply, CacheError | ErrorReply):
-            nodes.close()
-        else:
+        if not isinstance(reply, CacheError | ErrorReply):
             keep_cache(self.cache, nodes)
+        else:
+            nodes.close()
         if isinstance(reply, CacheError):
             raise reply
         if reply is None:

@@ -100,11 +100,7 @@ class LeanClient:
         self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
 
     def begin(self, key: str, etag: str) -> Asked:
-        """Ask for an object; :meth:`finish` reads the answer.
-
-        Raises:
-            LeanFailedError: it cannot be asked for.
-        """
+        """Ask for an object, or raise :class:`LeanFailedError`; :meth:`finish` reads the answer."""
         if not (etag.isascii() and etag.isprintable()):
             # It would end a header's line.
             raise LeanFailedError("the version is no ETag", passing=True)
@@ -132,6 +128,7 @@ class LeanClient:
             SampleFailedError: it has another version, or is too large.
             LeanFailedError: anything else. ``reserve`` may have been called.
         """
+        kept = False
         try:
             try:
                 head = asked.connection.head()
@@ -146,20 +143,17 @@ class LeanClient:
             check_size(head.size_bytes, limit_bytes)
             reserve(head.size_bytes)
             data = asked.connection.body(head)
+            kept = head.keeps and len(self._idle) < _MAX_IDLE
         except UnusualAnswerError as answer:
-            asked.connection.close()
             passing = answer.status in _PASSING or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
-            asked.connection.close()
             raise _failed(error) from error
-        except BaseException:
-            asked.connection.close()
-            raise
-        if head.keeps and len(self._idle) < _MAX_IDLE:
-            self._idle.append(asked.connection)
-        else:
-            asked.connection.close()
+        finally:
+            if kept:
+                self._idle.append(asked.connection)
+            else:
+                asked.connection.close()
         return data
 
     def close(self) -> None:
@@ -193,9 +187,9 @@ def lean_client(bucket: str, endpoint_url: str) -> LeanClient | None:
 
 def give_up(bucket: str, endpoint_url: str) -> None:
     """Leave a bucket to boto3 for as long as this process lives."""
+    place = (os.getpid(), endpoint_url, bucket)
     with _lock:
-        client = _clients.get((os.getpid(), endpoint_url, bucket))
-        _clients[os.getpid(), endpoint_url, bucket] = None
+        client, _clients[place] = _clients.get(place), None
     if client is not None:
         client.close()
 
