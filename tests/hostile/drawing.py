@@ -28,15 +28,9 @@ _ACTS = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """One trial.
-
-    Attributes:
-        loader: ``"super"``, or how many workers a DataLoader has.
-        links: the arguments of each link that is spoilt (:class:`tests.hostile.proxy.Link`).
-        acts: what is done to whom before a batch, numbered over all epochs.
-        lasting: whether a link is spoilt to the end, so that an error may come.
-        unwell_from_start: whether links are spoilt before the sampler is made.
-        with_bad: whether the set has undecodable images, which are skipped.
+    """One trial: ``loader`` is ``"super"``, or how many workers a DataLoader has; ``links`` has the arguments
+    of each spoilt ``Link``, ``acts`` what is done before a batch, over all epochs. ``lasting``: a link is
+    spoilt to the end, so that an error may come.
     """
 
     kind: str

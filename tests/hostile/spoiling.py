@@ -1,7 +1,4 @@
-"""What can be done to one direction of a connection, and where in its bytes: at whole commands and replies.
-
-Who is connected with whom, and for how long faults are made, is :mod:`tests.hostile.proxy`'s.
-"""
+"""What can be done to one direction of a connection, and where: at whole commands and replies."""
 
 from __future__ import annotations
 
@@ -73,24 +70,15 @@ def _end(data: bytearray, at: int) -> int | None:
 
 
 class Way:
-    """One direction of a connection.
-
-    Args:
-        connection: whose it is.
-        direction: ``"up"`` from the client, ``"down"`` to it.
-        sink: where the bytes go.
-        back: the way back to who sent them.
-    """
+    """One direction of a connection, ``"up"`` from the client or ``"down"`` to it."""
 
     def __init__(
         self, connection: Connection, direction: str, sink: asyncio.StreamWriter, back: asyncio.StreamWriter
     ) -> None:
         self._connection, self._direction = connection, direction
-        self._sink, self._back = sink, back
-        link = connection.link
-        self._random = random.Random(
-            f"{connection.server.seed}/{connection.name}/{connection.number}/{direction}"
-        )
+        self._sink, self._back, link = sink, back, connection.link
+        seed = f"{connection.server.seed}/{connection.name}/{connection.number}/{direction}"
+        self._random = random.Random(seed)
         self._odds = {
             fault: odds
             for fault, odds in link.odds.items()

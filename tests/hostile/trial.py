@@ -127,11 +127,7 @@ class Trial:
         self.ways = self.proxy.addresses
 
     def run(self) -> Outcome:
-        """Run it.
-
-        Raises:
-            AssertionError: what must hold does not.
-        """
+        """Run it; ``AssertionError`` says that what must hold does not."""
         began_s = time.monotonic()
         before = set(psutil.Process().children(recursive=True))
         self._empty_cache()
@@ -325,11 +321,7 @@ class Trial:
 
 
 def run_trial(kind: str, seed: int, ground: Ground) -> Outcome:
-    """Run the trial that a seed means.
-
-    Raises:
-        AssertionError: what must hold does not; the message has all that is known of it.
-    """
+    """Run the trial that a seed means; an error has all that is known of it as a note."""
     trial = Trial(draw(kind, seed), ground)
     try:
         return trial.run()
