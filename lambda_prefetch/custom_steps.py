@@ -9,14 +9,12 @@ lists it. A step is a function that this module defines and marks with its versi
     def invert(array):
         return 255 - array
 
-What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes. A
-recipe names the version, so that no sample id stands for the work of two.
+What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes.
 
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
 gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
-not write to it. It returns an array that a record can hold. A function with several cores calls it in several
-threads at once.
+not write to it, returns an array that a record can hold, and may be called in several threads at once.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.recipe import split_custom_name
 from superdl.super_wire.record import DTYPE_CODES, MAX_NDIM
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.steps import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,11 +85,10 @@ class CustomStep:
         drawn = {"seed": seed} if self._random else {}
         try:
             made = self._function(array, **self._params, **drawn)
-        except (
-            Exception
-        ) as error:  # the user's code may raise anything; the result tells it, other samples go on
-            why = f"the custom step {self._name} raised {type(error).__name__}: {error}"
-            raise SampleFailedError(Outcome.STEP_ERROR, why) from error
+        except Exception as error:  # the user's code may raise anything; other samples go on
+            raise SampleFailedError(
+                Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(made, np.ndarray):
             raise self._wrong_result(type(made).__name__)
         if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
@@ -99,52 +96,46 @@ class CustomStep:
         return made.copy()  # it waits to be stored, and the step may use its memory again
 
     def _wrong_result(self, found: str) -> SampleFailedError:
-        why = (
+        return SampleFailedError(
+            Outcome.STEP_ERROR,
             f"the custom step {self._name} gave {found}; a record holds a numpy array of up to {MAX_NDIM} "
-            f"dimensions of {', '.join(DTYPE_CODES)}"
+            f"dimensions of {', '.join(DTYPE_CODES)}",
         )
-        return SampleFailedError(Outcome.STEP_ERROR, why)
 
 
 def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     named, function_name, version = split_custom_name(name)
     module_name = _MOVED_MODULES.get(named, named)
     if not allowed & {named, module_name}:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
             f"{named}; it allows {', '.join(sorted(allowed)) or 'none'}"
         )
-        raise ConfigError(msg)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} cannot be imported: {type(error).__name__}: {error}; "
             "deploy it with the function"
-        )
-        raise ConfigError(msg) from error
+        ) from error
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
-        msg = f"the custom step {name}: the module {module_name} has no function {function_name}"
-        raise ConfigError(msg)
+        raise ConfigError(f"the custom step {name}: the module {module_name} has no function {function_name}")
     home = getattr(function, "__module__", None)
     if home != module_name:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "
             "what a module defines itself is a step"
         )
-        raise ConfigError(msg)
     declared = getattr(function, _MARK, None)
     if declared is None:
-        msg = (
+        raise ConfigError(
             f"the custom step {name} is refused: {function_name} is not marked as a step: write "
             f'@custom_step("{version}") above it, from superdl.lambda_prefetch'
         )
-        raise ConfigError(msg)
     if declared != version:
-        msg = (
+        raise ConfigError(
             f"the custom step {name}: version {declared} is deployed; "
             f"deploy {version}, or name {declared} in the recipe"
         )
-        raise ConfigError(msg)
     return function

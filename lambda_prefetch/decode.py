@@ -1,9 +1,8 @@
 """Encoded bytes to an upright RGB image, with Pillow.
 
 Greyscale, CMYK, palette, alpha and 16-bit images become RGB as ``Image.convert("RGB")`` makes them, which is
-what torchvision's ImageFolder gives: alpha is dropped, not composed. Unlike ImageFolder, an image whose EXIF
-says that the camera was turned is turned upright. What follows is
-:mod:`superdl.lambda_prefetch.transforms`'s.
+what torchvision's ImageFolder gives: alpha is dropped, not composed. Unlike there, an image whose EXIF says
+that the camera was turned is turned upright.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ import struct
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from superdl.lambda_prefetch.failures import spoiled
+from superdl.lambda_prefetch.sources import spoiled
 
 __all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP")
-"""What is decoded: ImageFolder's formats, and GIF, which some data sets hold under a wrong name.
-
-Pillow knows many more, some of which run other programs.
+"""ImageFolder's formats, and GIF, which some data sets hold under a wrong name. Pillow knows many more, some
+of which run other programs.
 """
 
 MAX_SCANS = 100
@@ -61,8 +59,7 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
             that leaves its shorter side this many pixels, if it has as many.
 
     Raises:
-        SampleFailedError: a permanent failure, with the reason ``empty``, ``not_an_image``, ``too_large`` or
-            ``undecodable``.
+        SampleFailedError: a permanent failure.
         MemoryError: the process has not enough memory; the image may be good.
     """
     if not data:
@@ -88,11 +85,7 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
 
 
 def lift_pillows_bound() -> None:
-    """Leave the bound on pixels to the request alone, in this whole process.
-
-    Pillow has one of its own, which warns at half of it, and which crops fall under as well as files. The
-    function's handler calls this once: its process decodes nothing that :func:`check_pixels` has not seen.
-    """
+    """Leave the bound on pixels to the request alone, in this process: Pillow's own counts crops too."""
     Image.MAX_IMAGE_PIXELS = None
 
 
@@ -134,16 +127,13 @@ def _open(data: bytes | bytearray) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise spoiled("too_large", str(error)) from error
     except UnidentifiedImageError as error:
-        raise spoiled("not_an_image", _not_an_image(data)) from error
+        known = ", ".join(FORMATS)
+        why = f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
+        raise spoiled("not_an_image", why) from error
     except MemoryError:
         raise
     except Exception as error:  # as above
         raise _undecodable(error) from error
-
-
-def _not_an_image(data: bytes | bytearray) -> str:
-    known = ", ".join(FORMATS)
-    return f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
 
 
 def _undecodable(error: Exception) -> Exception:

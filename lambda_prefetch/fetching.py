@@ -3,8 +3,7 @@
 A thread asks a source that can be asked ahead for many objects and reads each answer, to its end, once it
 begins; while the decoders have enough to do it rests, and finds many answers at once. So there is one switch
 of threads for two small objects, where a thread for each object takes two switches for one. Whatever happens
-to an object becomes a failure that arrives in its place. How one is read is the source's, what becomes of it
-is :mod:`superdl.lambda_prefetch.pipeline`'s.
+to an object becomes a failure that arrives in its place.
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from superdl.lambda_prefetch.budget import BudgetClosedError, ByteBudget
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from superdl.lambda_prefetch.push import Pusher
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.sources import ObjectSource, Pending
@@ -46,6 +43,10 @@ class Arrived:
     fetch_us: int = 0
     reserved_bytes: int | None = None
     begun_ns: int = 0
+
+    def fail(self, outcome: Outcome, why: str) -> None:
+        """Note a failure that is not the fault of the object's bytes."""
+        self.failure = SampleFailedError(outcome, why)
 
 
 class Fetchers:
@@ -77,8 +78,7 @@ class Fetchers:
         self._few = threading.Condition(self._lock)
         count = min(settings.fetch_threads or source.threads, len(request.keys))
         self._threads = [
-            threading.Thread(target=self._run, name=f"super-fetch-{number}", daemon=True)
-            for number in range(count)
+            threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True) for n in range(count)
         ]
 
     def __enter__(self) -> Self:
@@ -86,9 +86,7 @@ class Fetchers:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stopping = True
             self._few.notify_all()
@@ -162,8 +160,7 @@ class Fetchers:
                 answers.unregister(descriptor)
                 if not ready:
                     pending.close()
-                    why = f"no answer came for {_MAX_SILENCE_S} s"
-                    arrived.failure = SampleFailedError(Outcome.SOURCE_ERROR, why)
+                    arrived.fail(Outcome.SOURCE_ERROR, f"no answer came for {_MAX_SILENCE_S} s")
                 self._finish(arrived, pending)
 
     def _rest(self) -> None:
@@ -180,12 +177,11 @@ class Fetchers:
     def _begin(self, arrived: Arrived) -> Pending | None:
         """Ask for an object ahead of reading it, unless there is a reason not to read it at all."""
         if time.time() >= self._expires_at:
-            why = "the request expired before it was begun"
-            arrived.failure = SampleFailedError(Outcome.EXPIRED, why)
+            arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
             return None
         if self._pusher.broken:
             why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
-            arrived.failure = SampleFailedError(Outcome.CACHE_ERROR, why)
+            arrived.fail(Outcome.CACHE_ERROR, why)
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         try:
@@ -205,8 +201,7 @@ class Fetchers:
         except BudgetClosedError:
             raise
         except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation
-            why = f"it could not be read: {type(error).__name__}: {error}"
-            arrived.failure = SampleFailedError(Outcome.SOURCE_ERROR, why)
+            arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
         self._arrived.put(arrived)
 
     def _read(self, arrived: Arrived, pending: Pending | None) -> None:

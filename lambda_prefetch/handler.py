@@ -2,7 +2,7 @@
 
 An event is a prefetch request as JSON values, answered with a prefetch result, and through the cache too
 where the request says so; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients
-and tells version and decoder fingerprint. How samples are made is :mod:`superdl.lambda_prefetch.pipeline`'s.
+and tells version and decoder fingerprint.
 """
 
 from __future__ import annotations
@@ -11,25 +11,38 @@ import functools
 import os
 import reprlib
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-from superdl.lambda_prefetch.answering import ReplyTo
-from superdl.lambda_prefetch.caches import warm_connection
+from superdl.lambda_prefetch.caches import keep_cache, take_cache, warm_connection
 from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.settings import FunctionSettings
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
 from superdl.super_wire.ids import sample_ids
+from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
-from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, clean_text
+from superdl.super_wire.request import (
+    MAX_OUTCOME_BYTES,
+    OUTCOME_FIELD,
+    OUTCOME_STREAM_MAXLEN,
+    PrefetchFailure,
+    PrefetchRequest,
+    PrefetchResult,
+    clean_text,
+    pack_outcome,
+)
 
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.super_wire.request import Answer
 
 __all__ = ["WARM_VERSION", "handler", "open_source"]
 
@@ -39,6 +52,9 @@ _ANSWER_MARGIN_S = 2.0
 """Kept free before the function's own time limit, to finish what was begun and to answer."""
 
 _MAX_MESSAGE = 2000
+_MAX_ID = 256
+_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
+_REPLY_TIMEOUT_S = 5.0
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
 _seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
@@ -48,19 +64,18 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event.
 
     Args:
-        event: a prefetch request (:class:`superdl.super_wire.PrefetchRequest`) or a warm event, as JSON
-        values. context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
+        event: a prefetch request (:class:`superdl.super_wire.PrefetchRequest`) or a warm event.
+        context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
             ``get_remaining_time_in_millis()``, ``memory_limit_in_mb`` where memory is billed, and
             ``end_when_answered()`` where this process can be ended, once a decoder is stuck in it.
 
     Returns:
         A prefetch result (:class:`superdl.super_wire.PrefetchResult`), or for a warm event ``super_warm``,
-        ``function_version``, ``golden``, ``cold_start`` and ``clock_s``, as JSON values.
+        ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
 
     Raises:
         ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.
-        CacheError: a warm event's cache is unreachable, or refuses; or it did not take the answer that a
-            request wants to be found there.
+        CacheError: a warm event's cache refuses, or the cache did not take a request's answer.
     """
     try:
         return _answer(event, context)
@@ -75,8 +90,9 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
     if not isinstance(event, dict):
-        msg = f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
+        )
     settings = FunctionSettings.from_environment()
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
@@ -85,10 +101,9 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
         keep_secrets_out_of_logs()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
-    reply_to = ReplyTo.of_event(event)
+    reply_to = _ReplyTo.of_event(event)
     try:
-        with telemetry(settings.log_level, trace=settings.trace).segment("prefetch"):
-            result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
+        result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
     except Exception as error:
         if reply_to is not None:
             _tell_failure(error, reply_to, context, settings, begun_ns)
@@ -98,13 +113,66 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     return result.to_mapping()
 
 
+@dataclass(frozen=True, slots=True)
+class _ReplyTo:
+    """The stream in the cache where the answer to a request goes, if nobody waits for its return.
+
+    An append that may have been done is done again, since second answers are dropped. The stream is the
+    coordinator's to make, with an expiry: one that is gone is not made again, nobody would ever delete it.
+    """
+
+    request_id: str
+    cache: str
+    stream: bytes
+
+    @classmethod
+    def of_event(cls, event: dict[str, Any]) -> Self | None:
+        """Read from an event, which may be faulty otherwise; ``None`` if its answer is only returned."""
+        stream = event.get("answer_to", "")
+        if stream == "":
+            return None
+        request_id, cache = event.get("request_id"), event.get("cache")
+        if not all(isinstance(text, str) for text in (stream, request_id, cache)):
+            raise ConfigError(
+                "a request with answer_to names request_id, cache and answer_to, each as a text"
+            )
+        return cls(str(request_id)[:_MAX_ID], str(cache), checked_outcome_stream(stream))
+
+    def send(self, answer: Answer, settings: FunctionSettings) -> None:
+        """Append an answer; :class:`CacheError` if that cannot be done, and nobody will learn of it."""
+        packed = pack_outcome(answer)
+        if len(packed) > MAX_OUTCOME_BYTES:
+            raise CacheError(
+                f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
+            )
+        bound = (b"NOMKSTREAM", b"MAXLEN", b"~", b"%d" % OUTCOME_STREAM_MAXLEN)
+        command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
+        nodes = take_cache(self.cache, settings)
+        (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
+        if not isinstance(reply, CacheError | ErrorReply):
+            keep_cache(self.cache, nodes)
+        else:
+            nodes.close()
+        if isinstance(reply, CacheError):
+            raise reply
+        if reply is None:
+            raise CacheError(
+                f"the cache at {self.cache} has no stream for the outcome of request {self.request_id}: it "
+                "was emptied, or the coordinator that asked has been gone for long"
+            )
+        if isinstance(reply, ErrorReply):
+            raise CacheError(
+                f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
+            )
+
+
 def _tell_failure(
-    error: Exception, reply_to: ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
+    error: Exception, reply_to: _ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
 ) -> None:
     """Tell the coordinator at once; a cache that cannot be reached must not hide the error itself."""
     failure = PrefetchFailure(
-        request_id=reply_to.request_id,
-        function_version=installed_version(),
+        reply_to.request_id,
+        installed_version(),
         error=type(error).__name__,
         message=str(error)[:_MAX_MESSAGE],
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
@@ -118,19 +186,17 @@ def _tell_failure(
 
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
-        msg = (
+        raise ConfigError(
             f"the function reads warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
             "deploy one version of SUPER"
         )
-        raise ConfigError(msg)
     cache = event.get("cache", "")
     if not isinstance(cache, str):
-        msg = f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}")
     if cache:
         warm_connection(cache, settings)
     golden = _own_fingerprint()
-    telemetry(settings.log_level, trace=settings.trace).warmed(cold_start=cold_start, golden=golden)
+    telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
         "function_version": installed_version(),
@@ -164,18 +230,13 @@ def _prefetch(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        outcomes=tuple(columns.outcomes),
-        fetch_us=tuple(columns.fetch_us),
-        decode_us=tuple(columns.decode_us),
-        push_us=tuple(columns.push_us),
-        source_bytes=tuple(columns.source_bytes),
-        record_bytes=tuple(columns.record_bytes),
+        **{name: tuple(getattr(columns, name)) for name in _COLUMNS},
         messages=columns.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
         clock_s=time.time(),
     )
-    telemetry(settings.log_level, trace=settings.trace).finished(result, context)
+    telemetry(settings.log_level).finished(result, context)
     return result
 
 
@@ -186,8 +247,6 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
         ConfigError: another scheme, or a directory that the function's settings do not allow.
     """
     if bucket.startswith("file://"):
-        from superdl.lambda_prefetch.file_source import FileSource
-
         return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
     if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
         from superdl.lambda_prefetch.s3_source import S3Source
@@ -197,8 +256,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
             endpoint_url=settings.s3_endpoint_url,
             lean=settings.s3_client != "boto3",
         )
-    msg = f"a bucket is s3://name or file:///directory; not {bucket!r}"
-    raise ConfigError(msg)
+    raise ConfigError(f"a bucket is s3://name or file:///directory; not {bucket!r}")
 
 
 def _memory_mb(context: Any) -> int:
@@ -211,18 +269,16 @@ def _check_deployed(request: PrefetchRequest) -> None:
     """Refuse, before any pixel is written, to be another function than the one that the coordinator met."""
     wanted = request.function_version
     if wanted and wanted != installed_version():
-        msg = (
+        raise ConfigError(
             f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
             f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
         )
-        raise ConfigError(msg)
     if request.golden and request.golden != _own_fingerprint():
-        msg = (
+        raise ConfigError(
             f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
             f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "
             "or start it again with an empty cache"
         )
-        raise ConfigError(msg)
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
@@ -235,14 +291,11 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
         recipe.digest,
         randomness,
     ).hex()
-    if derived == "".join(request.ids):
-        return
-    width = len(request.ids[0])
-    for index, (key, listed) in enumerate(zip(request.keys, request.ids, strict=True)):
-        mine = derived[index * width : (index + 1) * width]
-        if mine != listed:
-            msg = (
-                f"the request calls {request.bucket}/{key} {listed}, this function calls it {mine}: "
-                "deploy one version of SUPER"
-            )
-            raise ConfigError(msg)
+    if derived != "".join(request.ids):
+        width = len(request.ids[0])
+        mine = [derived[at : at + width] for at in range(0, len(derived), width)]
+        at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])
+        raise ConfigError(
+            f"the request calls {request.bucket}/{request.keys[at]} {request.ids[at]}, this function calls "
+            f"it {mine[at]}: deploy one version of SUPER"
+        )

@@ -1,25 +1,16 @@
 """The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
 
-There is one decoder unless the function has several cores (see ``decoding_threads`` of its settings) and a
-sample takes long enough: Pillow decodes without the interpreter's lock, but threads that decode small images
-mostly wait for it. Objects are decoded in the order in which they arrive. Whatever happens to one sample
-becomes its outcome and leaves the others alone.
+Whatever happens to one sample becomes its outcome and leaves the others alone. The caller watches the
+decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what was not begun by then
+expires. All threads end with the invocation but the one that is stuck: only the end of its process ends that
+one, which :attr:`ResultColumns.stuck` asks for.
 
-The caller watches the decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what
-was not begun by then expires. All threads end with the invocation but the one that is stuck: only the end of
-its process ends that one, which :attr:`ResultColumns.stuck` asks for. Connections stay for the next
-invocation.
-
-The memory used beside the interpreter's own is at most
+The memory used beside the interpreter's own, custom steps' and sockets' is at most
 
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` are those of the largest image; the settings and the request's limits bound each term. A
-decoder may hold the object once more, an image, what a step makes of it, and others in between, at 4 bytes a
-pixel (WebP's decoder keeps two); the record that it waits to hand over is smaller. Custom steps come on top,
-with what they allocate, and what the system keeps of answers that wait to be read: the first window of each
-connection.
+where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
 """
 
 from __future__ import annotations
@@ -28,10 +19,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import decoding_threads
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, clean_text
@@ -45,10 +37,7 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["MAX_RECORD_BYTES", "ResultColumns", "produce"]
-
-MAX_RECORD_BYTES = 512 * 2**20
-"""The largest value that Redis takes."""
+__all__ = ["ResultColumns", "produce"]
 
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
@@ -56,7 +45,6 @@ _WORTH_A_THREAD_US = 500
 _MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
 
 _STORED = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
-_NO_PAYLOAD = memoryview(b"")
 
 
 class ResultColumns:
@@ -64,7 +52,7 @@ class ResultColumns:
 
     def __init__(self, request: PrefetchRequest) -> None:
         count = len(request.keys)
-        self._names = [f"{request.bucket}/{key}" for key in request.keys]
+        self._request = request
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
         self.decode_us = [0] * count
@@ -77,7 +65,7 @@ class ResultColumns:
 
     def explain(self, index: int, why: str) -> str:
         """Note why a sample is not cached; the sentence for people names it."""
-        message = clean_text(f"{self._names[index]}: {why}")[:_MAX_MESSAGE]
+        message = clean_text(f"{self._request.bucket}/{self._request.keys[index]}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 
@@ -90,18 +78,10 @@ def produce(
     *,
     expires_at: float,
 ) -> ResultColumns:
-    """Fetch, decode and push the samples of a request.
+    """Fetch, decode and push the samples of a request; the outcome of each.
 
-    Args:
-        request: which samples.
-        program: the recipe, made ready.
-        source: the request's bucket, opened.
-        settings: bounds and credentials.
-        expires_at: Unix time in seconds; samples not begun by then are not begun, and
-            what was fetched by then is not decoded any more.
-
-    Returns:
-        The outcome of every sample. Cached means that the cache acknowledged it.
+    ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
+    then is not decoded any more. Cached means that the cache acknowledged it.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.keys))
@@ -176,27 +156,24 @@ class _Decoders:
 
     def _give_up(self, begun_before: float, timeout_s: float) -> None:
         with self._claiming:
-            overdue = {
-                thread: index for thread, (begun, index) in self._making.items() if begun <= begun_before
-            }
-            for thread in overdue:
+            overdue = [item for item in self._making.items() if item[1][0] <= begun_before]
+            for thread, _ in overdue:
                 del self._making[thread]
                 self._threads.remove(thread)
-        for index in overdue.values():
-            why = (
+        for _, (_, index) in overdue:
+            self._columns.explain(
+                index,
                 f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
-                "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object"
+                "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object",
             )
-            self._columns.explain(index, why)
             self._columns.outcomes[index] = Outcome.TIMED_OUT
             self._columns.stuck = True
             self._fetchers.stop()
 
     def _start(self, count: int, *, others: int = 0) -> None:
         for _ in range(count):
-            thread = threading.Thread(
-                target=self._run, args=(others,), name=f"super-decode-{len(self._threads)}", daemon=True
-            )
+            name = f"super-decode-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, args=(others,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -218,8 +195,7 @@ class _Decoders:
             return None
         try:
             if arrived.failure is None and time.time() >= self._expires_at:
-                why = "the request expired before it was decoded"
-                arrived.failure = SampleFailedError(Outcome.EXPIRED, why)
+                arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
             self._finish(arrived)
         finally:
             self._fetchers.release(arrived)
@@ -262,7 +238,7 @@ class _Decoders:
         if failure.reason:
             key = self._request.keys[index]
             tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)
-            self._put(index, pack_tombstone(tombstone, self._sample_id(index)), _NO_PAYLOAD)
+            self._put(index, pack_tombstone(tombstone, self._sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
         """Whether this thread may say what became of its sample: not once that was given up."""
@@ -281,7 +257,9 @@ class _Decoders:
         if arrived.failure is not None:
             raise arrived.failure
         array = self._program.make(arrived.data, key)
-        if array.nbytes + HEADER_BYTES > MAX_RECORD_BYTES:
-            why = f"its record of {array.nbytes} bytes is over the {MAX_RECORD_BYTES} that a cache takes"
-            raise spoiled("too_large", why)
+        if array.nbytes + HEADER_BYTES > MAX_BULK_BYTES:
+            raise spoiled(
+                "too_large",
+                f"its record of {array.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes",
+            )
         return array

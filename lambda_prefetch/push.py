@@ -4,7 +4,6 @@ What has queued up while one exchange was on its way goes out with the next: bat
 down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
 never before. A broken connection is opened again once per invocation, since a warm one may be older than the
 cache it led to; after that the rest of the invocation fails fast, in a cluster what that node would take.
-How records find their nodes is :mod:`superdl.super_wire.cache.commands`'s.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from superdl.lambda_prefetch.budget import ByteBudget
 from superdl.lambda_prefetch.caches import keep_cache, take_cache
 from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError
@@ -24,7 +22,10 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import NodeConnections, Reply
 
-__all__ = ["Pushed", "Pusher"]
+__all__ = ["MIN_PIECE_BYTES", "BudgetClosedError", "ByteBudget", "Pushed", "Pusher"]
+
+MIN_PIECE_BYTES = 4096
+"""What a piece counts at least: about what Python spends on keeping it."""
 
 _TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
 _MAX_RECORDS_PER_EXCHANGE = 64
@@ -32,8 +33,69 @@ _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class BudgetClosedError(Exception):
+    """The invocation ends: a wait for room is over."""
+
+
+class ByteBudget:
+    """A bound in bytes on what waits between two stages of the pipeline: first come, first served.
+
+    Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. What is larger
+    than the whole capacity gets in alone, when all else has left.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._used_bytes = 0
+        self._next_ticket = 0
+        self._serving = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return self._next_ticket - self._serving
+
+    def acquire(self, size_bytes: int) -> None:
+        """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called."""
+        counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
+        with self._lock:
+            if self.waiting or self._closed or not self._fits(counted_bytes):
+                self._wait_for_turn(counted_bytes)
+            self._used_bytes += counted_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Return the room of a piece of this size."""
+        with self._lock:
+            self._used_bytes -= max(size_bytes, MIN_PIECE_BYTES)
+            if self.waiting:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Turn away all who wait, and all who come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _wait_for_turn(self, counted_bytes: int) -> None:
+        """Return once all who came before were served, and it fits; the lock is held."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._changed.wait_for(
+            lambda: self._closed or (ticket == self._serving and self._fits(counted_bytes))
+        )
+        if self._closed:
+            raise BudgetClosedError
+        self._serving += 1
+        self._changed.notify_all()  # the next one may fit as well
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
+
+
+class Pushed(NamedTuple):
     """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
 
     index: int

@@ -1,30 +1,37 @@
-"""One kept HTTP/1.1 connection that fetches objects: send a request, read the head, read the body.
+"""One kept HTTP/1.1 connection that fetches objects, and the signed requests that go over it.
 
 It knows the one answer that is common, ``200`` with a length and an ETag, and raises everything else as
 :class:`UnusualAnswerError`; the connection is then of no further use. A GET costs 12 microseconds of CPU, 60
-with a body of 110 KB, where boto3 takes 700 to 900. Which requests are sent, and what becomes of unusual
-answers, is :mod:`superdl.lambda_prefetch.s3_lean`'s.
+with a body of 110 KB, where boto3 takes 700 to 900. Requests have AWS Signature Version 4. What all
+signatures of one second share is made once, so that one takes 4 microseconds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import socket
 import struct
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     import ssl
+
+    from botocore.credentials import Credentials
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
     "READ_TIMEOUT_S",
     "Head",
     "S3Connection",
+    "Signer",
     "UnreachableError",
     "UnusualAnswerError",
+    "object_path",
 ]
 
 CONNECT_TIMEOUT_S = 8.0
@@ -46,6 +53,9 @@ _FIELD = re.compile(
     re.IGNORECASE,
 )
 
+_NO_BODY = hashlib.sha256(b"").hexdigest()
+_PATH_SAFE = "/~"  # what S3 leaves as it is in a key, beside letters, digits and _.-
+
 
 class UnreachableError(OSError):
     """No address of the server took a connection in time."""
@@ -61,7 +71,7 @@ class UnusualAnswerError(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The head of an ordinary answer, and what came of the body with it."""
+    """The head of an ordinary answer; ``begun`` is what came of the body with it."""
 
     size_bytes: int
     etag: str
@@ -70,12 +80,7 @@ class Head:
 
 
 class S3Connection:
-    """A connected socket, in use by one thread at a time.
-
-    Args:
-        host: name or address.
-        port: TCP port.
-        tls: context of a TLS connection, or ``None`` for a plain one.
+    """A connected socket, in use by one thread at a time; plain if ``tls`` is ``None``.
 
     Raises:
         UnreachableError: nobody answers in time.
@@ -178,10 +183,9 @@ def _connected(host: str, port: int) -> socket.socket:
         else:
             return connecting
     if isinstance(error, TimeoutError):
-        msg = (
+        raise UnreachableError(
             f"none of {len(addresses)} addresses of {host} took a connection within {CONNECT_TIMEOUT_S:.0f} s"
-        )
-        raise UnreachableError(msg) from error
+        ) from error
     raise error
 
 
@@ -202,3 +206,77 @@ def _parse(received: bytes, end: int) -> Head:
         raise UnusualAnswerError(200, "more came than it announced")
     keeps = fields.get(b"connection", b"").lower() != b"close"
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun)
+
+
+def object_path(prefix: str, key: str) -> str:
+    """The path of an object's URL, percent-encoded as S3 signs it: once, slashes kept, nothing normalised."""
+    return f"{prefix}/{quote(key, safe=_PATH_SAFE)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What all signatures of one second share."""
+
+    second: int
+    date: str
+    scope: str
+    key: bytes
+    access_key: str
+    token: str
+
+
+class Signer:
+    """Makes whole signed requests; threads may share it.
+
+    Args:
+        credentials: botocore's; they are asked once a second, and refresh themselves when asked.
+        region: AWS's name of the region, as ``us-east-1``.
+        host: the value of the Host header, with the port if it is not the scheme's own.
+    """
+
+    def __init__(self, credentials: Credentials, *, region: str, host: str) -> None:
+        self._credentials = credentials
+        self._region = region
+        self._host = host
+        self._moment: _Moment | None = None
+
+    def get(self, path: str, etag: str) -> bytes:
+        """The request for an object in one version; ``etag`` is without its quotes.
+
+        Raises:
+            BotoCoreError: credentials could not be refreshed.
+        """
+        now = self._now()
+        token_line, token_name = "", ""
+        if now.token:
+            token_line, token_name = f"x-amz-security-token:{now.token}\n", ";x-amz-security-token"
+        signed_lines = (
+            f'host:{self._host}\nif-match:"{etag}"\nx-amz-content-sha256:{_NO_BODY}\n'
+            f"x-amz-date:{now.date}\n{token_line}"
+        )
+        names = f"host;if-match;x-amz-content-sha256;x-amz-date{token_name}"
+        canonical = f"GET\n{path}\n\n{signed_lines}\n{names}\n{_NO_BODY}"
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        to_sign = f"AWS4-HMAC-SHA256\n{now.date}\n{now.scope}\n{digest}"
+        signature = hmac.digest(now.key, to_sign.encode(), "sha256").hex()
+        # The lines that are signed are lines of the request as well: HTTP does not mind a name's case.
+        return (
+            f"GET {path} HTTP/1.1\n{signed_lines}"
+            f"authorization:AWS4-HMAC-SHA256 Credential={now.access_key}/{now.scope}, "
+            f"SignedHeaders={names}, Signature={signature}\n\n"
+        ).replace("\n", "\r\n").encode()  # fmt: skip
+
+    def _now(self) -> _Moment:
+        second, moment = int(time.time()), self._moment
+        if moment is not None and moment.second == second:
+            return moment
+        found = self._credentials.get_frozen_credentials()
+        date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
+        day = date[:8]
+        key = f"AWS4{found.secret_key}".encode()
+        for word in (day, self._region, "s3", "aws4_request"):
+            key = hmac.digest(key, word.encode(), "sha256")
+        scope = f"{day}/{self._region}/s3/aws4_request"
+        moment = _Moment(second, date, scope, key, found.access_key or "", found.token or "")
+        self._moment = moment  # two threads may both make it, and equal
+        return moment

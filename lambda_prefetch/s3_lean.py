@@ -1,31 +1,46 @@
 """Reads objects of one bucket over kept connections, signed with botocore's credentials.
 
 It does what is usual and nothing else: one GET, once more on a fresh connection where a kept one turned out
-to be closed. Whatever else happens is raised as :class:`LeanFailedError` and is
-:mod:`superdl.lambda_prefetch.s3_source`'s to ask boto3 about, which knows retries, redirects and S3's words.
+to be closed. What else happens is raised as :class:`LeanFailedError`, and boto3 is asked. It knows a bucket
+of AWS's ordinary regions by its virtual host, and a server that the operator named by the bucket's path. What
+else botocore's configuration can mean (proxies, access points, FIPS, ...), :func:`lean_endpoint` refuses.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from superdl.lambda_prefetch.s3_connection import S3Connection, UnreachableError, UnusualAnswerError
-from superdl.lambda_prefetch.s3_endpoint import NotLeanError, lean_endpoint
-from superdl.lambda_prefetch.s3_signing import Signer, object_path
+from superdl.lambda_prefetch.s3_connection import (
+    S3Connection,
+    Signer,
+    UnreachableError,
+    UnusualAnswerError,
+    object_path,
+)
 from superdl.lambda_prefetch.sources import check_size, check_version
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from botocore.credentials import Credentials
 
-    from superdl.lambda_prefetch.s3_endpoint import Endpoint
-
-__all__ = ["Asked", "LeanClient", "LeanFailedError", "close_lean_clients", "give_up", "lean_client"]
+__all__ = [
+    "Asked",
+    "LeanClient",
+    "LeanFailedError",
+    "NotLeanError",
+    "close_lean_clients",
+    "give_up",
+    "lean_client",
+    "lean_endpoint",
+]
 
 _MAX_IDLE = 64
 _PASSING = frozenset({0, 408, 429})  # no answer; said to a connection that idled; too many requests
@@ -34,11 +49,20 @@ _PASSING = frozenset({0, 408, 429})  # no answer; said to a connection that idle
 _clients: dict[tuple[int, str, str], LeanClient | None] = {}
 _lock = threading.Lock()
 
+_PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_DOTTED_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Access point aliases, directory buckets and the like have suffixes of their own, and rules of their own.
+_SPECIAL_BUCKET = re.compile(r".*(-s3alias|--[a-z0-9-]+-s3)")
+_DIRECTION = "(?:central|north|south|east|west|northeast|northwest|southeast|southwest)"
+_ORDINARY_REGION = re.compile(rf"(?:us|eu|ap|ca|sa|me|af|il|mx)-{_DIRECTION}-[0-9]")
+_DEFAULT_REGION = "us-east-1"  # botocore's, where none is set; a redirect tells the right one
+_PORTS = {"http": 80, "https": 443}
+_REDIRECTING_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+_REDIRECTING_OPTIONS = ("s3", "services", "endpoint_url")
+
 
 class LeanFailedError(Exception):
-    """The object was not read. ``passing`` says that the same request may well succeed a moment later,
-    ``unreachable`` that no way leads to the server.
-    """
+    """It was not read. It may be a moment later (``passing``), or no way leads there (``unreachable``)."""
 
     def __init__(self, what: str, *, passing: bool, unreachable: bool = False) -> None:
         super().__init__(what)
@@ -76,11 +100,7 @@ class LeanClient:
         self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
 
     def begin(self, key: str, etag: str) -> Asked:
-        """Ask for an object; :meth:`finish` reads the answer.
-
-        Raises:
-            LeanFailedError: it cannot be asked for.
-        """
+        """Ask for an object, or raise :class:`LeanFailedError`; :meth:`finish` reads the answer."""
         if not (etag.isascii() and etag.isprintable()):
             # It would end a header's line.
             raise LeanFailedError("the version is no ETag", passing=True)
@@ -102,13 +122,13 @@ class LeanClient:
         return Asked(self, connection, request, etag)
 
     def finish(self, asked: Asked, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes | bytearray:
-        """The bytes of an object that was asked for; arguments as
-        :class:`superdl.lambda_prefetch.sources.ObjectSource`'s.
+        """The bytes of an object that was asked for.
 
         Raises:
             SampleFailedError: it has another version, or is too large.
             LeanFailedError: anything else. ``reserve`` may have been called.
         """
+        kept = False
         try:
             try:
                 head = asked.connection.head()
@@ -123,20 +143,17 @@ class LeanClient:
             check_size(head.size_bytes, limit_bytes)
             reserve(head.size_bytes)
             data = asked.connection.body(head)
+            kept = head.keeps and len(self._idle) < _MAX_IDLE
         except UnusualAnswerError as answer:
-            asked.connection.close()
             passing = answer.status in _PASSING or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
-            asked.connection.close()
             raise _failed(error) from error
-        except BaseException:
-            asked.connection.close()
-            raise
-        if head.keeps and len(self._idle) < _MAX_IDLE:
-            self._idle.append(asked.connection)
-        else:
-            asked.connection.close()
+        finally:
+            if kept:
+                self._idle.append(asked.connection)
+            else:
+                asked.connection.close()
         return data
 
     def close(self) -> None:
@@ -170,9 +187,9 @@ def lean_client(bucket: str, endpoint_url: str) -> LeanClient | None:
 
 def give_up(bucket: str, endpoint_url: str) -> None:
     """Leave a bucket to boto3 for as long as this process lives."""
+    place = (os.getpid(), endpoint_url, bucket)
     with _lock:
-        client = _clients.get((os.getpid(), endpoint_url, bucket))
-        _clients[os.getpid(), endpoint_url, bucket] = None
+        client, _clients[place] = _clients.get(place), None
     if client is not None:
         client.close()
 
@@ -197,3 +214,89 @@ def _make(bucket: str, endpoint_url: str) -> LeanClient | None:
     except (NotLeanError, BotoCoreError):
         return None  # boto3 does it, or says what is wrong
     return None if credentials is None else LeanClient(endpoint, credentials)
+
+
+class NotLeanError(Exception):
+    """The reason why the lean client leaves a bucket to boto3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server, how it is reached, and what precedes a key in the path of an object's URL."""
+
+    host: str
+    port: int
+    host_header: str
+    region: str
+    path_prefix: str
+    tls: ssl.SSLContext | None
+
+
+def lean_endpoint(session: Any, bucket: str, endpoint_url: str) -> Endpoint:
+    """The endpoint for a bucket, in a ``botocore.session.Session``; ``endpoint_url`` is empty for AWS.
+
+    Raises:
+        NotLeanError: the configuration asks for something that is botocore's to do.
+        BotoCoreError: botocore's configuration cannot be read.
+    """
+    from botocore.utils import get_environ_proxies
+
+    _check_configuration(session, endpoint_url)
+    region = session.get_config_variable("region") or _DEFAULT_REGION
+    url, prefix = _named_server(endpoint_url, bucket) if endpoint_url else _aws(region, bucket)
+    if get_environ_proxies(url):
+        raise NotLeanError("a proxy is set")
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    shown = f"[{host}]" if ":" in host else host
+    header = shown if port == _PORTS[parts.scheme] else f"{shown}:{port}"
+    tls = _tls(session) if parts.scheme == "https" else None
+    return Endpoint(host, port, header, region, prefix, tls)
+
+
+def _check_configuration(session: Any, endpoint_url: str) -> None:
+    profile = session.get_scoped_config()
+    for option in _REDIRECTING_OPTIONS:
+        if profile.get(option):
+            raise NotLeanError(f"the AWS profile sets {option}")
+    for option in ("use_fips_endpoint", "use_dualstack_endpoint"):
+        if session.get_config_variable(option):
+            raise NotLeanError(f"{option} is set")
+    for variable in _REDIRECTING_VARIABLES:
+        if os.environ.get(variable) and not endpoint_url:
+            raise NotLeanError(f"{variable} is set")
+
+
+def _named_server(endpoint_url: str, bucket: str) -> tuple[str, str]:
+    parts = urlsplit(endpoint_url)
+    plain = parts.scheme in _PORTS and parts.hostname and parts.path in {"", "/"}
+    of_aws = str(parts.hostname).endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    if not plain or parts.username or parts.query or of_aws:
+        raise NotLeanError(f"{endpoint_url} is no plain address of a server")
+    if not _DOTTED_BUCKET.fullmatch(bucket):
+        raise NotLeanError(f"{bucket!r} is no plain name of a bucket")
+    return endpoint_url, f"/{bucket}"
+
+
+def _aws(region: str, bucket: str) -> tuple[str, str]:
+    if not _ORDINARY_REGION.fullmatch(region):
+        raise NotLeanError(f"the region {region} is not one of AWS's ordinary ones")
+    # A dot in the bucket's name would not fit the certificate.
+    if not _PLAIN_BUCKET.fullmatch(bucket) or _SPECIAL_BUCKET.fullmatch(bucket):
+        raise NotLeanError(f"{bucket!r} is no plain name of a bucket")
+    return f"https://{bucket}.s3.{region}.amazonaws.com", ""
+
+
+def _tls(session: Any) -> ssl.SSLContext:
+    """Trusts whom botocore trusts."""
+    import ssl
+
+    from botocore.httpsession import get_cert_path
+
+    bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    try:
+        context = ssl.create_default_context(cafile=bundle or get_cert_path(verify=True))
+    except OSError as error:
+        raise NotLeanError(f"the CA bundle cannot be read: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

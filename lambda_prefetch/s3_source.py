@@ -1,29 +1,51 @@
 """Reads ``s3://`` sources, each object in exactly the version that the catalog listed.
 
 The lean client is asked first, since boto3 alone takes half as much CPU as decoding. What it does not get,
-boto3 is asked for: so every retry, redirect and refusal is boto3's, and what is told of it are S3's words. An
-object is asked for at most twice by the lean client and three times by boto3. Where no way leads to S3, boto3
-would try each of its addresses three times: it is not asked, nor is S3 for the invocation's other objects.
+boto3 is asked for: so every retry, redirect and refusal is boto3's. An object is asked for at most twice by
+the lean client and three times by boto3. Where no way leads to S3, nobody asks again in this invocation. What
+remains failed is the coordinator's to try again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import threading
+from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.s3_boto3 import Boto3Client
 from superdl.lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
-from superdl.lambda_prefetch.s3_refusals import unreachable
+from superdl.lambda_prefetch.sources import SampleFailedError, check_size, check_version
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from superdl.lambda_prefetch.sources import Pending
 
-__all__ = ["S3Source"]
+__all__ = ["S3Source", "refused_by_s3"]
 
 # A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _BOTO3_THREADS = 16
+
+_CONNECT_TIMEOUT_S = 2  # an address; S3 has eight, and each attempt tries all
+_READ_TIMEOUT_S = 20
+_ATTEMPTS = 3
+_MAX_THREADS = 64
+
+_MEANINGS = {404: Outcome.MISSING, 412: Outcome.CHANGED, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
+_MOVED = 301
+_FORBIDDEN = frozenset({401, 403})
+_ELSEWHERE = frozenset(
+    {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
+)
+_ARCHIVED = frozenset({"InvalidObjectState"})
+_BAD_CREDENTIALS = frozenset({"InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"}) | frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch"}
+)
+
+# Any: boto3 makes its clients' methods at run time, and their types are a package of their own.
+_clients: dict[tuple[int, str], Any] = {}
+_clients_lock = threading.Lock()
 
 
 class S3Source:
@@ -40,11 +62,6 @@ class S3Source:
         self._endpoint_url = endpoint_url
         self._unreachable = ""
         self._lean: LeanClient | None = lean_client(bucket, endpoint_url) if lean else None
-
-    @property
-    def lean(self) -> bool:
-        """Whether the lean client reads it."""
-        return self._lean is not None
 
     @property
     def threads(self) -> int:
@@ -80,7 +97,7 @@ class S3Source:
         asked = begun if isinstance(begun, Asked) else None
         lean = self._lean if asked is None else asked.client
         if asked is None and self._unreachable:
-            raise unreachable(self._unreachable)
+            raise _unreachable(self._unreachable)
         if lean is None:
             return self._through_boto3(key, etag, limit_bytes, reserve)
         reserved_bytes: list[int] = []
@@ -95,7 +112,7 @@ class S3Source:
         except LeanFailedError as failure:
             self._note(failure)
             if failure.unreachable:
-                raise unreachable(str(failure)) from failure
+                raise _unreachable(str(failure)) from failure
             passing = failure.passing
         # Out of the handler, so that what was received of the body is gone before it comes again.
         data = self._through_boto3(key, etag, limit_bytes, reserve_once)
@@ -110,5 +127,103 @@ class S3Source:
             self._unreachable = str(failure)
 
     def _through_boto3(self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
-        client = Boto3Client(self._bucket, self._endpoint_url)
-        return client.read(key, etag, limit_bytes=limit_bytes, reserve=reserve)
+        return _read_by_boto3(
+            self._bucket, self._endpoint_url, key, etag, limit_bytes=limit_bytes, reserve=reserve
+        )
+
+
+def _read_by_boto3(
+    bucket: str, endpoint_url: str, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]
+) -> bytes:
+    """An object's bytes; ``endpoint_url`` is empty for AWS or what boto3's own variables say.
+
+    Other arguments and errors are those of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
+    """
+    from botocore import exceptions
+
+    client = _client(endpoint_url)
+    try:
+        response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"')
+        with response["Body"] as body:
+            check_version(response["ETag"].strip('"'), etag)  # not every server heeds If-Match
+            check_size(response["ContentLength"], limit_bytes)
+            reserve(response["ContentLength"])
+            data: bytes = body.read()
+    except exceptions.ClientError as error:
+        raise refused_by_s3(error.response, bucket, client.meta.region_name) from error
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+        raise SampleFailedError(
+            Outcome.REFUSED, f"the function has no credentials for S3: {error}"
+        ) from error
+    except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
+        raise _unreachable(str(error)) from error
+    except exceptions.BotoCoreError as error:
+        raise SampleFailedError(Outcome.SOURCE_ERROR, f"S3 could not be read: {error}") from error
+    return data
+
+
+def refused_by_s3(response: Mapping[str, Any], bucket: str, region: str | None) -> SampleFailedError:
+    """What S3's refusal means, once boto3 has followed redirections and tried again.
+
+    Args:
+        response: as botocore parsed it.
+        bucket: its name.
+        region: the one for which boto3 signs.
+    """
+    metadata = response.get("ResponseMetadata", {})
+    status, error = metadata.get("HTTPStatusCode", 0), response.get("Error", {})
+    code = str(error.get("Code", ""))
+    words = f"S3 answered {status} {code}: {error.get('Message', '')}".rstrip(". ")
+    outcome, remedy = Outcome.REFUSED, ""
+    # Codes first: a status stands for several, ExpiredToken's for malformed requests too.
+    if status == _MOVED or code in _ELSEWHERE:
+        there = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or error.get("Region")
+        place = f"in the region {there}" if there else "in another region"
+        remedy = (
+            f"the bucket {bucket} is {place}, the function asked in {region or 'none'}: deploy the "
+            "function in the bucket's region, or copy the bucket"
+        )
+    elif code in _BAD_CREDENTIALS:
+        remedy = "renew the function's credentials, or leave them to its role"
+    elif code in _ARCHIVED:
+        remedy = "it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
+    elif status in _FORBIDDEN:
+        remedy = (
+            f"let the function's role do s3:GetObject on arn:aws:s3:::{bucket}/* (and kms:Decrypt with the "
+            "key of objects that are encrypted with one), and see that the bucket's policy does not deny it"
+        )
+    else:
+        outcome = _MEANINGS.get(status, Outcome.SOURCE_ERROR)
+    return SampleFailedError(outcome, f"{words}; {remedy}" if remedy else words)
+
+
+def _unreachable(why: str) -> SampleFailedError:
+    """No way leads to S3."""
+    return SampleFailedError(
+        Outcome.SOURCE_ERROR,
+        f"S3 could not be read: {why}; a function in a VPC reaches S3 by a gateway endpoint, which leads to "
+        "the buckets of its own region, or by NAT",
+    )
+
+
+def _client(endpoint_url: str) -> Any:
+    """This process's client for an endpoint; boto3 clients may be shared by threads, but not over a fork."""
+    place = (os.getpid(), endpoint_url)
+    with _clients_lock:
+        if place not in _clients:
+            import boto3
+            from botocore.config import Config
+
+            config = Config(
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=_READ_TIMEOUT_S,
+                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                max_pool_connections=_MAX_THREADS,
+                # The ETag already names the bytes; hashing each body again costs a part of the decode.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            )
+            _clients[place] = boto3.session.Session().client(
+                "s3", endpoint_url=endpoint_url or None, config=config
+            )
+        return _clients[place]

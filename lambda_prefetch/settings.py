@@ -23,6 +23,7 @@ LAMBDA_MB_PER_CORE = 1769
 """Memory in MB at which Lambda gives a function one whole core, as its documentation says."""
 
 _MIB = 2**20
+_LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
 _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
@@ -35,8 +36,7 @@ class FunctionSettings:
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
-    password; without one they are in ``cache_credentials``. ``trace`` sends a segment of each request to AWS
-    X-Ray.
+    password; without one they are in ``cache_credentials``.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
@@ -51,7 +51,6 @@ class FunctionSettings:
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
     log_level: str = "INFO"
-    trace: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> FunctionSettings:
@@ -66,11 +65,10 @@ class FunctionSettings:
         secret = variables.get("SUPER_CACHE_SECRET", "")
         doubled = [name for name in _IN_CLEAR if secret and variables.get(name)]
         if doubled:
-            msg = (
+            raise ConfigError(
                 f"SUPER_CACHE_SECRET and {doubled[0]} are both set: leave out the one that the "
                 "cache's password is not to come from"
             )
-            raise ConfigError(msg)
         return cls(
             cache_credentials=Credentials.from_environment(variables),
             cache_secret=secret,
@@ -83,8 +81,7 @@ class FunctionSettings:
             fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
-            log_level=_log_level(variables),
-            trace=_one_of(variables, "SUPER_TRACE", ("0", "1")) == "1",
+            log_level=_one_of(variables, "SUPER_LOG_LEVEL", _LOG_LEVELS),
         )
 
 
@@ -93,27 +90,17 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
     if not text:
         return default
     if not text.isdecimal() or not low <= int(text) <= high:
-        msg = f"{name} is a whole number from {low} to {high}; not {text!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a whole number from {low} to {high}; not {text!r}")
     return int(text)
 
 
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     """The variable's value, by default the first that is known."""
     value = variables.get(name, "") or known[0]
-    if value not in known:
-        msg = f"{name} is one of {', '.join(known)}; not {value!r}"
-        raise ConfigError(msg)
-    return value
-
-
-def _log_level(variables: Mapping[str, str]) -> str:
-    level = variables.get("SUPER_LOG_LEVEL", "INFO").upper()
-    known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    if level not in known:
-        msg = f"SUPER_LOG_LEVEL is one of {', '.join(known)}; not {level!r}"
-        raise ConfigError(msg)
-    return level
+    found = next((one for one in known if one.lower() == value.lower()), None)
+    if found is None:
+        raise ConfigError(f"{name} is one of {', '.join(known)}; not {value!r}")
+    return found
 
 
 def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
@@ -128,12 +115,4 @@ def decoding_threads(setting: int, environment: Mapping[str, str] | None = None)
     memory_mb = variables.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     if not memory_mb.isdecimal():
         return 1
-    return max(1, min(_cores(), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))
-
-
-def _cores() -> int:
-    """Cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
+    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))

@@ -1,21 +1,62 @@
-"""What the pipeline asks of a source of objects, and what each source refuses alike.
+"""What the pipeline asks of a source of objects, how one sample fails, and ``file://`` sources.
 
-How files are read is :mod:`superdl.lambda_prefetch.file_source`'s, how S3 is
-:mod:`superdl.lambda_prefetch.s3_source`'s.
+A file's key is a relative path without ``..``. Symbolic links are followed as far as the roots go: the
+directories of ``SUPER_FILE_ROOTS``, or without these the source's own. A path is resolved first, then opened
+part by part below its root, and no part of it may be a link any more: who swaps a directory for a link
+meanwhile gains nothing by it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import errno
+import os
+import stat
+import weakref
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from superdl.lambda_prefetch.failures import SampleFailedError, spoiled
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = [
+    "FileSource",
+    "ObjectSource",
+    "Pending",
+    "SampleFailedError",
+    "check_size",
+    "check_version",
+    "spoiled",
+]
 
-__all__ = ["ObjectSource", "Pending", "check_size", "check_version"]
+_MAX_KEPT = 128  # open directories; those of more are opened for each file
+# A directory that may only be searched, as those of homes often are, is opened by O_PATH alone, on Linux.
+_DIRECTORY_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
+# Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class SampleFailedError(Exception):
+    """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.
+
+    ``reason`` is the tombstone's short code, and empty where the failure is not the fault of the object's
+    bytes: those failures are tried again, so nothing about them is written to the cache.
+    """
+
+    def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
+        super().__init__(why)
+        self.outcome = outcome
+        self.why = why
+        self.reason = reason
+
+
+def spoiled(reason: str, why: str) -> SampleFailedError:
+    """A failure for good: this version's bytes will never give a sample.
+
+    ``reason`` is ``empty``, ``not_an_image``, ``undecodable`` or ``too_large``.
+    """
+    return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
 
 
 class Pending(Protocol):
@@ -60,9 +101,8 @@ class ObjectSource(Protocol):
             key: the object's key.
             version: what the catalog listed.
             limit_bytes: larger objects are refused before their bytes are read.
+            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait.
             begun: what :meth:`begin` gave for this key and version; it is used up.
-            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait for
-                room.
 
         Raises:
             SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
@@ -79,3 +119,151 @@ def check_size(size_bytes: int, limit_bytes: int) -> None:
     """Refuse an object that is larger than the request allows."""
     if size_bytes > limit_bytes:
         raise spoiled("too_large", f"its {size_bytes} bytes are over the limit of {limit_bytes}")
+
+
+class _Directory(NamedTuple):
+    real: str
+    descriptor: int
+
+
+class FileSource:
+    """One directory; links in it may lead to ``allowed_roots``, without any they stay in it.
+
+    Raises:
+        ConfigError: ``root`` is relative, or lies outside all of ``allowed_roots`` (where there are any).
+    """
+
+    threads = 2  # enough to read ahead of a decoder; more only fight for the interpreter
+    in_flight = 1
+
+    def __init__(self, root: str, *, allowed_roots: tuple[str, ...] = ()) -> None:
+        if not root.startswith("/"):
+            raise ConfigError(f"a file:// bucket names an absolute directory; not {root!r}")
+        self._root = os.path.realpath(root)
+        if allowed_roots and not any(_is_within(self._root, allowed) for allowed in allowed_roots):
+            raise ConfigError(
+                f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
+            )
+        self._roots = allowed_roots or (self._root,)
+        self._kept: dict[str, _Directory] = {}  # by path
+        weakref.finalize(self, _close, self._kept)
+
+    def begin(self, key: str, version: str) -> Pending | None:  # noqa: ARG002  # see the protocol
+        """Nothing: files are not asked for ahead."""
+        return None
+
+    def read(
+        self,
+        key: str,
+        version: str,
+        *,
+        limit_bytes: int,
+        reserve: Callable[[int], None],
+        begun: Pending | None = None,  # noqa: ARG002  # see the protocol
+    ) -> bytes:
+        """The file's bytes; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
+        try:
+            descriptor = self._open(key)
+        except OSError as error:
+            raise _failure(error) from error
+        try:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode):
+                raise SampleFailedError(Outcome.CHANGED, "it is no regular file (any more)")
+            check_version(_version(before), version)
+            check_size(before.st_size, limit_bytes)
+            reserve(before.st_size)
+            data = _read_exactly(descriptor, before.st_size)
+            # A writer that was at work meanwhile leaves bytes of two versions.
+            check_version(_version(os.fstat(descriptor)), version)
+        except OSError as error:
+            raise _failure(error) from error
+        finally:
+            os.close(descriptor)
+        if len(data) != before.st_size:
+            raise SampleFailedError(
+                Outcome.SOURCE_ERROR, f"it has {before.st_size} bytes, but only {len(data)} could be read"
+            )
+        return data
+
+    def _open(self, key: str) -> int:
+        if key.startswith("/") or "\0" in key or ".." in key.split("/"):
+            raise _escape()
+        directory, _, name = key.rpartition("/")
+        opened, real = self._open_in(f"{self._root}/{directory}", name)
+        if opened is None:  # a link
+            directory, _, name = os.path.realpath(f"{real}/{name}").rpartition("/")
+            opened, real = self._open_in(directory or "/", name)
+        if opened is None:
+            raise SampleFailedError(Outcome.REFUSED, "a link took its place while it was opened")
+        return opened
+
+    def _open_in(self, directory: str, name: str) -> tuple[int | None, str]:
+        """A file of a directory, ``None`` if it is a link; and the directory's real path."""
+        found = self._kept.get(directory)
+        if found is None:
+            found = self._open_directory(directory)
+            if len(self._kept) < _MAX_KEPT:
+                kept = self._kept.setdefault(directory, found)
+                if kept is not found:  # another thread was faster
+                    os.close(found.descriptor)
+                found = kept
+        try:
+            return os.open(name, _OPEN_FLAGS, dir_fd=found.descriptor), found.real
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None, found.real
+        finally:
+            if self._kept.get(directory) is not found:
+                os.close(found.descriptor)
+
+    def _open_directory(self, path: str) -> _Directory:
+        real = os.path.realpath(path)
+        root = next((root for root in self._roots if _is_within(real, root)), None)
+        if root is None:
+            raise _escape()
+        descriptor = os.open(root, _DIRECTORY_FLAGS)
+        for part in filter(None, real[len(root) :].split("/")):
+            try:
+                inner = os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = inner
+        return _Directory(real, descriptor)
+
+
+def _close(kept: dict[str, _Directory]) -> None:
+    while kept:
+        os.close(kept.popitem()[1].descriptor)
+
+
+def _escape() -> SampleFailedError:
+    return SampleFailedError(
+        Outcome.REFUSED,
+        "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other",
+    )
+
+
+def _is_within(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def _read_exactly(descriptor: int, size_bytes: int) -> bytes:
+    """Up to ``size_bytes``; fewer if the file ends before."""
+    data = os.read(descriptor, size_bytes)
+    while len(data) < size_bytes and (piece := os.read(descriptor, size_bytes - len(data))):
+        data += piece
+    return data
+
+
+def _failure(error: OSError) -> SampleFailedError:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return SampleFailedError(Outcome.MISSING, "there is no such file (any more)")
+    if isinstance(error, PermissionError):
+        return SampleFailedError(Outcome.REFUSED, "permission denied")
+    return SampleFailedError(Outcome.SOURCE_ERROR, f"it could not be read: {error.strerror or error}")

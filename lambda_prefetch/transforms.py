@@ -1,8 +1,7 @@
 """A recipe's steps, on PIL images, with the pixels that torchvision's transforms give on PIL images.
 
 The geometry (rounding of sides and offsets, padding, the ten tries of a random crop) follows torchvision 0.17
-and later, so that a model trained with ImageFolder sees the same pixels here. What a step may be called with
-is :mod:`superdl.super_wire.steps`'; custom steps are :mod:`superdl.lambda_prefetch.custom_steps`'.
+and later, so that a model trained with ImageFolder sees the same pixels here.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import digest128
+from superdl.super_wire.recipe import DECODE_OPS
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.steps import DECODE_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,10 +39,9 @@ _DOUBLE_BITS = 53
 class SampleRandom:
     """A stream of random numbers for one random step on one sample.
 
-    It is named by (recipe digest, step number, augment seed, epoch, bucket, key), hashed with BLAKE2b as
-    sample ids are: so it is equal in every process, on every executor and for every job, and fresh in every
-    epoch. The numbers come from the hash itself, a counter at a time, so no library's change of generator can
-    change pixels.
+    It is named by (recipe digest, step number, augment seed, epoch, bucket, key): so it is equal on every
+    executor and for every job, and fresh in every epoch. The numbers come from BLAKE2b itself, a counter at a
+    time, so no library's change of generator can change pixels.
     """
 
     def __init__(
@@ -80,12 +78,8 @@ class SampleRandom:
 class Program:
     """A recipe made ready to run on the samples of one request.
 
-    Args:
-        recipe: what to do.
-        bucket: names the samples, together with their keys, for random steps.
-        epoch: the epoch, for random steps.
-        limit_pixels: bound on what a step may make of an image.
-        step_modules: modules that custom steps may be imported from.
+    ``bucket`` and ``epoch`` seed random steps, ``limit_pixels`` bounds what a step may make of an image,
+    ``step_modules`` lists what custom steps may be imported from.
 
     Raises:
         ConfigError: a custom step may not, or cannot, be imported.
@@ -108,10 +102,9 @@ class Program:
         self._enough_side: int = sides[0] if sides else 0
 
     def make(self, data: bytes | bytearray, key: str) -> NDArray[Any]:
-        """Decode an object's bytes, unless the first step wants them as they are, and run the steps.
+        """Decode an object's bytes, unless the first step wants them as they are, and :meth:`run` the steps.
 
-        Returns and raises what :meth:`run` does, and raises what
-        :func:`superdl.lambda_prefetch.decode.decode` does.
+        Raises also what :func:`superdl.lambda_prefetch.decode.decode` does.
         """
         if not self._decodes:
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)
@@ -183,9 +176,8 @@ def random_crop_box(
 ) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) of a random part of the image.
 
-    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio uniform in that of
-    ``ratio`` (the Inception crop). Where ten tries do not fit into the image, it is the largest central part
-    whose ratio is allowed.
+    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio in that of ``ratio``.
+    Where ten tries do not fit into the image, it is the largest central part whose ratio is allowed.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
@@ -210,9 +202,9 @@ def _as_image(picture: Picture, number: int, op: str) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
-        why = (
+        raise SampleFailedError(
+            Outcome.STEP_ERROR,
             f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it "
-            f"gave {picture.dtype} of shape {picture.shape}"
+            f"gave {picture.dtype} of shape {picture.shape}",
         )
-        raise SampleFailedError(Outcome.STEP_ERROR, why)
     return Image.fromarray(np.ascontiguousarray(picture))

@@ -1,9 +1,7 @@
-"""What crosses a process boundary in SUPER: ids, recipe, record, cache keys, requests, ``BatchRef``, reports,
-errors.
+"""What crosses a process boundary in SUPER: ids, recipe, record, cache keys, requests, reports, errors.
 
-Everything here is pure and light: no torch, no network, no sibling package. The gRPC stubs
-(``coordinator_pb2``,
-``coordinator_pb2_grpc``) lie beside and are imported only by those who speak gRPC.
+Everything here is pure and light: no torch, no sibling package. The gRPC stubs lie beside and are imported
+only by those who speak gRPC.
 """
 
 from __future__ import annotations

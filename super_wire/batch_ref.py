@@ -1,9 +1,7 @@
 """``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
 
 The sampler yields it, a DataLoader worker of any start method receives it. It carries no credentials, no
-connection and no pixels. How it is read is :mod:`superdl.super_dataset`'s. Before the first one, the sampler
-binds its dataset by a :class:`DatasetBinding`: the two import neither each other nor, in the dataset's case,
-grpc.
+connection and no pixels. Before the first one, the sampler binds its dataset by a :class:`DatasetBinding`.
 """
 
 from __future__ import annotations
@@ -29,11 +27,10 @@ __all__ = ["BatchRef", "Bindable", "DatasetBinding"]
 class BatchRef:
     """One batch of one rank's plan.
 
-    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``,
-    which is written as :mod:`superdl.super_wire.label_dtype` says; ``padding`` one byte for each sample, 1
-    where the sample only fills up the tail of the epoch (empty: none does). ``keys`` names the samples for
-    messages and may be empty where they did not fit into the page. ``cache`` is an address without
-    credentials.
+    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
+    (:mod:`superdl.super_wire.label_dtype`); ``padding`` one byte for each sample, 1 where the sample only
+    fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and may be
+    empty where they did not fit into the page. ``cache`` is an address without credentials.
     """
 
     dataset_id: bytes
@@ -54,19 +51,17 @@ class BatchRef:
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> NDArray[Any]:
-        """The labels as an array, read-only: shape (samples,), also of named fields, or (samples, ...) where
-        each is an array.
+        """The labels, read-only: shape (samples,), also of named fields, or (samples, ...) of arrays.
 
         Raises:
             ConfigError: ``label_dtype`` is none that labels have, or there are not as many as samples.
         """
         dtype = label_dtype_of(self.label_dtype)
         if len(self.labels) != len(self) * dtype.itemsize:
-            msg = (
+            raise ConfigError(
                 f"batch {self.batch_id.hex()} has {len(self)} samples and {len(self.labels)} bytes of "
                 f"labels, which is not {dtype.itemsize} for each: use one version of SUPER on both sides"
             )
-            raise ConfigError(msg)
         return np.frombuffer(self.labels, dtype=dtype)
 
     def padding_mask(self) -> NDArray[np.bool_]:
@@ -76,9 +71,7 @@ class BatchRef:
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """How an error message names the sample at ``offset``: its key, else its id and the way to resolve
-        it.
-        """
+        """How a message names the sample at ``offset``: its key, else its id and the way to resolve it."""
         if self.keys:
             return self.keys[offset]
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -89,8 +82,7 @@ class BatchRef:
 class DatasetBinding:
     """What is known of a dataset once its source has been listed.
 
-    ``classes`` is empty where a key list gives labels as numbers; ``label_dtype`` is written as
-    :mod:`superdl.super_wire.label_dtype` says; ``cache`` is an address without credentials.
+    ``classes`` is empty where a key list gives labels as numbers; the others are as in :class:`BatchRef`.
     """
 
     dataset_id: bytes
@@ -120,9 +112,4 @@ class Bindable(Protocol):
         """Take what the coordinator told; called again with the same or newer facts."""
 
     def ping_cache(self, cache: str) -> None:
-        """Reach the cache with the dataset's own credentials, within a bounded wait.
-
-        Raises:
-            CacheUnreachableError: nobody answered; the message names the address.
-            CacheError: the cache refused, for example the credentials.
-        """
+        """Reach the cache with the dataset's own credentials, or raise a :class:`CacheError` in time."""

@@ -1,7 +1,6 @@
 """How a client is let in by a coordinator, and how it knows that it speaks to the right one.
 
-All of it comes from the client's own environment, never from an argument, an address or a message. Opening a
-channel with it is :mod:`superdl.sampler.rpc.connection`'s.
+All of it comes from the client's own environment, never from an argument, an address or a message.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from superdl.super_wire.encryption import client_tls_context, insecure_in, is_loopback
+from superdl.super_wire.encryption import ClientTls, is_loopback
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,15 +24,12 @@ TOKEN_CHARACTERS_MIN = 16
 
 _TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
-_MAX_TOKEN_FILE_BYTES = 2**20
 
 
 def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
     """The tokens in a text: separated by commas or line ends; a line that begins with # is a remark.
 
-    Args:
-        text: what somebody has written.
-        origin: where, for error messages, which never repeat a token.
+    ``origin`` says where the text stood, for error messages, which never repeat a token.
 
     Raises:
         ConfigError: one of them is too short, too long, or has characters that no header carries.
@@ -42,25 +38,19 @@ def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
     tokens = tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
     for place, token in enumerate(tokens, 1):
         if not _TOKEN.fullmatch(token):
-            msg = (
+            raise ConfigError(
                 f"{origin}: token {place} of {len(tokens)} has {len(token)} characters; a token has "
                 f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
                 ". _ ~ + / = -: make one with openssl rand -hex 32"
             )
-            raise ConfigError(msg)
     return tokens
 
 
 def tokens_given(text: str, origin: str) -> tuple[str, ...]:
-    """The same; where a text is given, it is to hold a token.
-
-    Raises:
-        ConfigError: as above, or there is a text and none in it.
-    """
+    """The same; :class:`ConfigError` also where there is a text and no token in it."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
-        msg = f"{origin} is set and holds no token: set it to one or more, or not at all"
-        raise ConfigError(msg)
+        raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")
     return tokens
 
 
@@ -71,45 +61,34 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[s
         ConfigError: it cannot be read, has one that is none, or none at all unless ``may_be_none``.
     """
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_TOKEN_FILE_BYTES + 1)
-        text = content.decode("ascii")
+        text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, whose text may hold a token
         reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
-        msg = f"{origin}={path} cannot be read: {reason}"
-        raise ConfigError(msg) from None
-    if len(content) > _MAX_TOKEN_FILE_BYTES:
-        msg = f"{origin}={path} has more than {_MAX_TOKEN_FILE_BYTES} bytes: it is no file of tokens"
-        raise ConfigError(msg)
+        raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     tokens = parse_tokens(text, f"{origin}={path}")
     if not (tokens or may_be_none):
-        msg = f"{origin}={path} holds no token: write one in each line"
-        raise ConfigError(msg)
+        raise ConfigError(f"{origin}={path} holds no token: write one in each line")
     return tokens
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorCredentials:
+class CoordinatorCredentials(ClientTls):
     """What one client has; empty where the coordinator is on this machine and asks for nothing.
 
-    ``ca_file`` is a PEM file of the authorities that the coordinator's certificate must come from, the
-    system's if it is empty; ``name`` is what that certificate must be for, the address's host if it is empty.
-    ``cert_file`` and ``key_file`` are a client certificate. ``insecure`` allows plain text beyond this
-    machine.
+    ``name`` is what the coordinator's certificate must be for, the address's host if it is empty.
     """
+
+    peer: ClassVar[str] = "the coordinator"
+    prefix: ClassVar[str] = "SUPER_COORDINATOR"
 
     token: str = field(default="", repr=False)
     token_file: str = ""
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
     name: str = ""
-    insecure: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
-        """From ``SUPER_TOKEN`` or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_CA_FILE``, ``_CERT_FILE``,
-        ``_KEY_FILE`` and ``_NAME``, and ``SUPER_INSECURE``. Of several tokens the first is taken.
+        """From ``SUPER_TOKEN`` (of several tokens the first) or ``SUPER_TOKEN_FILE``,
+        ``SUPER_COORDINATOR_NAME``, and what :meth:`tls_in` reads.
 
         Raises:
             ConfigError: a certificate without a key, or a token that is none.
@@ -118,18 +97,9 @@ class CoordinatorCredentials:
         found = cls(
             token=tokens[0] if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
-            ca_file=environment.get("SUPER_COORDINATOR_CA_FILE", ""),
-            cert_file=environment.get("SUPER_COORDINATOR_CERT_FILE", ""),
-            key_file=environment.get("SUPER_COORDINATOR_KEY_FILE", ""),
             name=environment.get("SUPER_COORDINATOR_NAME", ""),
-            insecure=insecure_in(environment),
+            **cls.tls_in(environment),
         )
-        if bool(found.cert_file) != bool(found.key_file):
-            msg = (
-                "SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE belong together: set both, or "
-                "neither"
-            )
-            raise ConfigError(msg)
         found.current_token()
         return found
 
@@ -150,12 +120,11 @@ class CoordinatorCredentials:
             ConfigError: there is none, and ``insecure`` does not allow that.
         """
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
-            msg = (
+            raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
                 "there is none: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
                 "authority of its certificate is your own"
             )
-            raise ConfigError(msg)
 
     def encrypts(self, host: str) -> bool:
         """Whether a connection to ``host`` (empty for a unix socket) is encrypted: wherever there is a
@@ -164,17 +133,7 @@ class CoordinatorCredentials:
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Verifies the coordinator's certificate and name, TLS 1.2 or later.
-
-        Raises:
-            ConfigError: a file cannot be read or is no PEM file.
-        """
-        context = client_tls_context(
-            self.ca_file,
-            self.cert_file,
-            self.key_file,
-            purpose="the coordinator",
-            variables="SUPER_COORDINATOR_CA_FILE, _CERT_FILE and _KEY_FILE",
-        )
+        """As :meth:`ClientTls.tls_context`, for HTTP/2."""
+        context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context

@@ -7,7 +7,8 @@ each side reads from its own environment, allows a side to do without.
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from superdl.super_wire.errors import ConfigError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = ["client_tls_context", "insecure_in", "is_loopback"]
+__all__ = ["ClientTls", "insecure_in", "is_loopback"]
 
 _TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -40,33 +41,59 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
     try:
         return _TRUTHS[text.lower()]
     except KeyError:
-        msg = f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}") from None
 
 
-def client_tls_context(
-    ca_file: str, cert_file: str, key_file: str, *, purpose: str, variables: str
-) -> ssl.SSLContext:
-    """Verifies certificate and host name, TLS 1.2 or later.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """What a client's environment says of TLS; a subclass names the peer and the variables.
 
-    Args:
-        ca_file: PEM file of the authorities that are believed; the system's if it is empty.
-        cert_file: PEM file of the client's certificate, if it shows one.
-        key_file: of its key.
-        purpose: whose certificates these are, for the error: ``the cache``.
-        variables: what the files are named by, for the error too.
-
-    Raises:
-        ConfigError: a file cannot be read or is no PEM file.
+    ``ca_file`` is a PEM file of the authorities that the peer's certificate must come from, the system's if
+    it is empty. ``cert_file`` and ``key_file`` are a client certificate, for peers that want one.
+    ``insecure`` allows plain text beyond this machine.
     """
-    import ssl  # who speaks in plain text needs none of it
 
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-        if cert_file:
-            context.load_cert_chain(cert_file, key_file)
-    except (OSError, ssl.SSLError) as error:
-        named = ", ".join(filter(None, (ca_file, cert_file, key_file)))
-        msg = f"the certificates for {purpose} ({named}; {variables} name them) cannot be used: {error}"
-        raise ConfigError(msg) from error
-    return context
+    peer: ClassVar[str]
+    prefix: ClassVar[str]
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure: bool = False
+
+    @classmethod
+    def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        """The fields above, out of the variables ``<prefix>_CA_FILE`` and so on, and ``SUPER_INSECURE``.
+
+        Raises:
+            ConfigError: a certificate without a key, or a key without a certificate.
+        """
+        files = {
+            name: environment.get(f"{cls.prefix}_{name.upper()}", "")
+            for name in ("ca_file", "cert_file", "key_file")
+        }
+        if bool(files["cert_file"]) != bool(files["key_file"]):
+            raise ConfigError(
+                f"{cls.prefix}_CERT_FILE and {cls.prefix}_KEY_FILE belong together: set both, or neither"
+            )
+        return {**files, "insecure": insecure_in(environment)}
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Verifies the peer's certificate and host name, TLS 1.2 or later.
+
+        Raises:
+            ConfigError: a file cannot be read or is no PEM file.
+        """
+        import ssl  # who speaks in plain text needs none of it
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            raise ConfigError(
+                f"the certificates for {self.peer} ({named}; {self.prefix}_CA_FILE, _CERT_FILE and _KEY_FILE "
+                f"name them) cannot be used: {error}"
+            ) from error
+        return context

@@ -1,32 +1,4 @@
-"""The errors that SUPER raises, as one tree, and their way over the wire.
-
-    SuperError
-    ├── ConfigError (ValueError)      an argument or a setting is wrong
-    │   ├── PlanError                 sizes, ranks or positions that no plan can have
-    │   └── RecipeError               a step is unknown or ill-typed
-    ├── SourceError                   the source cannot be listed or read
-    │   ├── SourceNotFoundError
-    │   ├── SourceEmptyError
-    │   └── SourceForbiddenError
-    ├── RecordError                   bytes in the cache are not a record of ours
-    │   ├── RecordMagicError
-    │   ├── RecordVersionError
-    │   ├── RecordLengthError
-    │   ├── RecordHashError
-    │   └── RecordIdError             the record is another sample's
-    ├── CoordinatorError              the coordinator answered with a failure
-    │   ├── CoordinatorUnreachableError
-    │   ├── CoordinatorTrustError     a certificate or a token is refused, by either side
-    │   ├── ProtocolMismatchError
-    │   └── UnknownJobError
-    ├── CacheError                    the cache answered with a failure
-    │   └── CacheUnreachableError
-    ├── BatchError                    one batch could not be delivered
-    │   ├── BadSampleError            a sample of it cannot be produced (a tombstone says why)
-    │   ├── SpendingCapError          it would have to be produced, and no more money may be spent
-    │   └── ReadTimeoutError          it did not come in time
-    ├── EmbeddedError                 the embedded default could not be started
-    └── UsageError (TypeError)        an object was used in a way it is not meant for
+"""The errors that SUPER raises, as one tree below :class:`SuperError`, and their way over the wire.
 
 Every error can be made from its message alone: that is how torch rebuilds a DataLoader worker's error in
 the main process. Foreign errors (grpc, redis, botocore) are mapped where they are met, not here.
@@ -49,10 +21,7 @@ __all__ = [
     "ReadTimeoutError",
     "RecipeError",
     "RecordError",
-    "RecordHashError",
     "RecordIdError",
-    "RecordLengthError",
-    "RecordMagicError",
     "RecordVersionError",
     "SourceEmptyError",
     "SourceError",
@@ -102,20 +71,8 @@ class RecordError(SuperError):
     """Bytes found under a cache key are not a record that this version reads."""
 
 
-class RecordMagicError(RecordError):
-    """The bytes do not begin as a record does."""
-
-
 class RecordVersionError(RecordError):
     """The record was written in another format version."""
-
-
-class RecordLengthError(RecordError):
-    """The record is shorter or longer than its header says, or its header contradicts itself."""
-
-
-class RecordHashError(RecordError):
-    """The payload does not have the hash that its header names."""
 
 
 class RecordIdError(RecordError):

@@ -1,7 +1,7 @@
 """The registry of executors: the ways to run functions, by the names that settings have for them.
 
-The sampler, the coordinator and the experiments read one setting, each in a process of its own. So the table
-is here, with what all of them must know. The rest an executor states itself, in the class that its row names.
+Sampler, coordinator and experiments read one setting, each in a process of its own: the table has what all of
+them must know. The rest an executor states itself, in the class that its row names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sample ids and batch ids: content addresses that every process derives alike.
 
 An id is BLAKE2b-128 over its fields, each field preceded by its length as 8 little-endian bytes, so that no
-two different lists of fields give the same input. Which fields make a recipe's digest is left to
-:mod:`superdl.super_wire.recipe`, which text a cache stores an id under to :mod:`superdl.super_wire.keys`.
+two different lists of fields give the same input.
 """
 
 from __future__ import annotations
@@ -95,6 +94,5 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 def split_ids(ids: bytes) -> list[bytes]:
     """Concatenated ids as a list of 16-byte ids; ``ValueError`` if the length is no multiple of 16."""
     if len(ids) % ID_BYTES:
-        msg = f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids"
-        raise ValueError(msg)
+        raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

@@ -2,8 +2,7 @@
 
 All names begin with ``super:`` and hold ASCII only, so that an ACL can name a prefix and no id looks like a
 cluster's hash tag. The one hash tag there is keeps the report streams of all jobs in one slot, and so at one
-node, where the coordinator waits on all of them by one command; records spread over all nodes. What lies
-under the names is :mod:`superdl.super_wire.record` and :mod:`superdl.super_wire.read_report`.
+node, where the coordinator waits on all of them by one command; records spread over all nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LOCK_KEY = b"super:lock"
 """The lock by which one coordinator owns a cache."""
 
 FINGERPRINT_KEY = b"super:golden"
-"""Digest of the golden images as the functions that filled this cache decode them."""
+"""Fingerprint of the decoder that the functions that filled this cache have."""
 
 SPENT_KEY = b"super:spent"
 """US dollars that the coordinators of this cache have spent so far, as text."""
@@ -78,6 +77,5 @@ def checked_outcome_stream(name: str) -> bytes:
     """
     prefix = OUTCOME_PREFIX.decode()
     if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):
-        msg = f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}")
     return name.encode()

@@ -45,14 +45,10 @@ def label_dtype_text(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> str:
     Raises:
         ConfigError: labels cannot have it.
     """
+    text = _plain_text(dtype, shape)
     if dtype.names is not None:
-        fields = {}
-        for name in dtype.names:
-            base, inner = dtype[name].base, dtype[name].shape
-            fields[name] = _plain_text(base, inner)
+        fields = {name: _plain_text(dtype[name].base, dtype[name].shape) for name in dtype.names}
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
-    else:
-        text = _plain_text(dtype, shape)
     label_dtype_of(text)
     return text
 
@@ -71,8 +67,7 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
     try:
         return _read(text)
     except ValueError as error:
-        msg = f"labels of dtype {text[:200]!r} cannot be read: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
 
 
 def _read(text: str) -> np.dtype[Any]:

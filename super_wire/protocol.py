@@ -1,7 +1,6 @@
 """The version of the conversation between sampler and coordinator, and how failures travel over it.
 
-The messages themselves are ``coordinator.proto``. A coordinator refuses another version with both numbers in
-the message. Functions tell the version of SUPER with every answer, so that a mixed deployment shows.
+The messages themselves are ``coordinator.proto``. A coordinator refuses another version.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ MAX_REPLY_BYTES = 2**20
 
 @cache
 def installed_version() -> str:
-    """The installed version of SUPER.
-
-    A bundle built without package metadata says ``0+unpackaged`` and the pipeline version, which is what
-    decides about pixels.
-    """
+    """The version of SUPER; without package metadata ``0+unpackaged`` and the pipeline version."""
     try:
         return version("superdl")
     except PackageNotFoundError:

@@ -1,14 +1,12 @@
-"""Read reports: one small stream entry by which a reader tells what it read, how long it took and what it
-missed.
+"""Read reports: one small stream entry that tells what a reader read, how long it took, what it missed.
 
-Entries are fields of a Redis stream, so the encoding is a flat mapping of bytes. Misses are offsets in the
-planned batch, which the coordinator can plan again: no ids travel. Losing an entry is normal: a reader that
-still misses repeats its misses.
+Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel. Losing an entry
+is normal: a reader that still misses repeats its misses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,19 +23,6 @@ REPORT_STREAM_MAXLEN = 4096
 
 _MAX_NUMBER = 2**63
 
-_NUMBERS = (
-    "rank",
-    "epoch",
-    "position",
-    "samples",
-    "hits",
-    "wait_us",
-    "read_us",
-    "check_us",
-    "size_bytes",
-    "attempt",
-    "done",
-)
 _NUMBERS_FIELD = b"r"
 """All numbers in one field, since taking an entry apart costs the coordinator by the field."""
 
@@ -87,20 +72,19 @@ class ReadReport:
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
         """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
         if _NUMBERS_FIELD not in entry:
-            msg = f"a read report lacks the field {_NUMBERS_FIELD!r}"
-            raise ValueError(msg)
+            raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before anything is made of it
-            msg = f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes")
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):
-            msg = f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}"
-            raise ValueError(msg)
+            raise ValueError(f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}")
         if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
-            msg = f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}"
-            raise ValueError(msg)
+            raise ValueError(f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}")
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )
         return cls(**dict(zip(_NUMBERS, numbers, strict=True)), missed=missed, corrupt=corrupt)
+
+
+_NUMBERS = tuple(entry.name for entry in fields(ReadReport) if entry.type == "int")

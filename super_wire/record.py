@@ -2,12 +2,8 @@
 
 Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
 view of the bytes it was given. A record that fails a check raises a typed
-:class:`~superdl.super_wire.errors.RecordError`. The headers of a whole batch can be checked in one go through
-:data:`HEADER_DTYPE`. When the payload hash is verified is the reader's choice: :func:`verify_payload`.
-
-A header carries the first eight bytes of its sample's id, so that a record which arrives under another
-sample's key is noticed. Pointers and records of several named arrays are
-:mod:`superdl.super_wire.record_kinds`'.
+:class:`~superdl.super_wire.errors.RecordError`. A header carries the first eight bytes of its sample's id, so
+that a record which arrives under another sample's key is noticed.
 """
 
 from __future__ import annotations
@@ -17,19 +13,13 @@ import functools
 import json
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xxhash
 
-from superdl.super_wire.errors import (
-    RecordHashError,
-    RecordIdError,
-    RecordLengthError,
-    RecordMagicError,
-    RecordVersionError,
-)
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
 from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
@@ -50,6 +40,7 @@ __all__ = [
     "RecordKind",
     "Tombstone",
     "check_shape",
+    "checked_payload",
     "id_prefixes",
     "pack",
     "pack_header",
@@ -96,20 +87,9 @@ HEADER_DTYPE = np.dtype(
 )
 """The header as a numpy structured dtype, to look at many headers at once."""
 
-DTYPE_NAMES = {
-    1: "uint8",
-    2: "int8",
-    3: "uint16",
-    4: "int16",
-    5: "uint32",
-    6: "int32",
-    7: "uint64",
-    8: "int64",
-    9: "float16",
-    10: "float32",
-    11: "float64",
-    12: "bool",
-}
+DTYPE_NAMES = dict(
+    enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
+) | {9: "float16", 10: "float32", 11: "float64", 12: "bool"}
 """dtype code in the header -> numpy's name of it. Codes are never reused."""
 
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -155,9 +135,8 @@ class Header:
 class Tombstone:
     """Why a sample could not be produced.
 
-    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people,
-    ``permanent`` whether it is a fault of that version's bytes (else the tombstone expires and the sample is
-    tried again).
+    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people. One
+    that is not ``permanent``, a fault of that version's bytes, expires, and the sample is tried again.
     """
 
     key: str
@@ -173,8 +152,7 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
         ValueError: the bytes are no whole number of ids.
     """
     if len(sample_ids) % ID_BYTES:
-        msg = f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes"
-        raise ValueError(msg)
+        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
@@ -184,7 +162,7 @@ def pack(
     """Header and payload of ``array``; the payload is a view of a C-contiguous array's own memory.
 
     Raises:
-        RecordLengthError: more than 6 dimensions, or a dimension of 2**32 or more.
+        RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
     code, stored = stored_dtype(array.dtype)
@@ -197,10 +175,9 @@ def pack(
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse, by :class:`RecordLengthError`, a shape that no header can tell."""
+    """Refuse, by :class:`RecordError`, a shape that no header can tell."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        msg = f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
 
 def pack_header(
@@ -214,29 +191,14 @@ def pack_header(
 ) -> bytes:
     """The header of a record of ``kind``; without ``shape`` its payload is plain bytes.
 
-    Args:
-        kind: of record.
-        payload: contiguous bytes.
-        sample_id: 16 bytes.
-        code: of the payload's dtype; see :data:`DTYPE_CODES`.
-        shape: of the array that the payload is.
-        times: microseconds of fetching and decoding.
+    ``code`` is that of the payload's dtype (:data:`DTYPE_CODES`), ``times`` are microseconds of fetching and
+    decoding.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
-    return _HEADER.pack(
-        MAGIC,
-        RECORD_VERSION,
-        kind,
-        code,
-        len(sides),
-        size,
-        payload_hash(payload),
-        *sides,
-        *(0,) * (MAX_NDIM - len(sides)),
-        *(min(time_us, _MAX_U32) for time_us in times),
-        int(id_prefixes(sample_id)[0]),
-    )
+    head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
+    padding, clipped = (0,) * (MAX_NDIM - len(sides)), (min(time_us, _MAX_U32) for time_us in times)
+    return _HEADER.pack(*head, *sides, *padding, *clipped, int(id_prefixes(sample_id)[0]))
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
@@ -244,127 +206,110 @@ def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
-        msg = f"records hold {', '.join(DTYPE_CODES)}; not {dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
     return code, dtype.newbyteorder("<")
 
 
 def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
     """A whole tombstone record: header and a JSON payload."""
-    payload = json.dumps(
-        {
-            "key": tombstone.key,
-            "reason": tombstone.reason,
-            "message": tombstone.message,
-            "permanent": tombstone.permanent,
-        },
-        separators=(",", ":"),
-    ).encode()
+    payload = json.dumps(asdict(tombstone), separators=(",", ":")).encode()
     return pack_header(RecordKind.TOMBSTONE, payload, sample_id) + payload
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
-    """Read and check a header.
+    """Read and check a header: at least the first 64 bytes of a record.
 
-    Args:
-        record: at least the first 64 bytes of a record.
-        record_bytes: how long the whole record is, to be checked against the header; ``None`` if unknown.
-        sample_id: whose record it has to be; ``None`` if that is not known.
+    ``record_bytes`` is how long the whole record is, ``sample_id`` whose it has to be, where that is known.
 
     Raises:
         RecordIdError: it is the record of another sample.
-        RecordLengthError: too short, too long, or the shape does not give the payload's length.
-        RecordMagicError: it does not begin as a record does.
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
+        RecordError: it is no record, too short, too long, or the shape does not give the payload's length.
     """
     if len(record) < HEADER_BYTES:
-        msg = f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        msg = f"a record begins with {MAGIC!r}; this one with {magic!r}"
-        raise RecordMagicError(msg)
+        raise RecordError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
     if version != RECORD_VERSION:
-        msg = f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(
+            f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
+        )
     if kind not in _KINDS or code not in DTYPE_NAMES:
-        msg = f"record version {version} knows no kind {kind} with dtype code {code}"
-        raise RecordVersionError(msg)
+        raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
     dtype, shape = DTYPE_NAMES[code], _checked_shape(ndim, tuple(rest[:MAX_NDIM]), code, payload_bytes)
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
-        msg = f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
-        raise RecordLengthError(msg)
+        raise RecordError(
+            f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+        )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
     if sample_id is not None and prefix != int(id_prefixes(sample_id)[0]):
-        msg = f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
-        raise RecordIdError(msg)
+        raise RecordIdError(
+            f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+        )
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
 def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
-    """The shape that a header tells; :class:`RecordLengthError` unless the payload is an array of it."""
+    """The shape that a header tells; :class:`RecordError` unless the payload is an array of it."""
     if ndim > MAX_NDIM:
-        msg = f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
-        msg = f"a header of {ndim} dimensions has sides {beyond} beyond them"
-        raise RecordLengthError(msg)
+        raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
     if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
-        msg = f"no array has shape {shape}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
-        msg = f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes"
-        raise RecordLengthError(msg)
+        raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
     return shape
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
-    """Raise :class:`RecordHashError` unless ``payload`` has the xxh3-64 that the header names."""
+    """Raise :class:`RecordError` unless ``payload`` has the xxh3-64 that the header names."""
     found = payload_hash(payload)
     if found != header.payload_hash:
-        msg = f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
-        raise RecordHashError(msg)
+        raise RecordError(
+            f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
+        )
+
+
+def checked_payload(
+    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None, verify: bool = True
+) -> tuple[Header, memoryview]:
+    """Header and payload of a whole record that has to be of ``kind``; raises a :class:`RecordError` else."""
+    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
+    payload = memoryview(record)[HEADER_BYTES:]
+    if verify:
+        verify_payload(header, payload)
+    if header.kind is not kind:
+        raise RecordVersionError(
+            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
+        )
+    return header, payload
 
 
 def unpack(
     record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
 ) -> tuple[Header, NDArray[Any]]:
-    """A data record's header and array; the array is a view of ``record`` (read-only if that is).
+    """A data record's header and array, or a :class:`RecordError`.
 
-    Raises:
-        RecordError: any of its kinds; see :func:`parse_header` and :func:`verify_payload`.
-        RecordVersionError: also if the record is of another kind (see :func:`read_tombstone`).
+    The array is a view of ``record``, read-only if that is.
     """
-    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
-    payload = memoryview(record)[HEADER_BYTES:]
-    if verify:
-        verify_payload(header, payload)
-    if header.kind is not RecordKind.DATA:
-        msg = f"expected a data record; this one is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
+    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id, verify=verify)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 
 
 def read_tombstone(record: Bytes) -> Tombstone:
-    """What a tombstone record says.
-
-    Raises:
-        RecordError: any of its kinds; also when the payload is not a tombstone's JSON.
-    """
-    header = parse_header(record, record_bytes=len(record))
-    payload = memoryview(record)[HEADER_BYTES:]
-    verify_payload(header, payload)
-    if header.kind is not RecordKind.TOMBSTONE:
-        msg = f"expected a tombstone; this record is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
+    """What a tombstone record says; a :class:`RecordError` if it says nothing."""
+    _, payload = checked_payload(record, RecordKind.TOMBSTONE)
     try:
         fields = json.loads(bytes(payload))
         return Tombstone(
             str(fields["key"]), str(fields["reason"]), str(fields["message"]), bool(fields["permanent"])
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        msg = f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
-        raise RecordLengthError(msg) from error
+        raise RecordError(
+            f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
+        ) from error

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.super_wire.errors import RecordLengthError, RecordVersionError
+from superdl.super_wire.errors import RecordError
 from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
     MAX_NDIM,
     RecordKind,
     check_shape,
+    checked_payload,
     pack_header,
-    parse_header,
     stored_dtype,
-    verify_payload,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Pointer:
     """Where in a store a record lies: ``length`` bytes from ``offset`` on in the file or object ``pack``.
 
     Raises:
-        RecordLengthError: the name is none of a pack, or a number has more than 64 bits.
+        RecordError: the name is none of a pack, or a number has more than 64 bits.
     """
 
     pack: str
@@ -70,12 +69,12 @@ class Pointer:
 
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
-            msg = f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
-            raise RecordLengthError(msg)
+            raise RecordError(
+                f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
+            )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            msg = f"no record of {self.length} bytes begins at byte {self.offset} of a pack"
-            raise RecordLengthError(msg)
+            raise RecordError(f"no record of {self.length} bytes begins at byte {self.offset} of a pack")
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
@@ -90,10 +89,11 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     Raises:
         RecordError: any of its kinds, also when the payload is no pointer.
     """
-    payload = _payload(record, RecordKind.POINTER, sample_id)
+    _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
-        msg = f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
-        raise RecordLengthError(msg)
+        raise RecordError(
+            f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
+        )
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 
@@ -104,18 +104,16 @@ def pack_arrays(
     """A whole record of several named arrays, kept in the order of their names.
 
     Raises:
-        RecordLengthError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
+        RecordError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
             255 bytes.
         TypeError: a dtype that records do not hold.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
-        msg = f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= _MAX_NAME_BYTES:
-            msg = f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}"
-            raise RecordLengthError(msg)
+            raise RecordError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -132,7 +130,7 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
     Raises:
         RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
     """
-    payload = _payload(record, RecordKind.ARRAYS, sample_id)
+    _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     try:
         table, at = _read_table(payload)
         found = {}
@@ -140,11 +138,9 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
             start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
             found[name] = np.frombuffer(payload[start:at], dtype=dtype).reshape(shape)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        msg = f"a table of named arrays that its payload does not hold: {error}"
-        raise RecordLengthError(msg) from error
+        raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
     if at != len(payload):
-        msg = f"the named arrays have {at} bytes; the payload has {len(payload)}"
-        raise RecordLengthError(msg)
+        raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
     return found
 
 
@@ -152,8 +148,7 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
     """Name, dtype and shape of each array, and where the table ends; ``ValueError`` where it is none."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
-        msg = f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be"
-        raise ValueError(msg)
+        raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
     at, table = _COUNT.size, []
     for _ in range(count):
         name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
@@ -161,25 +156,14 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
         name = bytes(payload[at : at + name_bytes]).decode()
         at += name_bytes
         if not name or code not in DTYPE_NAMES or ndim > MAX_NDIM or any(sides[ndim:]):
-            msg = f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
+            )
         table.append((name, np.dtype(DTYPE_NAMES[code]).newbyteorder("<"), tuple(sides[:ndim])))
     names = [name.encode() for name, _, _ in table]
     if any(first >= second for first, second in itertools.pairwise(names)):
-        msg = "names are not in order, or one comes twice"
-        raise ValueError(msg)
+        raise ValueError("names are not in order, or one comes twice")
     return table, at
-
-
-def _payload(record: Bytes, kind: RecordKind, sample_id: bytes | None) -> memoryview:
-    """The verified payload of a record that has to be of ``kind``."""
-    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
-    if header.kind is not kind:
-        msg = f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
-        raise RecordVersionError(msg)
-    payload = memoryview(record)[HEADER_BYTES:]
-    verify_payload(header, payload)
-    return payload
 
 
 def _aligned(size: int) -> int:

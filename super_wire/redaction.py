@@ -1,9 +1,4 @@
-"""What is not repeated: credentials in addresses, what loggers of others tell when they tell everything, and
-codes in others' names that a terminal would obey.
-
-At level DEBUG botocore writes whole requests and answers, session tokens and the secrets of Secrets Manager
-among them. What we log ourselves names no secret; tests look for that.
-"""
+"""What is not repeated: credentials in addresses, secrets in others' logs, codes that a terminal obeys."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Keep loggers that would tell secrets at INFO or above, whatever level the rest of this process has."""
+    """Keep loggers at INFO or above that at DEBUG write whole requests, answers and secrets."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:

@@ -1,11 +1,9 @@
 """Prefetch requests and results: what one function invocation is asked to do, and what it answers.
 
 Both are JSON, column by column, since that is what AWS Lambda's Invoke API carries. A request names the cache
-by address only: credentials come from the function's own settings. Decoding checks every field, as both sides
-of a network do.
-
-Where nobody waits for the answer, the function appends the same JSON to a stream in the cache, as an entry of
-one field. Entries may come twice or not at all: the reader of the stream knows what it waits for.
+by address only: credentials come from the function's own settings. Decoding checks every field. Where nobody
+waits for the answer, the function appends the same JSON to a stream in the cache, as an entry of one field.
+Entries may come twice or not at all: the reader of the stream knows what it waits for.
 """
 
 from __future__ import annotations
@@ -97,10 +95,9 @@ class PrefetchRequest:
 
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
     again to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what is not
-    begun by then stays so. ``answer_to`` is the stream in the cache where the function puts its
-    result (see :data:`superdl.super_wire.keys.OUTCOME_PREFIX`); empty where the invocation's answer is waited
-    for. ``golden`` is the fingerprint that its decoder must have, ``function_version`` the
-    version of SUPER that it must be, or refuse; both are empty where the caller has seen to that.
+    begun by then stays so. ``answer_to`` is the stream in the cache where the function puts its result, empty
+    where the invocation's answer is waited for. ``golden`` is the fingerprint that its decoder must have,
+    ``function_version`` the version of SUPER that it must be; both are empty where the caller has checked.
     """
 
     request_id: str
@@ -124,18 +121,16 @@ class PrefetchRequest:
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        _check_version(event, "super_request", "the function reads requests")
-        request = _build(cls, event, "prefetch request")
+        request = _build(cls, event, "request", "the function")
         count = len(request.keys)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
-            msg = f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
+            )
         if not count == len(request.versions) == len(request.ids):
-            msg = "a prefetch request has as many versions and ids as keys"
-            raise ConfigError(msg)
+            raise ConfigError("a prefetch request has as many versions and ids as keys")
         if not all(map(_HEX_ID.fullmatch, request.ids)):
-            msg = f"a sample id has {2 * ID_BYTES} lower-case hex digits"
-            raise ConfigError(msg)
+            raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
@@ -151,10 +146,8 @@ class PrefetchResult:
     Times are microseconds of work per sample: fetching bytes, decoding and transforming, pushing (shared by
     the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache.
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
-    ``duration_us`` is the function's own measure of its time. ``billed_us`` and ``memory_mb`` are what is
-    billed: the time as the executor was told it, the memory as the function was; 0 where nobody says.
-    ``clock_s`` is what the function's clock showed when it answered, Unix time in seconds; 0 where it does
-    not tell.
+    ``duration_us`` is the function's own measure of its time; ``billed_us`` and ``memory_mb`` are what is
+    billed, 0 where nobody says. ``clock_s`` is the function's clock when it answered, Unix time in seconds.
     """
 
     request_id: str
@@ -181,24 +174,13 @@ class PrefetchResult:
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        _check_version(answer, "super_result", "the coordinator reads results")
-        result = _build(cls, answer, "prefetch result")
-        count = len(result.outcomes)
-        columns = (
-            result.fetch_us,
-            result.decode_us,
-            result.push_us,
-            result.source_bytes,
-            result.record_bytes,
-        )
-        if any(len(column) != count for column in columns):
-            msg = "the columns of a prefetch result differ in length"
-            raise ConfigError(msg)
-        known = frozenset(Outcome)
-        strange = {outcome for outcome in result.outcomes if outcome not in known}
-        if strange:
-            msg = f"unknown outcomes in a prefetch result: {_shown(sorted(strange))}"
-            raise ConfigError(msg)
+        result = _build(cls, answer, "result", "the coordinator")
+        columns = (result.fetch_us, result.decode_us, result.push_us, result.source_bytes)
+        if {len(column) for column in (*columns, result.record_bytes)} != {len(result.outcomes)}:
+            raise ConfigError("the columns of a prefetch result differ in length")
+        unknown = set(result.outcomes) - frozenset(Outcome)
+        if unknown:
+            raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
         if result.messages or not result.function_version.isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version = clean_text(result.function_version)
@@ -210,8 +192,7 @@ class PrefetchResult:
 class PrefetchFailure:
     """An invocation that failed as a whole, as its function tells it where nobody waits for its answer.
 
-    ``error`` is the type's name and ``message`` its words; ``duration_us`` the function's own measure of its
-    time.
+    ``error`` is the type's name and ``message`` its words; ``duration_us`` is the function's own measure.
     """
 
     request_id: str
@@ -228,8 +209,7 @@ class PrefetchFailure:
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        _check_version(answer, "super_failure", "the coordinator reads failures")
-        failure = _build(cls, answer, "prefetch failure")
+        failure = _build(cls, answer, "failure", "the coordinator")
         return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
 
 
@@ -246,28 +226,16 @@ def clean_text(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _shown(value: object) -> str:
-    """A value that came over the network, in a few words however large it is."""
-    return reprlib.repr(value)
-
-
-def _check_version(mapping: object, name: str, reader: str) -> None:
-    version = mapping.get(name) if isinstance(mapping, dict) else None
-    if type(version) is not int or version != REQUEST_VERSION:
-        msg = f"{reader} of version {REQUEST_VERSION}, not {_shown(version)}: deploy one version of SUPER"
-        raise ConfigError(msg)
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _are(items: object, good: Callable[[object], bool]) -> bool:
-    return isinstance(items, (list, tuple)) and all(map(good, items))
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _are(items: object, good: Callable[[object], bool]) -> bool:
+    return isinstance(items, (list, tuple)) and all(map(good, items))
 
 
 # annotation of a field -> whether a JSON value may stand for it
@@ -285,20 +253,27 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _build(cls: type[_Message], mapping: dict[str, Any], name: str) -> _Message:
+def _build(cls: type[_Message], mapping: object, kind: str, reader: str) -> _Message:
     """Make a message from JSON values, each checked against the field's annotation."""
+    version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
+    if not isinstance(mapping, dict) or type(version) is not int or version != REQUEST_VERSION:
+        raise ConfigError(
+            f"{reader} reads {kind}s of version {REQUEST_VERSION}, not {reprlib.repr(version)}: deploy one "
+            "version of SUPER"
+        )
     values: dict[str, Any] = {}
     for entry in fields(cls):
         if entry.name not in mapping:
-            msg = f"the {name} lacks {entry.name!r}"
-            raise ConfigError(msg)
-        value, kind = mapping[entry.name], str(entry.type)
-        if not _CHECKS[kind](value):
-            msg = f"in a {name}, {entry.name} is {kind}, without negative numbers; not {_shown(value)}"
-            raise ConfigError(msg)
-        if kind == "Limits":
+            raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
+        value, annotation = mapping[entry.name], str(entry.type)
+        if not _CHECKS[annotation](value):
+            raise ConfigError(
+                f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
+                f"{reprlib.repr(value)}"
+            )
+        if annotation == "Limits":
             value = Limits(**{bound.name: value[bound.name] for bound in fields(Limits)})
-        values[entry.name] = tuple(value) if kind.startswith("tuple") else value
+        values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
     return cls(**values)
 
 
@@ -308,23 +283,18 @@ def pack_outcome(answer: Answer) -> bytes:
 
 
 def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
-    """What an entry of a stream tells.
-
-    Raises:
-        ConfigError: it is none of ours; the message says why.
-    """
+    """What an entry of a stream tells; ``ConfigError`` says why it is none of ours."""
     packed = entry.get(OUTCOME_FIELD)
     if packed is None:
-        msg = f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
     if len(packed) > MAX_OUTCOME_BYTES:
-        msg = f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+        )
     try:
         mapping = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        msg = f"an outcome is JSON; not {reprlib.repr(packed)}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
     if isinstance(mapping, dict) and "super_failure" in mapping:
         return PrefetchFailure.from_mapping(mapping)
     return PrefetchResult.from_mapping(mapping)

@@ -192,7 +192,7 @@ class ImageMaker:
         return self._by_steps(content, key, epoch)
 
     def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        from superdl.lambda_prefetch.failures import SampleFailedError
+        from superdl.lambda_prefetch.sources import SampleFailedError
 
         try:
             pixels = self._program_of(epoch).make(bytes(content), key)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.steps import split_custom_name
+from superdl.super_wire.recipe import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

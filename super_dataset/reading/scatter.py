@@ -9,8 +9,6 @@ them. Two ways lead through the stream:
 - predicted: while records are of one size, one call receives many frames and payloads, each to its place
   (:mod:`superdl.super_dataset.reading.prediction`). At the first reply that differs, the bytes after it are
   put in line again and read the general way.
-
-Push messages (RESP3), which answer nothing, are let pass wherever a reply may begin.
 """
 
 from __future__ import annotations
@@ -18,14 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from superdl.super_dataset.reading.prediction import PredictedReplies
-from superdl.super_wire.cache import (
-    CRLF,
-    MAX_BULK_BYTES,
-    MAX_LINE_BYTES,
-    MalformedReplyError,
-    ProtocolDoubtError,
-    parse_reply,
-)
+from superdl.super_wire.cache import CRLF, MAX_BULK_BYTES, MAX_LINE_BYTES, ProtocolDoubtError
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -180,8 +171,6 @@ class ReplyScatter:
 
     def _begin(self, data: bytes, at: int) -> int:
         """Read a reply's frame and a record's header; how many bytes that took, 0 if there are too few."""
-        if data[at : at + 1] == b">":
-            return _pushed(data, at)
         if not self._skip and self._done >= self._asked:
             msg = f"a reply came that nobody asked for: {data[at : at + 40]!r}"
             raise ProtocolDoubtError(msg)
@@ -253,20 +242,6 @@ class ReplyScatter:
         self._asked_leave = None
 
 
-def _pushed(data: bytes, at: int) -> int:
-    """How many bytes a push message takes, 0 if it is not all there yet."""
-    try:
-        found = parse_reply(data, at)
-    except MalformedReplyError as error:
-        raise ProtocolDoubtError(str(error)) from error
-    if found is None:
-        if len(data) - at > MAX_LINE_BYTES:
-            msg = f"a push message is longer than {MAX_LINE_BYTES} bytes"
-            raise ProtocolDoubtError(msg)
-        return 0
-    return found[1] - at
-
-
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
@@ -282,8 +257,6 @@ def parse_line(
             return "nil", 0, ""
         if rest.isdigit() and len(rest) <= _MAX_DIGITS and int(rest) <= MAX_BULK_BYTES:
             return "bulk", int(rest), ""
-    elif mark == b"_" and not rest:
-        return "nil", 0, ""
     elif mark == b"-":
         return "error", 0, rest.decode(errors="replace")
     elif mark in (b"+", b":"):

@@ -1,16 +1,23 @@
 """The client of the cache: addresses and credentials, the protocol, one connection, the nodes of a cluster.
 
 Readers, functions and warming share it; the coordinator takes addresses, credentials and slot maps from it.
-It speaks RESP over TCP, TLS and unix sockets. What records mean is :mod:`superdl.super_wire.record`'s.
 """
 
 from __future__ import annotations
 
 from superdl.super_wire.cache.address import CACHE_FORMS, CacheAddress, Credentials
-from superdl.super_wire.cache.cluster import SLOTS, Node, SlotMap, key_slot, parse_redirection, parse_slots
 from superdl.super_wire.cache.commands import Command, exchange
 from superdl.super_wire.cache.connection import IO_TIMEOUT_S, CacheConnection, ProtocolDoubtError
-from superdl.super_wire.cache.nodes import MAX_ROUNDS, NodeConnections
+from superdl.super_wire.cache.nodes import (
+    MAX_ROUNDS,
+    SLOTS,
+    Node,
+    NodeConnections,
+    SlotMap,
+    key_slot,
+    parse_redirection,
+    parse_slots,
+)
 from superdl.super_wire.cache.refusals import (
     WrongPasswordError,
     is_for_memory,

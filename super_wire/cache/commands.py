@@ -3,8 +3,7 @@
 Redirections are followed, a bounded number of times, and a node that is down fails its own commands alone. A
 command whose connection breaks is sent once more over a new one, so it must be one that may be repeated: a
 GET, a SET of a record (equal ids, equal bytes), an XADD whose doubles are dropped. Payloads are gathered by
-``sendmsg`` and never copied: a SET was measured at 3 microseconds of CPU for a 12 KB record and 18 for a
-150 KB one, where redis-py takes 19 and 126 since it joins and copies first.
+``sendmsg`` and never copied: a SET takes a sixth of redis-py's CPU time.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from superdl.super_wire.cache.cluster import Node, key_slot, parse_redirection
-from superdl.super_wire.cache.nodes import MAX_ROUNDS
+from superdl.super_wire.cache.nodes import MAX_ROUNDS, Node, key_slot, parse_redirection
 from superdl.super_wire.cache.refusals import refusal, wants_credentials
 from superdl.super_wire.cache.resp import ErrorReply, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
@@ -25,13 +23,10 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
-__all__ = ["EXCHANGE_TIMEOUT_S", "Answer", "Command", "exchange"]
+__all__ = ["Answer", "Command", "exchange"]
 
 Answer: TypeAlias = "Reply | CacheError"
 """What the cache answered, errors among it, or why it gave no answer."""
-
-EXCHANGE_TIMEOUT_S = 10.0
-"""How long an exchange may take if nothing else is said."""
 
 _GRACE_S = 2.0  # for nodes that are well, when another one has used the exchange's time up
 _SLOTS_TIMEOUT_S = 5.0
@@ -56,9 +51,7 @@ class _Destination(NamedTuple):
     """Whether each slot is only on its way to the node, so that the node must be ASKed to answer."""
 
 
-def exchange(
-    nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = EXCHANGE_TIMEOUT_S
-) -> list[Answer]:
+def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
     """Send commands, and wait for the answer to each.
 
     Where the cache is one server and its connection breaks, the second attempt has ``timeout_s`` of its own.
@@ -79,16 +72,14 @@ class _Exchange:
         self._failed: set[int] = set()  # with their connection, which says nothing of them
 
     def run(self) -> list[Answer]:
-        """See :func:`exchange`."""
         left = list(range(len(self._commands)))
         for _ in range(MAX_ROUNDS):
             groups = self._grouped(left)
             self._redirected, self._failed = {}, set()
             sent = {to: self._send(to, group) for to, group in groups.items()}
-            for to, group in groups.items():
-                connection = sent[to]
+            for to, connection in sent.items():
                 if connection is not None:
-                    self._take_answers(to, group, connection)
+                    self._take_answers(to, groups[to], connection)
             left = [*self._redirected, *filter(self._may_go_again, self._failed)]
             if not left:
                 break
@@ -112,8 +103,9 @@ class _Exchange:
         for index, place in places.items():
             if place is None:
                 slot = key_slot(self._commands[index].key)
-                msg = f"no node of the cluster at {nodes.address} has slot {slot}"
-                self._answers[index] = CacheUnreachableError(msg)
+                self._answers[index] = CacheUnreachableError(
+                    f"no node of the cluster at {nodes.address} has slot {slot}"
+                )
             else:
                 groups.setdefault(place, []).append(index)
         return groups
@@ -130,7 +122,7 @@ class _Exchange:
         try:
             connection.send_gathered(buffers, self._deadline_s())
         except CacheError as error:
-            self._lose(to.node, group, error)
+            self._fail(group, error, to.node)
             return None
         return connection
 
@@ -139,7 +131,7 @@ class _Exchange:
         try:
             answers = connection.answers(count, self._deadline_s())
         except CacheError as error:
-            self._lose(to.node, group, error)
+            self._fail(group, error, to.node)
             return
         for index, answer in zip(group, answers[1::2] if to.asking else answers, strict=True):
             self._answers[index] = answer
@@ -162,11 +154,9 @@ class _Exchange:
             self._redirected[index] = _Destination(nodes.place(redirection.node), asking)
             nodes.stale = nodes.stale or not asking
 
-    def _lose(self, node: Node, group: list[int], error: CacheError) -> None:
-        self._nodes.lose(node, str(error))
-        self._fail(group, error)
-
-    def _fail(self, group: list[int], error: CacheError) -> None:
+    def _fail(self, group: list[int], error: CacheError, lost: Node | None = None) -> None:
+        if lost is not None:
+            self._nodes.lose(lost, str(error))
         for index in group:
             self._answers[index] = error
         self._failed.update(group)

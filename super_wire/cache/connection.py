@@ -1,13 +1,13 @@
 """One socket to one cache node: connecting, greeting, sending, receiving into given memory.
 
-A socket of our own, since a client library's objects and copies cost more than the transfer. Which nodes
-there are is :mod:`superdl.super_wire.cache.nodes`'s. Foreign errors are mapped here: whatever the network
-does becomes :class:`~superdl.super_wire.errors.CacheUnreachableError`. Whatever the cache refuses, and what
-only a setting can mend, becomes :class:`~superdl.super_wire.errors.CacheError`.
+A socket of our own, since a client library's objects and copies cost more than the transfer. What the
+network does becomes :class:`~superdl.super_wire.errors.CacheUnreachableError`. What the cache refuses, and
+what only a setting can mend, becomes :class:`~superdl.super_wire.errors.CacheError`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -20,7 +20,6 @@ from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls
 from superdl.super_wire.cache.resp import (
     ErrorReply,
     MalformedReplyError,
-    PushReply,
     encode_command,
     parse_reply,
 )
@@ -43,7 +42,6 @@ _TIMEVAL = struct.Struct("ll")
 _MIN_TIMEOUT_S = 0.001  # a zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
-_DEFAULT_PROTOCOL = 2
 _BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024 on Linux and macOS
 _JOINED_BYTES = 65536  # four TLS records
 _OK = b"+OK\r\n"
@@ -54,22 +52,20 @@ class ProtocolDoubtError(CacheUnreachableError):
 
 
 class CacheConnection:
-    """An open, authenticated connection.
+    """An open, authenticated connection. Close it after any exception: its stream is in an unknown state.
 
-    ``owed`` counts replies to commands whose answer nobody waited for; the next reader must first let them
-    pass, and leaves those of them that were errors in ``late_errors``. Any exception out of a method leaves
-    the stream in an unknown state: close the connection.
+    ``owed`` counts replies to commands whose answer nobody waited for. The next reader lets them pass first,
+    and leaves those of them that were errors in ``late_errors``.
 
     Args:
         address: where the node is.
         credentials: sent by AUTH if there is a password.
-        timeout_s: bound of the connect, of the TLS handshake and, until :meth:`limit_wait` says otherwise, of
-            each wait for bytes, in seconds.
+        timeout_s: bound of the connect, the handshake and, until :meth:`limit_wait`, each wait for bytes.
         context: for TLS; made of the credentials if it is not given.
 
     Raises:
         CacheUnreachableError: nobody answered, or not in time.
-        CacheError: the cache refused credentials, certificate or database, or its own certificate is refused.
+        CacheError: credentials, a certificate or the database are refused.
         ConfigError: the files named for TLS cannot be used, or the node is beyond loopback without TLS.
     """
 
@@ -130,23 +126,17 @@ class CacheConnection:
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         try:
-            if self._tls is None:
-                self._socket.sendall(data)
-            else:
-                self._tls.send(data)
+            self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
         except OSError as error:
             raise self._failure(error) from error
 
     def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
-        """Send all buffers in order by ``until_s`` of the monotonic clock, without copying large ones.
-
-        TLS takes one buffer at a time, so small ones are joined there.
-        """
+        """Send all buffers in order by ``until_s`` of the monotonic clock, without copying large ones."""
         try:
             if self._tls is None:
                 self._send_views([memoryview(buffer) for buffer in buffers], until_s)
                 return
-            for joined in _joined(buffers):
+            for joined in _joined(buffers):  # TLS takes one buffer at a time
                 self._send_views([memoryview(self._tls.encrypted(joined))], until_s)
         except OSError as error:
             raise self._failure(error) from error
@@ -173,12 +163,7 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """One command, and what the cache answers.
-
-        Raises:
-            CacheUnreachableError: it is not ready to answer.
-            CacheError: it answered with an error.
-        """
+        """One command, and what the cache answers; an error reply is raised as :meth:`refused` says."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise self.refused(answer.text)
@@ -191,25 +176,16 @@ class CacheConnection:
         return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Commands in one go, and the answer to each, errors among them; what is owed passes before.
+        """Commands in one go, and the answer to each, as :meth:`answers` gives it.
 
-        Args:
-            commands: their words.
-            timeout_s: bound of the wait for all answers; what :meth:`limit_wait` says if it is not given.
-
-        Raises:
-            CacheError: what answers is no Redis.
+        ``timeout_s`` bounds the wait for all answers; if it is not given, :meth:`limit_wait` does.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """The next ``count`` answers, by ``until_s`` of the monotonic clock; what is owed passes before.
-
-        Raises:
-            CacheError: what answers is no Redis.
-        """
+        """The next ``count`` answers, errors among them, by ``until_s`` of the monotonic clock."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
@@ -228,8 +204,7 @@ class CacheConnection:
                     raise self._failure(ProtocolDoubtError("an endless answer"))
                 continue
             answer, at = found
-            if not isinstance(answer, PushReply):
-                answers.append(answer)
+            answers.append(answer)
         late, answers = answers[: self.owed], answers[self.owed :]
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
@@ -274,59 +249,44 @@ class CacheConnection:
 
     def _encrypt(self, context: ssl.SSLContext) -> None:
         try:
-            self._tls = TlsStream(
-                self._socket, context, self.address.host, timeout_s=self._limit_s or IO_TIMEOUT_S
-            )
+            self._tls = TlsStream(self._socket, context, self.address.host, timeout_s=self._limit_s)
         except (OSError, EOFError) as error:
             raise self._failure(error) from error
 
     def _greet(self, credentials: Credentials) -> None:
-        """AUTH, HELLO and SELECT, those that are needed, in one go.
-
-        Where HELLO is not known or not allowed, RESP2 does as well.
-        """
+        """AUTH and SELECT, those that are needed, in one go."""
         commands: list[tuple[bytes, ...]] = []
         if credentials.password:
             words = [word.encode() for word in (credentials.username, credentials.password) if word]
             commands.append((b"AUTH", *words))
-        if self.address.protocol != _DEFAULT_PROTOCOL:
-            commands.append((b"HELLO", b"%d" % self.address.protocol))
         if self.address.db:
             commands.append((b"SELECT", b"%d" % self.address.db))
-        if not commands:
-            return
-        for command, answer in zip(commands, self.converse(*commands), strict=True):
-            if isinstance(answer, ErrorReply) and command[0] != b"HELLO":
+        for answer in self.converse(*commands) if commands else ():
+            if isinstance(answer, ErrorReply):
                 raise self.refused(answer.text)
 
     def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
         """The error for what the network or TLS did."""
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
-        reason: object = error
         hung_up = isinstance(error, EOFError | ConnectionResetError)
         silent = isinstance(error, BlockingIOError | TimeoutError)
-        if isinstance(error, EOFError):
-            reason = "it closed the connection"
-        elif silent:
+        reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
+        if silent:
             reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
         doubt = hung_up or (silent and self.address.tls)
-        hint = ""
-        if doubt and not self._heard:
-            hint = unheard(self.address, encrypted=self._tls is not None)
+        hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
         return CacheUnreachableError(f"the cache at {self.address} is not to be reached: {reason}{hint}")
 
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
     if address.path:
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             opened.settimeout(timeout_s)
             opened.connect(address.path)
-        except BaseException:
-            opened.close()
-            raise
+            stack.pop_all()
     else:
         opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

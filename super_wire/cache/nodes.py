@@ -1,17 +1,20 @@
-"""The nodes of one cache: which node has a key, and a connection to each that is needed.
+"""The nodes of one cache: which slot a key has, which node a slot, and a connection to each that is needed.
 
 The cache itself tells whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
-support, or one that does not let this user ask, is a single node that has every key. Records of a batch are
-asked for by :mod:`superdl.super_dataset.reading.link`, other commands by
-:mod:`superdl.super_wire.cache.commands`; both follow redirections at most :data:`MAX_ROUNDS` times.
+support, or one that does not let this user ask, is a single node that has every key. Replicas are passed
+over, since what was just written may not have reached them.
 """
 
 from __future__ import annotations
 
+import re
+import reprlib
 import time
-from typing import TYPE_CHECKING
+from array import array
+from binascii import crc_hqx
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from superdl.super_wire.cache.cluster import Node, key_slot, parse_slots
 from superdl.super_wire.cache.connection import CacheConnection
 from superdl.super_wire.cache.refusals import (
     WrongPasswordError,
@@ -29,10 +32,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.super_wire.cache.address import CacheAddress, Credentials
-    from superdl.super_wire.cache.cluster import SlotMap
+    from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-__all__ = ["CONNECT_TIMEOUT_S", "MAX_ROUNDS", "NodeConnections"]
+__all__ = [
+    "CONNECT_TIMEOUT_S",
+    "MAX_ROUNDS",
+    "SLOTS",
+    "Node",
+    "NodeConnections",
+    "Redirection",
+    "SlotMap",
+    "key_slot",
+    "parse_redirection",
+    "parse_slots",
+]
 
 MAX_ROUNDS = 6
 """How often one command is sent within one exchange or one attempt of a read: at first, and after
@@ -45,21 +59,134 @@ CONNECT_TIMEOUT_S = 5.0
 _NODE_CONNECT_S = 3.0  # a node that cannot be reached must not hold up the others for longer
 _SLOTS_TIMEOUT_S = 5.0
 
+SLOTS = 16384
+"""Number of slots of every cluster."""
+
+_MAX_PORT = 65535
+_MAX_HOST = 253
+# Python's resolver answers other texts with a UnicodeError or a ValueError of its own, at the first connect.
+_HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Node:
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotMap:
+    """Which master has which slot.
+
+    ``nodes`` are the masters, in the order of their first slots; ``owners`` holds, for each of the
+    :data:`SLOTS`, an index into them, or -1 where no master is known.
+    """
+
+    nodes: tuple[Node, ...]
+    owners: array[int]
+
+    def node_of(self, slot: int) -> Node | None:
+        """The master of a slot, if one is known."""
+        owner = self.owners[slot]
+        return self.nodes[owner] if owner >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """A node's word that a slot's keys are asked for elsewhere: from now on, or (``ASK``) this once."""
+
+    kind: Literal["MOVED", "ASK"]
+    slot: int
+    node: Node
+
+
+def key_slot(key: bytes) -> int:
+    """The slot of a key: CRC-16/XMODEM modulo 16384, of the hash tag alone if the key has one.
+
+    The hash tag is what stands between the first ``{`` and the first ``}`` after it, if that is not empty.
+    """
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+def parse_slots(reply: Reply, asked: Node) -> SlotMap:
+    """The slot map out of an answer to ``CLUSTER SLOTS``; ``ValueError`` if it is no such answer.
+
+    A node without a host of its own in the answer is reached at that of the node which was ``asked``.
+    """
+    if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
+        raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
+    places: dict[Node, int] = {}
+    owners = array("h", [-1]) * SLOTS
+    for item in reply:
+        first, last, node = _range(item, asked)
+        if node is not None:
+            place = places.setdefault(node, len(places))
+            owners[first : last + 1] = array("h", [place]) * (last + 1 - first)
+    return SlotMap(tuple(places), owners)
+
+
+def parse_redirection(text: str, asked: Node) -> Redirection | None:
+    """What an error reply such as ``MOVED 3999 10.0.0.1:6381`` says; ``None`` if it is no redirection.
+
+    One without a host means that of the node which was ``asked``.
+    """
+    kind, slot, place = (*text.split(" "), "", "", "")[:3]
+    if kind not in ("MOVED", "ASK"):
+        return None
+    host, colon, port = place.rpartition(":")
+    host = host.strip("[]")
+    if not (colon and _is_number(slot, SLOTS - 1) and _is_number(port, _MAX_PORT)):
+        return None
+    if host and not _is_host(host):  # also "?", of a node that has no name
+        return None
+    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or asked.host, int(port)))
+
+
+def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
+    """First and last slot of one entry, and its master, if the entry tells where that is."""
+    match item:
+        case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
+            return first, last, _master(master, asked)
+    raise ValueError(
+        f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {reprlib.repr(item)}"
+    )
+
+
+def _master(item: Reply, asked: Node) -> Node | None:
+    match item:
+        case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
+            if host == b"?" or not port:  # it has no name, or does not listen in the way that we asked
+                return None
+            name = host.decode(errors="replace") if host else ""
+            if not name or _is_host(name):
+                return Node(name or asked.host, port)
+    raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
+
+
+def _is_host(text: str) -> bool:
+    return len(text) <= _MAX_HOST and _HOST.fullmatch(text) is not None
+
+
+def _is_number(text: str, limit: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(limit)) and int(text) <= limit
+
 
 class NodeConnections:
     """Connections to the nodes of one cache, opened as they are needed, and the slot map.
 
     It outlives its connections: what it knows of a cluster finds the nodes that have taken over. One thread
-    uses it at a time.
-
-    Args:
-        address: the address of any node.
-        credentials: the same for all nodes.
-        renewed: called with credentials that the cache refused and the error; it gives others to try once,
-            or raises.
-
-    Raises:
-        ConfigError: the files named for TLS cannot be used.
+    uses it at a time. ``address`` is that of any node. ``renewed`` is called with credentials that the cache
+    refused and the error; it gives others to try once, or raises.
     """
 
     def __init__(
@@ -97,12 +224,8 @@ class NodeConnections:
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Reach the node that the user named, and learn which other nodes there are.
-
-        Raises:
-            CacheUnreachableError: nobody answered, or not in time.
-            CacheError: the cache refused credentials, certificate or database.
-            ConfigError: the node is beyond loopback without TLS.
+        """Reach the node that the user named, and learn which other nodes there are; raises as
+        :class:`CacheConnection`.
         """
         connection = self.connection(self.home, timeout_s)
         try:
@@ -113,12 +236,7 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """The open connection to a node, or a new one.
-
-        Raises:
-            CacheError: it cannot be opened, and is not tried again until :meth:`renew`.
-            ConfigError: the same; the node is beyond loopback without TLS.
-        """
+        """The open connection to a node, or a new one; one that fails is left until :meth:`renew`."""
         if node in self._open:
             return self._open[node]
         if node in self.broken:
@@ -151,12 +269,8 @@ class NodeConnections:
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
         """Ask the nodes, one after the other, for the slot map until one tells it; else the old one stays.
 
-        Nodes with a connection come first. The node that told the last map comes last: one that was cut off
-        from the others knows no better.
-
-        Args:
-            timeout_s: bound of all of it, to within one node's answer.
-            first: the node to ask before all others.
+        ``first`` is asked before all others, then nodes with a connection. The node that told the last map
+        comes last: one that was cut off from the others knows no better. ``timeout_s`` bounds all of it.
         """
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
@@ -179,13 +293,8 @@ class NodeConnections:
         self._close_strangers()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Ask every node for a record that no sample has: who may read records may do that.
-
-        Raises:
-            CacheUnreachableError: a node did not answer, or is not ready.
-            CacheError: a node refused.
-        """
-        for node in (self.slots.nodes if self.slots is not None else ()) or (self.home,):
+        """Ask every node for a record that no sample has, as who may read may; else :class:`CacheError`."""
+        for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
             if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
@@ -237,12 +346,7 @@ class NodeConnections:
 
 
 def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us.
-
-    Raises:
-        CacheUnreachableError: it is not ready to say.
-        CacheError: it wants credentials first, or says what is no slot map.
-    """
+    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
@@ -251,5 +355,6 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
     try:
         return parse_slots(answer, asked)
     except ValueError as error:
-        msg = f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
-        raise CacheError(msg) from error
+        raise CacheError(
+            f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
+        ) from error

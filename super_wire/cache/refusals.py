@@ -30,6 +30,7 @@ _PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max
 _CREDENTIALS = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH")
 _REDIRECTIONS = ("MOVED ", "ASK ")
 _TLS_ALERT = b"\x15\x03"
+_IS_THERE_TLS = " (is there TLS at that port? redis:// goes without)"
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
 
 
@@ -59,12 +60,12 @@ def is_redirection(text: str) -> bool:
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
     """The error for an error reply of the cache, with the remedy where one is known."""
-    remedy = ""
     if wants_credentials(text):
         return WrongPasswordError(
             f"the cache at {address} refused: {text} (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD in "
             "this process's environment, as the cache wants them)"
         )
+    remedy = ""
     if text.startswith("NOPERM"):
         remedy = (
             " (a reader needs GET on super:r1:* and XADD on super:n1:*, in a cluster also CLUSTER SLOTS and "
@@ -96,7 +97,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
             f"{place} did not accept our certificate: {reason} (SUPER_CACHE_CERT_FILE and "
             "SUPER_CACHE_KEY_FILE name one and its key)"
         )
-    remedy = " (is there TLS at that port? redis:// goes without)" if reason in _NOT_TLS else ""
+    remedy = _IS_THERE_TLS if reason in _NOT_TLS else ""
     return CacheUnreachableError(f"{place} is not to be reached: TLS failed: {reason}{remedy}")
 
 
@@ -110,5 +111,5 @@ def unheard(address: CacheAddress, *, encrypted: bool) -> str:
             " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"
         )
     if address.tls:
-        return " (is there TLS at that port? redis:// goes without)"
+        return _IS_THERE_TLS
     return "" if address.path else " (does it want TLS at that port? That is rediss://)"

@@ -1,21 +1,14 @@
-"""The Redis protocol, RESP2 and RESP3: commands to bytes, and bytes to replies of any shape.
+"""The Redis protocol, RESP2: commands to bytes, and bytes to replies of any shape. It does no I/O.
 
-It is general and not in a hurry: for greetings, slot maps and what is odd. Replies to a batch's GETs, which
-are large and many, have a way of their own (:mod:`superdl.super_dataset.reading.scatter`). It does no I/O.
-
-A reply becomes a Python value: simple, bulk and verbatim strings ``bytes``; integers and big numbers ``int``;
-doubles ``float``; booleans ``bool``; nulls ``None``; arrays and sets ``list``; maps ``dict``; errors
-:class:`ErrorReply`; push messages :class:`PushReply`. An attribute is read and dropped: what it belongs to
-follows. Streamed strings and aggregates (``$?``, ``*?``), which no server sends, are refused.
+Replies to a batch's GETs, large and many, have a way of their own
+(:mod:`superdl.super_dataset.reading.scatter`). Strings become ``bytes``, integers ``int``, arrays ``list``,
+nulls ``None``, errors :class:`ErrorReply`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeAlias
 
 __all__ = [
     "CRLF",
@@ -25,7 +18,6 @@ __all__ = [
     "MAX_LINE_BYTES",
     "ErrorReply",
     "MalformedReplyError",
-    "PushReply",
     "Reply",
     "encode_command",
     "parse_reply",
@@ -37,12 +29,11 @@ MAX_BULK_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 65536
 """The longest line, without a bulk's bytes, of which the end is awaited."""
 MAX_DEPTH = 16
-"""How deep aggregates may lie in one another; an outermost one is at depth 1."""
+"""How deep arrays may lie in one another; an outermost one is at depth 1."""
 MAX_ELEMENTS = 2**20
-"""How many elements one aggregate may have; a map has two for each entry."""
+"""How many elements one array may have."""
 
-_MAX_DIGITS = 4096  # Python refuses to read longer numbers as integers
-_VERBATIM_MARK = 4  # bytes of "txt:" before a verbatim string
+_MARKS = (b"+", b"-", b":", b"$", b"*")
 
 
 class MalformedReplyError(ValueError):
@@ -56,16 +47,7 @@ class ErrorReply:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PushReply:
-    """A message that answers no command; RESP3 only."""
-
-    items: list[Reply]
-
-
-Reply: TypeAlias = (
-    "bytes | int | float | bool | list[Reply] | dict[Reply, Reply] | ErrorReply | PushReply | None"
-)
+Reply: TypeAlias = "bytes | int | list[Reply] | ErrorReply | None"
 
 
 class _TooShortError(Exception):
@@ -80,167 +62,72 @@ def encode_command(*words: bytes) -> bytes:
 
 
 def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Reply, int] | None:
-    """The reply that begins at ``at`` and where the next one begins; ``None`` if more bytes are needed.
+    r"""The reply that begins at ``at`` and where the next one begins; ``None`` if more bytes are needed.
+
+    >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
+    ([7, b'hi'], 16)
 
     Raises:
         MalformedReplyError: no further bytes can make it a reply.
     """
     try:
-        # Slices of other buffers cannot be hashed, or have no find: all below takes bytes and nothing else.
-        return _reply(bytes(data), at, 0)
+        return _reply(bytes(data), at, 1)  # slices of a memoryview have no find
     except _TooShortError:
         return None
 
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
-    end = data.find(CRLF, at, at + MAX_LINE_BYTES)
-    if end < 0:
-        if at < len(data) and data[at : at + 1] not in _KINDS:
-            raise _malformed("an unknown mark", data, at)
-        if len(data) - at > MAX_LINE_BYTES:
-            msg = f"a reply's first line is longer than {MAX_LINE_BYTES} bytes"
-            raise MalformedReplyError(msg)
-        raise _TooShortError
-    kind = _KINDS.get(data[at : at + 1])
-    if kind is None:
+    mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
+    if mark and mark not in _MARKS:
         raise _malformed("an unknown mark", data, at)
-    line = data[at + 1 : end]
-    try:
-        return kind(data, line, end + len(CRLF), depth)
-    except ValueError as error:
-        if isinstance(error, MalformedReplyError):
-            raise
-        raise _malformed(str(error), data, at) from error
+    if end < 0:
+        if len(data) - at > MAX_LINE_BYTES:
+            raise _malformed(f"a first line longer than {MAX_LINE_BYTES} bytes", data, at)
+        raise _TooShortError
+    line, body = data[at + 1 : end], end + len(CRLF)
+    found: Reply = line
+    if mark == b"-":
+        found = ErrorReply(line.decode(errors="replace"))
+    elif mark == b":":
+        number = _count(data, at, line.removeprefix(line[:1] if line[:1] in (b"+", b"-") else b""), 2**64)
+        found = -number if line[:1] == b"-" else number
+    elif mark == b"$":
+        found, body = _bulk(data, at, line, body)
+    elif mark == b"*":
+        found, body = _array(data, at, line, body, depth)
+    return found, body
 
 
-def _simple(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    return line, body
-
-
-def _error(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    return ErrorReply(line.decode(errors="replace")), body
-
-
-def _integer(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    digits = line.removeprefix(b"-") if line[:1] == b"-" else line.removeprefix(b"+")
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-        msg = "no whole number"
-        raise ValueError(msg)
-    return int(line), body
-
-
-def _double(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    if b"_" in line or line.strip() != line:  # which Python's float would let pass
-        msg = "no number"
-        raise ValueError(msg)
-    return float(line), body
-
-
-def _boolean(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    if line not in (b"t", b"f"):
-        msg = "neither true nor false"
-        raise ValueError(msg)
-    return line == b"t", body
-
-
-def _null(_data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
-    if line:
-        msg = "no null"
-        raise ValueError(msg)
-    return None, body
-
-
-def _bulk(data: bytes, line: bytes, body: int, _depth: int) -> tuple[Reply, int]:
+def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, int]:
     if line == b"-1":
         return None, body
-    end = body + _count(line, MAX_BULK_BYTES)
+    end = body + _count(data, at, line, MAX_BULK_BYTES)
     mark = data[end : end + len(CRLF)]
+    if len(mark) < len(CRLF) and CRLF.startswith(mark):
+        raise _TooShortError
     if mark != CRLF:
-        if len(data) < end + len(CRLF) and mark == CRLF[: len(mark)]:
-            raise _TooShortError
-        msg = "a string without a line's end"
-        raise ValueError(msg)
+        raise _malformed("a string without a line's end", data, at)
     return data[body:end], end + len(CRLF)
 
 
-def _bulk_error(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
-    text, end = _bulk(data, line, body, depth)
-    if isinstance(text, bytes):
-        return ErrorReply(text.decode(errors="replace")), end
-    msg = "an error without text"
-    raise ValueError(msg)
-
-
-def _verbatim(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
-    text, end = _bulk(data, line, body, depth)
-    if not isinstance(text, bytes) or text[_VERBATIM_MARK - 1 : _VERBATIM_MARK] != b":":
-        msg = "a verbatim string without its mark"
-        raise ValueError(msg)
-    return text[_VERBATIM_MARK:], end
-
-
-def _array(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
+def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply] | None, int]:
     if line == b"-1":
         return None, body
-    return _items(data, body, _count(line, MAX_ELEMENTS), depth)
-
-
-def _map(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
-    items, end = _items(data, body, 2 * _count(line, MAX_ELEMENTS // 2), depth)
-    try:
-        return dict(zip(items[::2], items[1::2], strict=True)), end
-    except TypeError as error:
-        msg = "a map with an aggregate as a key"
-        raise ValueError(msg) from error
-
-
-def _push(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
-    items, end = _items(data, body, _count(line, MAX_ELEMENTS), depth)
-    return PushReply(items), end
-
-
-def _attribute(data: bytes, line: bytes, body: int, depth: int) -> tuple[Reply, int]:
-    # It counts as a level, so that a chain of attributes is bounded as well.
-    _, end = _map(data, line, body, depth)
-    return _reply(data, end, depth + 1)
-
-
-def _items(data: bytes, at: int, count: int, depth: int) -> tuple[list[Reply], int]:
-    if depth >= MAX_DEPTH:
-        msg = f"aggregates lie deeper than {MAX_DEPTH} in one another"
-        raise ValueError(msg)
+    count = _count(data, at, line, MAX_ELEMENTS)
+    if depth > MAX_DEPTH:
+        raise _malformed(f"arrays lie deeper than {MAX_DEPTH} in one another", data, at)
     found = []
     for _ in range(count):
-        item, at = _reply(data, at, depth + 1)
+        item, body = _reply(data, body, depth + 1)
         found.append(item)
-    return found, at
+    return found, body
 
 
-def _count(line: bytes, limit: int) -> int:
-    if not line.isdigit() or len(line) > len(str(limit)) or int(line) > limit:
-        msg = f"a length that is no number up to {limit}"
-        raise ValueError(msg)
-    return int(line)
+def _count(data: bytes, at: int, digits: bytes, limit: int) -> int:
+    if not digits.isdigit() or len(digits) > len(str(limit)) or int(digits) > limit:
+        raise _malformed(f"what is no number up to {limit}", data, at)
+    return int(digits)
 
 
 def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
     return MalformedReplyError(f"a reply began with {data[at : at + 40]!r}: {why}")
-
-
-_KINDS: dict[bytes, Callable[[bytes, bytes, int, int], tuple[Reply, int]]] = {
-    b"+": _simple,
-    b"-": _error,
-    b":": _integer,
-    b"(": _integer,
-    b",": _double,
-    b"#": _boolean,
-    b"_": _null,
-    b"$": _bulk,
-    b"!": _bulk_error,
-    b"=": _verbatim,
-    b"*": _array,
-    b"~": _array,
-    b"%": _map,
-    b">": _push,
-    b"|": _attribute,
-}

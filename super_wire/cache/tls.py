@@ -1,9 +1,7 @@
 """TLS over a connected socket, decrypting into given memory.
 
 The socket stays plain and blocking, with the kernel's own time limits, and is read in large pieces: one
-system call and one look at the batch's progress for each, where a wrapped socket takes two and one for every
-16 KiB. What fails is raised as the system's and OpenSSL's own errors, which
-:mod:`superdl.super_wire.cache.connection` puts into words.
+system call for each, where a wrapped socket takes two for every 16 KiB.
 """
 
 from __future__ import annotations
@@ -29,12 +27,10 @@ class TlsStream:
         connected: a blocking socket, whose time limits hold for every wait. It is not closed here.
         context: verifies the peer.
         host: the name or address that the peer's certificate must be for.
-        timeout_s: bound of the whole handshake, in seconds, to within one of the socket's waits.
+        timeout_s: bound of the whole handshake, to within one of the socket's waits.
 
     Raises:
-        ssl.SSLError: the handshake failed.
-        TimeoutError: it took too long.
-        OSError: the connection was lost.
+        OSError: the connection was lost, the handshake failed (``ssl.SSLError``) or took too long.
     """
 
     def __init__(
@@ -47,10 +43,6 @@ class TlsStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._piece = memoryview(bytearray(_PIECE_BYTES))
         self._shake_hands(time.monotonic() + timeout_s)
-
-    def send(self, data: bytes) -> None:
-        """Send all of ``data``."""
-        self._socket.sendall(self.encrypted(data))
 
     def encrypted(self, data: bytes) -> bytes:
         """What to put on the wire for ``data``."""

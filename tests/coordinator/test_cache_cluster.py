@@ -261,10 +261,10 @@ def test_a_user_needs_few_permissions(cluster, certificates):
         await cache.delete(report_stream("j"))
         await cache.release_lock()
 
-    credentials = Credentials("super", "pw", certificates.ca_file)
+    credentials = Credentials("super", "pw", ca_file=certificates.ca_file)
     on(cluster, use, credentials)
     with pytest.raises(CacheError, match="refuses"):
-        on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", certificates.ca_file))
+        on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", ca_file=certificates.ca_file))
     with warnings.catch_warnings():  # redis-py leaves a refused connection to the loop, which has ended
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

@@ -21,28 +21,16 @@ _ODDS: dict[str, dict[str, int]] = {
     "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
 }
 _ACTS = (
-    "kill_coordinator",
-    "kill_function",
-    "kill_loader_worker",
-    "stop_coordinator",
-    "stop_function",
-    "stop_cache",
-    "restart_cache",
-    "flush_cache",
+    *("kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function"),
+    *("stop_cache", "restart_cache", "flush_cache"),
 )
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One trial.
-
-    Attributes:
-        loader: ``"super"``, or how many workers a DataLoader has.
-        links: the arguments of each link that is spoilt (:class:`tests.hostile.proxy.Link`).
-        acts: what is done to whom before a batch, numbered over all epochs.
-        lasting: whether a link is spoilt to the end, so that an error may come.
-        unwell_from_start: whether links are spoilt before the sampler is made.
-        with_bad: whether the set has undecodable images, which are skipped.
+    """One trial: ``loader`` is ``"super"``, or how many workers a DataLoader has; ``links`` has the arguments
+    of each spoilt ``Link``, ``acts`` what is done before a batch, over all epochs. ``lasting``: a link is
+    spoilt to the end, so that an error may come.
     """
 
     kind: str
@@ -59,6 +47,11 @@ class Drawn:
     unwell_from_start: bool = False
     with_bad: bool = False
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What a sampler and a plan are made with."""
+        return {"batch_size": self.batch_size, "seed": self.seed, "shuffle": self.shuffle}
+
 
 def draw(kind: str, seed: int) -> Drawn:
     """The trial of a kind that a seed means."""
@@ -66,14 +59,8 @@ def draw(kind: str, seed: int) -> Drawn:
     loader = chance.choice(["super", "super", "0", "2"])
     batch_size = chance.choice([1, 3, 8, 8, 16, 31])
     unix = chance.random() < 0.3
-    common: dict[str, Any] = {
-        "kind": kind,
-        "seed": seed,
-        "loader": loader,
-        "batch_size": batch_size,
-        "shuffle": chance.random() < 0.8,
-        "unix": unix,
-    }
+    common: dict[str, Any] = {"kind": kind, "seed": seed, "loader": loader, "batch_size": batch_size}
+    common |= {"shuffle": chance.random() < 0.8, "unix": unix}
     if kind == "bytes":
         odds = {fault: _BYTES[fault] for fault in chance.sample(sorted(_BYTES), chance.randint(1, 4))}
         # On a unix socket a record is hashed when a process reads it first, so bits are flipped in one epoch.

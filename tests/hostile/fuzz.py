@@ -1,8 +1,7 @@
 """Runs the fuzzers of this folder: ``python -m tests.hostile.fuzz [--seconds S] [--seed N] [NAME ...]``.
 
 Each file ``fuzz_*.py`` here has ``FUZZERS``, by name: a callable makes one input of the chance it is given,
-tries it, and raises ``AssertionError`` where the outcome is none that it may have. An input has a seed of its
-own, so a failing one is tried again alone: ``--seed N --inputs 1 NAME``.
+tries it, and raises where the outcome is none that it may have.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ def fuzzers() -> dict[str, Fuzzer]:
 
 
 def run(name: str, fuzzer: Fuzzer, *, seconds: float, seed: int, inputs: int = _MOST) -> int:
-    """Try inputs with the seeds from ``seed`` on, for a time or a number of them; how many were tried.
-
-    Raises:
-        InputFailedError: one failed; its cause says how.
-    """
+    """Try inputs with the seeds from ``seed`` on, for a time or a number of them; how many were tried."""
     end_s = time.monotonic() + seconds
     for tried in range(inputs):
         try:

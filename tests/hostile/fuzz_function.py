@@ -1,8 +1,7 @@
 """Hostile input for the function: events that nearly are requests, and bytes that nearly are images.
 
-``FUZZERS`` has each fuzzer by name. A call makes one input from its random numbers, tries it, and raises
-``AssertionError`` with the input where the outcome is untyped, unbounded or late. The runner decides how long
-they are called, and from which seed.
+A call makes one input from its random numbers, tries it, and raises where the outcome is untyped, unbounded
+or late.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.decode import FORMATS
-from superdl.lambda_prefetch.failures import SampleFailedError
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome, PrefetchResult
+from tests.hostile.fuzz_wire import INTERESTING, any_value
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
-from tests.super_wire.mutating import INTERESTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,46 +49,6 @@ _RECIPES = (
     Recipe([{"op": "random_resized_crop", "size": _SIDE}, {"op": "horizontal_flip"}]),
     Recipe([{"op": "reduced_decode", "size": _SIDE}, {"op": "resize", "size": _SIDE}]),
 )
-_TEXTS = (
-    "",
-    "\0",
-    "\ud800",
-    "a\udfffb",
-    "../x.png",
-    "/etc/passwd",
-    "x" * 100_000,
-    "%s%n",
-    "\x1b[2J",
-    "file:///",
-    "file://relative",
-    "gs://bucket",
-    "0" * 32,
-    "9" * 5000,
-    "[" * 5000,
-    "redis://user:secret@127.0.0.1:1",
-    "redis://127.0.0.1:99999",
-    "unix://",
-    "super:o1:x",
-    "NaN",
-)
-_NUMBERS = (0, -1, 1, 2, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"))
-
-
-def _value(random: Random, depth: int = 0) -> Any:
-    """Any JSON value; numbers too that only Python's parser takes for JSON."""
-    kind = random.randrange(8 if depth < 3 else 5)  # then nothing that holds others
-    if kind == 0:
-        return random.choice(_TEXTS)
-    if kind == 1:
-        return random.choice(_NUMBERS)
-    if kind == 2:
-        return random.choice((None, True, False))
-    if kind == 3:
-        return "".join(chr(random.randrange(0x110000)) for _ in range(random.randrange(6)))
-    if kind == 4:
-        return random.randrange(-(2**70), 2**70) >> random.randrange(70)
-    inner = [_value(random, depth + 1) for _ in range(random.randrange(4))]
-    return inner if kind % 2 else {str(number): value for number, value in enumerate(inner)}
 
 
 @functools.cache
@@ -100,11 +59,6 @@ def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     (root / "a.png").write_bytes(encode(pixels(9, 12)))
     (root / "b.jpg").write_bytes(b"no image")
     return root, directory
-
-
-def _settings() -> dict[str, str]:
-    """What the function is told while it is called here, and no other test's function."""
-    return {"SUPER_FILE_ROOTS": str(_source()[0])}
 
 
 def _mutated_event(random: Random) -> Any:
@@ -121,12 +75,12 @@ def _mutated_event(random: Random) -> Any:
             event.pop(name, None)
         elif how == 1 and isinstance(held, (list, dict)) and held:
             places = list(held) if isinstance(held, dict) else range(len(held))
-            held[random.choice(places)] = _value(random)
+            held[random.choice(places)] = any_value(random)
         else:
-            event[name] = _value(random)
+            event[name] = any_value(random)
     if random.random() < 0.5:  # else nothing behind the check of ids is reached
         _name_anew(event)
-    return _value(random) if random.random() < 0.05 else event
+    return any_value(random) if random.random() < 0.05 else event
 
 
 def _name_anew(event: dict[str, Any]) -> None:
@@ -146,15 +100,16 @@ def _try_event(random: Random) -> None:
     shown = repr(event)[:_MAX_MESSAGE]
     began_s = time.monotonic()
     try:
-        with mock.patch.dict(os.environ, _settings()), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            mock.patch.dict(os.environ, {"SUPER_FILE_ROOTS": str(_source()[0])}),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             answer = handler(event, Context(30.0))
     except (ConfigError, CacheError) as error:
         words = str(error)
         assert len(words) <= _MAX_MESSAGE, f"{len(words)} characters for {shown}"
         # It ends in logs and tombstones, which are UTF-8.
         assert words == words.encode(errors="replace").decode(), f"{words!r} for {shown}"
-    except Exception as error:
-        raise AssertionError(f"{type(error).__name__}: {error} for {shown}") from error
     else:
         told = json.loads(json.dumps(answer, allow_nan=False))
         if "super_warm" not in told:
@@ -236,12 +191,8 @@ def _try_image(random: Random) -> None:
         assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # of any, not a certain one
     except MemoryError:
         pass  # an outcome of its own: a function with more memory may decode it
-    except Exception as error:
-        raise AssertionError(f"{type(error).__name__}: {error} for {data!r}") from error
     else:
-        assert array.dtype == np.uint8, data
-        assert array.ndim == 3, data
-        assert array.shape[2] == 3, data
+        assert (array.dtype, array.ndim, array.shape[-1]) == (np.uint8, 3, 3), data
         assert 0 < array.size <= 3 * _LIMIT_PIXELS, data
     assert time.thread_time() - began_s < _LONGEST_S, f"it took too long: {data!r}"
 

@@ -8,7 +8,7 @@ wrong, and no stream, the reader asks again for the samples whose last reply was
 from __future__ import annotations
 
 import itertools
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,9 +142,7 @@ def _bulk(value: bytes) -> bytes:
 
 
 class ScriptedConnection:
-    """What :class:`~superdl.super_wire.cache.connection.CacheConnection` is to a gather, without a
-    socket.
-    """
+    """What a ``CacheConnection`` is to a gather, without a socket."""
 
     address = "the scripted cache"
 
@@ -265,17 +263,8 @@ def _read(rng: random.Random, *, stream_faults: bool) -> None:
                 assert np.array_equal(image.permute(1, 2, 0).numpy(), right), f"sample {offset}: wrong bytes"
 
 
-def records_that_are_wrong(rng: random.Random) -> None:
-    """The stream is whole; records in it are not."""
-    _read(rng, stream_faults=False)
-
-
-def streams_that_are_wrong(rng: random.Random) -> None:
-    """Replies are dropped, doubled, put into another order, flipped and cut off."""
-    _read(rng, stream_faults=True)
-
-
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
-    "reading: wrong records": records_that_are_wrong,
-    "reading: wrong streams": streams_that_are_wrong,
+    "reading: wrong records": partial(_read, stream_faults=False),
+    "reading: wrong streams": partial(_read, stream_faults=True),
 }
+"""Records in a whole stream are wrong; or replies are dropped, doubled, shuffled, flipped and cut off too."""

@@ -1,10 +1,14 @@
-"""Fuzzers of all that reads bytes from a network: each input is read, or refused by our own error."""
+"""Fuzzers of all that reads bytes from a network: each input is read, or refused by our own error.
+
+What other fuzzers make their inputs of is here too: odd texts, numbers and values, and changed bytes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,11 +55,22 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["FUZZERS", "INTERESTING", "PARSERS", "mutate"]
+__all__ = ["FUZZERS", "INTERESTING", "NUMBERS", "PARSERS", "TEXTS", "any_value", "mutate"]
 
 INTERESTING = (
     *(b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff"),
     *(b"\x1b[2J", b"NaN", b"1e999", b"\xed\xa0\x80", b'"', b"{}", b"null", b"*1\r\n" * 20, b"%bell"),
+)
+TEXTS = (
+    *("", " ", "\0", "\ud800", "a\udfffb", "a.jpg", "cat/1.jpg", "../x.png", "/", "a//b", "/etc/passwd"),
+    *("猫", "é" * 3000, "x" * 100_000, "%s%n", "%bell", "{x}", "*", "\x1b[2J\x1b]0;x\x07", "\u202e", "१२"),
+    *("file:///", "file://relative", "gs://bucket", "s3://", "http://127.0.0.1:1/", "unix://", "super:o1:x"),
+    *("redis://user:secret@127.0.0.1:1", "redis://127.0.0.1:99999", "0" * 32, "9" * 5000, "[" * 5000),
+    *("NaN", "-inf", "1e400", "0x1f", "+7", "label.x", "key", "version", '"', "\r", "\n"),
+)
+NUMBERS = (
+    *(0, -1, 1, 7, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400),
+    *(0.5, -0.0, 1e308, math.inf, -math.inf, math.nan),
 )
 _BUFFERS: tuple[Callable[[bytes], Any], ...] = (bytes, bytearray, memoryview)
 
@@ -71,10 +86,7 @@ _REQUEST = PrefetchRequest(
 )
 _RESULT = PrefetchResult("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"})
 _SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:6379\r\n$1\r\nx\r\n"
-_REPLIES = (
-    b"%1\r\n+a\r\n*3\r\n$3\r\nabc\r\n,1.5\r\n(123\r\n"
-    b"|1\r\n+a\r\n+b\r\n#t\r\n=7\r\ntxt:abc\r\n>1\r\n+p\r\n!3\r\nERR\r\n_\r\n"
-)
+_REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r\n"
 
 
 def _rehashed(kind: RecordKind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -169,6 +181,23 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
 """What is good, who reads it, and the error by which it is refused."""
 
 
+def any_value(chance: random.Random, depth: int = 0) -> Any:
+    """Any JSON value; numbers too that only Python's parser takes for JSON."""
+    kind = chance.randrange(8 if depth < 3 else 5)  # then nothing that holds others
+    if kind == 0:
+        return chance.choice(TEXTS)
+    if kind == 1:
+        return chance.choice(NUMBERS)
+    if kind == 2:
+        return chance.choice((None, True, False))
+    if kind == 3:
+        return "".join(chr(chance.randrange(0x110000)) for _ in range(chance.randrange(6)))
+    if kind == 4:
+        return chance.randrange(-(2**70), 2**70) >> chance.randrange(70)
+    inner = [any_value(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return inner if kind % 2 else dict(zip(chance.sample(TEXTS, len(inner)), inner, strict=True))
+
+
 def mutate(chance: random.Random, good: bytes) -> bytes:
     """``good`` after one to four changes: bytes replaced, put in, taken out, repeated, or all cut off."""
     data = good
@@ -193,12 +222,8 @@ def _fuzzer(name: str) -> Callable[[random.Random], None]:
 
     def fuzz(chance: random.Random) -> None:
         data = mutate(chance, good) if chance.random() < 0.9 else chance.randbytes(chance.randint(0, 200))
-        try:
-            with contextlib.suppress(refusal):
-                parse(data)
-        except Exception as error:
-            msg = f"{name}: {data[:200]!r} is refused by {type(error).__name__}: {error}"
-            raise AssertionError(msg) from error
+        with contextlib.suppress(refusal):
+            parse(data)
 
     return fuzz
 
@@ -212,9 +237,6 @@ def _any_buffer_at_any_split(chance: random.Random) -> None:
             told.append(repr(parse_reply(kind(data))))
         except MalformedReplyError as error:
             told.append(str(error))
-        except Exception as error:
-            msg = f"{kind.__name__} of {data[:200]!r}: {type(error).__name__}: {error}"
-            raise AssertionError(msg) from error
     assert len(set(told)) == 1, (data, told)
     found = None
     with contextlib.suppress(MalformedReplyError):
@@ -231,8 +253,7 @@ def _any_reply_as_a_slot_map(chance: random.Random) -> None:
         leaves = (None, b"?", b"", b"h", b"\xff", b"ip", True, -1, 0, 16383, SLOTS, 2**70, 1.5, b"a" * 300)
         if depth == 0 or chance.random() < 0.3:
             return chance.choice(leaves)
-        items = [anything(depth - 1) for _ in range(chance.randint(0, 5))]
-        return items if chance.random() < 0.9 else {b"ip": anything(0)}
+        return [anything(depth - 1) for _ in range(chance.randint(0, 5))]
 
     reply = anything(4)
     if chance.random() < 0.5:
@@ -242,9 +263,6 @@ def _any_reply_as_a_slot_map(chance: random.Random) -> None:
         found = parse_slots(reply, Node("h", 1))
     except ValueError:
         return
-    except Exception as error:
-        msg = f"{reply!r} as a slot map: {type(error).__name__}: {error}"
-        raise AssertionError(msg) from error
     assert len(found.owners) == SLOTS
     assert max(found.owners) < len(found.nodes) or not found.nodes
 
@@ -254,4 +272,4 @@ FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "replies, cut": _any_buffer_at_any_split,
     "slot map": _any_reply_as_a_slot_map,
 }
-"""Each makes and tries one input; an ``AssertionError`` tells of one that was answered by another's error."""
+"""Each makes and tries one input; any exception tells of one that was answered by another's error."""

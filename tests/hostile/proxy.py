@@ -30,17 +30,11 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 @dataclass
 class Link:
-    """One way between processes.
+    """One way between processes: to ``target``, ``host:port`` or the path of a unix socket.
 
-    Args:
-        target: ``host:port``, or the path of a unix socket.
-        listen: the path of a unix socket; empty: a free loopback port.
-        resp: whether a fault meets a whole command or reply of RESP, else a piece as it came.
-        odds: how often each fault is drawn, against the others; their names are
-            :class:`~tests.hostile.spoiling.Way`'s methods.
-        every: commands or replies between two faults, on average.
-        most: faults at most; after them the link is well.
-        directions: ``"down"`` is what the server says, ``"up"`` what the client does.
+    It listens at ``listen``, else at a free loopback port. With ``resp`` a fault meets a whole reply.
+    ``odds`` says how often each fault is drawn, ``every`` how many replies lie between two, ``most`` how many
+    there are; ``"down"`` is what the server says.
     """
 
     target: str

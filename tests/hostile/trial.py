@@ -1,7 +1,7 @@
 """One seeded trial: real processes, spoilt links between them, and what must hold all the same.
 
 Each sample comes once, in plan order, with its bytes, or a typed error comes in time; afterwards no process
-is left. ``python -m tests.hostile.trial KIND SEED [SEED ...]`` runs trials alone; ``FIRST-LAST`` is a range.
+is left.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -41,7 +39,7 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.hostile.drawing import STREAM, Drawn, draw
 from tests.hostile.function import FUNCTION, VARIABLE
-from tests.hostile.ground import IMAGES, Ground, ground
+from tests.hostile.ground import IMAGES, Ground
 from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import pixels_of
 
@@ -90,12 +88,11 @@ class Outcome:
 
     def __str__(self) -> str:
         faults = "".join(f"\n    {fault}" for fault in self.faults[:_SHOWN])
-        drawn = self.drawn
         return (
-            f"{drawn}\n  {self.batches} batches in {self.took_s:.1f} s, "
-            f"the slowest in {self.longest_s:.1f} s; "
-            f"error: {self.error or 'none'} after {self.error_s:.1f} s\n  faults:{faults}\n"
-            f"  alone: .venv/bin/python -m tests.hostile.trial {drawn.kind} {drawn.seed}"
+            f"{self.drawn}\n  {self.batches} batches in {self.took_s:.1f} s, the slowest in "
+            f"{self.longest_s:.1f} s; error: {self.error or 'none'} after {self.error_s:.1f} s\n"
+            f"  faults:{faults}\n"
+            f"  alone: pytest -m '' -k seed-{self.drawn.seed}-{self.drawn.kind} tests/hostile/test_trials.py"
         )
 
 
@@ -130,11 +127,7 @@ class Trial:
         self.ways = self.proxy.addresses
 
     def run(self) -> Outcome:
-        """Run it.
-
-        Raises:
-            AssertionError: what must hold does not.
-        """
+        """Run it; ``AssertionError`` says that what must hold does not."""
         began_s = time.monotonic()
         before = set(psutil.Process().children(recursive=True))
         self._empty_cache()
@@ -218,13 +211,7 @@ class Trial:
         try:
             with (
                 mock.patch.object(connection, "IO_TIMEOUT_S", SILENCE_S),
-                SuperSampler(
-                    dataset,
-                    batch_size=drawn.batch_size,
-                    seed=drawn.seed,
-                    shuffle=drawn.shuffle,
-                    coordinator=self.ways["sampler"],
-                ) as sampler,
+                SuperSampler(dataset, coordinator=self.ways["sampler"], **drawn.sampling) as sampler,
             ):
                 self.proxy.begin()
                 self._training = True
@@ -249,7 +236,7 @@ class Trial:
 
     def _plan(self, epoch: int) -> Iterator[list[int]]:
         drawn = self.drawn
-        plan = Plan(IMAGES, drawn.batch_size, seed=drawn.seed, shuffle=drawn.shuffle)
+        plan = Plan(IMAGES, **drawn.sampling)
         for position in range(plan.batches_per_epoch):
             indices = plan.batch(epoch, position, 0).indices.tolist()
             yield [index for index in indices if not drawn.with_bad or index not in self.ground.bad]
@@ -334,42 +321,10 @@ class Trial:
 
 
 def run_trial(kind: str, seed: int, ground: Ground) -> Outcome:
-    """Run the trial that a seed means.
-
-    Raises:
-        AssertionError: what must hold does not; the message has all that is known of it.
-    """
+    """Run the trial that a seed means; an error has all that is known of it as a note."""
     trial = Trial(draw(kind, seed), ground)
     try:
         return trial.run()
     except BaseException as error:
         error.add_note(str(trial.outcome))
         raise
-
-
-def main(kind: str, *seeds: str) -> int:
-    """Run trials and tell of each."""
-    failed = []
-    with tempfile.TemporaryDirectory() as directory, ground(Path(directory)) as shared:
-        for words in seeds:
-            first, _, last = words.partition("-")
-            for seed in range(int(first), int(last or first) + 1):
-                try:
-                    outcome = run_trial(kind, seed, shared)
-                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 # the next one tells more
-                    failed.append(seed)
-                    sys.stdout.write(f"seed {seed} FAILED: {''.join(traceback.format_exception(error))}")
-                else:
-                    lines = [line for line in outcome.error.splitlines() if "Error" in line]
-                    error_line = lines[-1][:200] if lines else "no error"
-                    sys.stdout.write(
-                        f"seed {seed}: {outcome.batches} batches, {outcome.took_s:.1f} s, "
-                        f"{len(outcome.faults)} faults, {error_line}\n"
-                    )
-                sys.stdout.flush()
-    sys.stdout.write(f"failed: {failed or 'none'}\n")
-    return int(bool(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -7,11 +7,9 @@ import json
 
 import pytest
 
-from superdl.lambda_prefetch.answering import ReplyTo
-from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.handler import _ReplyTo, handler
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.super_wire.cache import key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult, read_outcome
 from tests.fixtures.valkey_cluster import valkey_cluster
@@ -61,12 +59,6 @@ def test_the_outcome_lies_in_the_stream_and_is_returned_too(valkey, root):
     assert told.duration_us > 0
 
 
-def test_nothing_is_appended_where_the_answer_is_waited_for(valkey, root):
-    handler(event_of(root, valkey.unix_url, answer_to=""), Context())
-    with valkey.client() as client:
-        assert client.keys("super:o1:*") == []
-
-
 def test_a_request_that_cannot_be_meant_is_answered_and_raised(valkey, root):
     make_stream(valkey)
     event = event_of(root, valkey.unix_url, recipe="{}")
@@ -99,7 +91,7 @@ def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root):
 
 def test_a_stream_that_is_gone_is_not_made_anew(valkey):
     with pytest.raises(CacheError, match="no stream for the outcome of request r1: it was emptied"):
-        ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
+        _ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
     with valkey.client() as client:
         assert client.keys() == []  # nobody would ever delete it
 
@@ -108,53 +100,3 @@ def test_a_failure_that_cannot_be_told_does_not_hide_the_error(tmp_path, root):
     with pytest.raises(ConfigError, match="recipe") as caught:
         handler(event_of(root, f"unix://{tmp_path}/none.sock", recipe="{}"), Context())
     assert "could not be told: the cache at unix://" in caught.value.__notes__[0]
-
-
-def test_a_cache_that_was_restarted_is_found_again(valkey):
-    make_stream(valkey)
-    reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
-    reply_to.send(FAILURE, SETTINGS)
-    valkey.restart_empty()
-    make_stream(valkey)
-    reply_to.send(FAILURE, SETTINGS)
-    assert outcomes(valkey) == [FAILURE]
-
-
-def test_a_cache_that_is_gone_is_named(valkey):
-    valkey.kill()
-    with pytest.raises(CacheUnreachableError, match="the cache at unix://.* is not to be reached"):
-        ReplyTo("r1", valkey.unix_url, STREAM.encode()).send(FAILURE, SETTINGS)
-
-
-def test_a_stream_keeps_its_bound(valkey, monkeypatch):
-    monkeypatch.setattr("superdl.lambda_prefetch.answering.OUTCOME_STREAM_MAXLEN", 10)
-    make_stream(valkey)
-    reply_to = ReplyTo("r1", valkey.unix_url, STREAM.encode())
-    for _ in range(500):
-        reply_to.send(FAILURE, SETTINGS)
-    assert len(outcomes(valkey)) < 200  # trimmed by whole nodes of the stream
-
-
-@pytest.mark.slow
-def test_in_a_cluster_the_stream_is_followed_to_where_it_moves(valkey_cluster):
-    slot = key_slot(STREAM.encode())
-    make_stream(valkey_cluster.nodes[valkey_cluster.owners[slot]])
-    reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
-    reply_to.send(FAILURE, SETTINGS)
-    target = (valkey_cluster.owners[slot] + 1) % 3
-    valkey_cluster.move(slot, target)
-    reply_to.send(FAILURE, SETTINGS)
-    assert len(outcomes(valkey_cluster.nodes[target])) == 2
-
-
-@pytest.mark.slow
-def test_in_a_cluster_a_node_that_was_restarted_is_found_again(valkey_cluster):
-    owner = valkey_cluster.nodes[valkey_cluster.owners[key_slot(STREAM.encode())]]
-    make_stream(owner)
-    reply_to = ReplyTo("r1", valkey_cluster.url, STREAM.encode())
-    reply_to.send(FAILURE, SETTINGS)
-    owner.restart_empty()
-    valkey_cluster.wait_until_ready()
-    make_stream(owner)
-    reply_to.send(FAILURE, SETTINGS)
-    assert outcomes(owner) == [FAILURE]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superdl.lambda_prefetch import custom_step
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
@@ -68,11 +67,6 @@ def run(steps, *allowed, epoch=0):
         Recipe(steps), bucket="b", epoch=epoch, limit_pixels=10**6, step_modules=frozenset(allowed)
     )
     return program.run(Image.fromarray(pixels()), "key")
-
-
-def test_a_step_gets_array_and_params(module):
-    made = run([custom(f"{module}:invert@2.1", amount=250)], module)
-    assert np.array_equal(made, 250 - pixels())
 
 
 def test_steps_of_both_kinds_follow_each_other(module):
@@ -135,29 +129,6 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
     assert not np.array_equal(made, pixels())
     with pytest.raises(ConfigError, match="does not list experiments.augmentations.heavy; it allows os"):
         run([step], "os")
-
-
-def test_no_code_in_an_objects_bytes_runs(module, tmp_path):
-    """What a module imports is no step: unpickling would run what the bytes name."""
-    proof = tmp_path / "it-ran"
-    attack = b"cposix\nmkdir\n(V%s\ntR." % str(proof).encode()
-    steps = [{**custom(f"{module}:loads@1"), "input": "bytes"}]
-    with pytest.raises(ConfigError):
-        Program(Recipe(steps), bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset({module})).make(
-            attack, "key"
-        )
-    assert not proof.exists()
-
-
-def test_the_mark_needs_a_version():
-    with pytest.raises(TypeError, match=r'@custom_step\("1"\)'):
-        custom_step(len)
-
-
-def test_a_module_that_is_not_allowed_is_not_even_imported(module):
-    with pytest.raises(ConfigError):
-        run([custom(f"{module}:invert@2.1")])
-    assert module not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from superdl.lambda_prefetch.decode import decode
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import encode, pixels
 
@@ -27,7 +27,9 @@ def decoded(data, limit_pixels=LIMIT):
 
 
 def independent(data):
-    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    image.info.pop("transparency", None)  # of which Pillow would warn
+    return np.asarray(image.convert("RGB"))
 
 
 def failure_of(data, limit_pixels=LIMIT):
@@ -42,43 +44,32 @@ def test_lossless_formats_give_the_very_pixels(kind):
     assert np.array_equal(decoded(encode(pixels(), kind)), pixels())
 
 
-def test_webp():
-    assert np.array_equal(decoded(encode(pixels(), "WEBP", lossless=True)), pixels())
+def encoded_forms():
+    """Name -> an image in a form that others decode to the same RGB, and how far its pixels may be off."""
+    image = Image.fromarray(pixels())
+    palette = bytes([0, 128, 255, 255, 255, 255, 255, 7])
+    grey_16_bit = Image.fromarray((pixels()[..., 0].astype(np.uint16)) * 16)
+    return {
+        "webp": encode(image, "WEBP", lossless=True),
+        "jpeg": encode(image, "JPEG", quality=90),
+        "grey jpeg": encode(image.convert("L"), "JPEG"),
+        "grey png": encode(image.convert("L"), "PNG"),
+        "grey png with alpha": encode(image.convert("LA"), "PNG"),
+        "grey png of 16 bits": encode(grey_16_bit, "PNG"),
+        "cmyk": encode(image.convert("CMYK"), "JPEG", quality=95, subsampling=0),
+        "palette": encode(image.quantize(64), "PNG"),
+        "palette with transparency": encode(image.quantize(8), "PNG", transparency=palette),
+    }
 
 
-def test_colour_jpeg():
-    data = encode(pixels(), "JPEG", quality=90)
-    assert np.array_equal(decoded(data), independent(data))
-    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 12
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_greyscale(kind):
-    grey = Image.fromarray(pixels()).convert("L")
-    array = decoded(encode(grey, kind))
+@pytest.mark.parametrize("form", encoded_forms())
+def test_each_form_is_what_others_make_of_it(form):
+    data = encoded_forms()[form]
+    array = decoded(data)
     assert array.shape == (37, 53, 3)
-    assert (array[..., 0] == array[..., 1]).all()
-    assert (array[..., 0] == array[..., 2]).all()
-    assert np.abs(array[..., 0].astype(int) - np.asarray(grey)).mean() < 4
-
-
-def test_cmyk():
-    data = encode(Image.fromarray(pixels()).convert("CMYK"), "JPEG", quality=95, subsampling=0)
-    assert np.array_equal(decoded(data), independent(data))
-    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 6  # not inverted
-
-
-def test_palette():
-    data = encode(Image.fromarray(pixels()).quantize(64), "PNG")
-    assert np.array_equal(decoded(data), independent(data))
-    assert np.abs(decoded(data).astype(int) - pixels()).mean() < 12
-
-
-def test_palette_with_transparency():
-    image = Image.fromarray(pixels()).quantize(8)
-    opaque = np.asarray(image.convert("RGB"))
-    data = encode(image, "PNG", transparency=bytes([0, 128, 255, 255, 255, 255, 255, 7]))
-    assert np.array_equal(decoded(data), opaque)
+    assert np.array_equal(array, independent(data))
+    if form in ("webp", "jpeg", "cmyk", "palette"):  # CMYK is not inverted
+        assert np.abs(array.astype(int) - pixels()).mean() < 12
 
 
 def test_gif_gives_its_first_frame():
@@ -91,11 +82,6 @@ def test_alpha_is_dropped():
     alpha = np.random.default_rng(0).integers(0, 256, (37, 53, 1), dtype=np.uint8)
     data = encode(Image.fromarray(np.concatenate([pixels(), alpha], axis=-1)), "PNG")
     assert np.array_equal(decoded(data), pixels())
-
-
-def test_greyscale_with_alpha():
-    data = encode(Image.fromarray(pixels()).convert("LA"), "PNG")
-    assert np.array_equal(decoded(data), independent(data))
 
 
 def png_16_bit(samples):
@@ -114,11 +100,6 @@ def png_16_bit(samples):
 def test_16_bit_colour_with_alpha():
     samples = np.random.default_rng(0).integers(0, 65536, (9, 11, 4), dtype=np.uint16)
     assert np.array_equal(decoded(png_16_bit(samples)), (samples[..., :3] >> 8).astype(np.uint8))
-
-
-def test_16_bit_greyscale_is_what_pillow_makes_of_it():
-    data = encode(Image.fromarray(np.arange(0, 4096, 64, dtype=np.uint16).reshape(8, 8)), "PNG")
-    assert np.array_equal(decoded(data), independent(data))
 
 
 # EXIF orientation -> how a stored array is turned upright, by the EXIF standard
@@ -149,30 +130,10 @@ def test_broken_exif_spoils_no_image():
     assert np.array_equal(decoded(data), decoded(encode(pixels(), "JPEG")))
 
 
-def test_truncated():
-    data = encode(pixels(300, 300), "JPEG")
-    failure = failure_of(data[: len(data) // 2])
-    assert failure.reason == "undecodable"
-    assert "truncated" in failure.why
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "GIF", "BMP"])
-def test_truncated_in_other_formats(kind):
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP"])
+def test_truncated(kind):
     data = encode(pixels(300, 300), kind)
     assert failure_of(data[: len(data) // 2]).reason in {"undecodable", "not_an_image"}
-
-
-def test_broken_in_the_middle_fails_or_decodes_but_never_raises_otherwise():
-    random = np.random.default_rng(0)
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM"):
-        for _ in range(60):
-            data = bytearray(encode(pixels(), kind))
-            for at in random.integers(0, len(data), 8):
-                data[at] = random.integers(0, 256)
-            try:
-                decoded(bytes(data))
-            except SampleFailedError as failure:
-                assert failure.outcome is Outcome.TOMBSTONE  # noqa: PT017  # either is right; a foreign error is not
 
 
 def progressive(scans, side=64):
@@ -205,15 +166,12 @@ def test_what_only_looks_like_a_scan_is_none():
     assert np.array_equal(decoded(data), decoded(plain))
 
 
-def test_zero_bytes():
-    assert failure_of(b"").reason == "empty"
-
-
 @pytest.mark.parametrize(
     "data", [b"<html>404</html>", b"\0" * 100, b"\xff\xd8\xff", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
 )
 def test_not_an_image(data):
     assert failure_of(data).reason in {"not_an_image", "undecodable"}
+    assert failure_of(b"").reason == "empty"
 
 
 def test_formats_that_nobody_asked_for_are_no_images():
@@ -260,20 +218,3 @@ def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size
     assert image.size == tuple(math.ceil(side / scale) for side in size)
     shown = np.asarray(decode(data, limit_pixels=LIMIT).resize(image.size, Image.Resampling.BOX))
     assert np.abs(np.asarray(image).astype(int) - shown).mean() < 3
-
-
-def test_what_is_no_jpeg_is_decoded_whole():
-    assert decode(encode(pixels()), limit_pixels=LIMIT, enough_side=2).size == (53, 37)
-
-
-def test_a_reduced_image_is_turned_upright_too():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = encode(Image.fromarray(pixels(100, 200)), "JPEG", exif=exif)
-    assert decode(data, limit_pixels=LIMIT, enough_side=50).size == (50, 100)
-
-
-def test_the_limit_is_on_the_image_as_it_is_stored():
-    data = encode(pixels(100, 200), "JPEG")
-    with pytest.raises(SampleFailedError, match="over the limit"):
-        decode(data, limit_pixels=10_000, enough_side=10)

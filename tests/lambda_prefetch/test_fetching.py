@@ -84,16 +84,6 @@ def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valke
     assert time.monotonic() - begun_s < 60  # not the 80 s that one read may take, and never their sum
 
 
-def test_what_goes_wrong_while_asking_is_told_with_each_object(bucket, valkey, monkeypatch):
-    def get(*_):
-        raise RuntimeError("credentials were refreshed, and are still expired")
-
-    monkeypatch.setattr("superdl.lambda_prefetch.s3_signing.Signer.get", get)
-    result = run(request_for("s3://data", bucket, valkey.unix_url))
-    assert set(result.outcomes) == {"source_error"}
-    assert "RuntimeError: credentials were refreshed" in result.messages["0"]
-
-
 @pytest.mark.parametrize("decoders", ["1", "3"])
 def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, valkey, monkeypatch, decoders):
     class Strange:

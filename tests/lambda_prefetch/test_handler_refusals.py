@@ -83,3 +83,26 @@ def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
         handler({"super_warm": 2, "cache": ""}, Context())
     with pytest.raises(CacheUnreachableError):
         handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
+
+
+def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valkey):
+    warmed = handler({"super_warm": 1, "cache": ""}, Context())
+    golden, version = warmed["golden"], warmed["function_version"]
+    for wanted, words in (
+        ({"golden": "0" * 32}, f"decodes the reference images to {golden}, the request wants 0{{32}}"),
+        ({"function_version": "9.9.9"}, f"is SUPER {version}, the coordinator is SUPER 9.9.9: deploy the"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            handler(event_of(root, valkey, **wanted), Context())
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+    event = event_of(root, valkey, golden=golden, function_version=version)
+    assert handler(event, Context())["outcomes"] == ("cached",) * 5
+
+
+@pytest.mark.parametrize(("told", "memory_mb"), [("1769", 1769), (512, 512), (None, 0), ("plenty", 0)])
+def test_a_result_tells_the_memory_that_is_billed(root, valkey, told, memory_mb):
+    context = Context()
+    context.memory_limit_in_mb = told
+    assert handler(event_of(root, valkey), context)["memory_mb"] == memory_mb
+    assert handler(event_of(root, valkey), Context())["memory_mb"] == 0

@@ -72,43 +72,22 @@ def meet(array):
     if len(names) > 1:
         barrier.wait(timeout=20)
     return array
-@custom_step("1")
-def note(array):
-    names.append(threading.current_thread().name)
-    return array
 """
 
 
-@pytest.fixture
-def meeting(tmp_path, monkeypatch):
-    """A module with steps that know in which threads they run, made anew for each test."""
+def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch):
+    """After the first sample, a step waits until four samples are in it: so four decoders are at work."""
     (tmp_path / "meeting_of_pipeline_test.py").write_text(MEETING)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SUPER_STEP_MODULES", "meeting_of_pipeline_test")
-    monkeypatch.delitem(sys.modules, "meeting_of_pipeline_test", raising=False)
-    return importlib.import_module("meeting_of_pipeline_test")
-
-
-def run_step(directory, cache, step):
-    for n in range(9):
-        (directory / f"{n}.png").write_bytes(encode(pixels(seed=n)))
-    recipe = Recipe([{"op": "custom", "name": f"meeting_of_pipeline_test:{step}@1"}])
-    return run(file_request(directory, [f"{n}.png" for n in range(9)], cache, recipe))
-
-
-def test_decoders_work_at_the_same_time(tmp_path, valkey, monkeypatch, meeting):
-    """After the first sample, a step waits until four samples are in it: so four decoders are at work."""
     monkeypatch.setenv("SUPER_DECODERS", "4")
     monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
-    assert run_step(tmp_path, valkey.unix_url, "meet").outcomes == ("cached",) * 9
-    assert len(set(meeting.names)) == 4
-
-
-def test_small_samples_are_decoded_by_one_thread(tmp_path, valkey, monkeypatch, meeting):
-    monkeypatch.setenv("SUPER_DECODERS", "4")
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 10**9)
-    assert run_step(tmp_path, valkey.unix_url, "note").outcomes == ("cached",) * 9
-    assert set(meeting.names) == {"super-decode-0"}
+    keys = [f"{n}.png" for n in range(9)]
+    for n, key in enumerate(keys):
+        (tmp_path / key).write_bytes(encode(pixels(seed=n)))
+    recipe = Recipe([{"op": "custom", "name": "meeting_of_pipeline_test:meet@1"}])
+    assert run(file_request(tmp_path, keys, valkey.unix_url, recipe)).outcomes == ("cached",) * 9
+    assert len(set(importlib.import_module("meeting_of_pipeline_test").names)) == 4
 
 
 HANGING = """
@@ -170,32 +149,6 @@ class EndingContext(Context):
 
     def end_when_answered(self):
         self.ends = True
-
-
-@pytest.mark.parametrize("decoders", ["1", "3"])
-def test_what_ends_the_process_ends_all_decoders(tmp_path, valkey, monkeypatch, decoders):
-    (tmp_path / f"exit_{decoders}_of_pipeline_test.py").write_text(
-        "from superdl.lambda_prefetch import custom_step\n"
-        "seen = []\n"
-        "@custom_step('1')\n"
-        "def leave(array):\n"
-        "    if seen:\n"
-        "        raise SystemExit(3)\n"
-        "    seen.append(1)\n"
-        "    return array\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SUPER_STEP_MODULES", f"exit_{decoders}_of_pipeline_test")
-    monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
-    for n in range(20):
-        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
-    recipe = Recipe([{"op": "custom", "name": f"exit_{decoders}_of_pipeline_test:leave@1"}])
-    request = file_request(tmp_path, [f"{n}.png" for n in range(20)], valkey.unix_url, recipe)
-    before = set(threading.enumerate())
-    with pytest.raises(SystemExit):
-        run(request)
-    assert not set(threading.enumerate()) - before
 
 
 # getrusage would count the peak of the process that forked this one, too.

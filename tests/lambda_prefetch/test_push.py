@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
 
-from superdl.lambda_prefetch.caches import close_idle_connections, warm_connection
-from superdl.lambda_prefetch.push import Pusher
+from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget, Pusher
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.super_wire.errors import CacheUnreachableError
 from tests.lambda_prefetch.prefetching import wait_until
 
 HEADER = b"h" * 64
@@ -43,36 +42,6 @@ def test_records_larger_than_the_budget_pass_between_small_ones(valkey):
     assert not any(pushed.refusal for pushed in push(valkey.unix_url, payloads))
 
 
-def test_nothing_to_push_opens_no_connection(tmp_path):
-    assert push(f"unix://{tmp_path}/none.sock", []) == []
-
-
-def test_the_connection_stays_for_the_next_invocation(valkey):
-    for _ in range(3):
-        push(valkey.unix_url, [b"x"])
-    assert clients_of(valkey) == 1
-
-
-def test_a_warm_connection_is_found(valkey):
-    warm_connection(valkey.unix_url, SETTINGS)
-    assert clients_of(valkey) == 1
-    push(valkey.unix_url, [b"x"])
-    assert clients_of(valkey) == 1
-
-
-def test_few_connections_are_kept_however_many_addresses_there_are(valkey):
-    for database in range(8):
-        push(f"{valkey.url}/{database}", [b"x"])
-    assert clients_of(valkey) == 4
-    close_idle_connections()
-    wait_until(lambda: clients_of(valkey) == 0)
-
-
-def test_warming_up_tells_when_nobody_answers(tmp_path):
-    with pytest.raises(CacheUnreachableError):
-        warm_connection(f"unix://{tmp_path}/none.sock", SETTINGS)
-
-
 def test_a_cache_that_was_restarted_is_met_again_at_once(valkey):
     push(valkey.unix_url, [b"x"])
     valkey.restart_empty()
@@ -96,12 +65,46 @@ def test_the_pusher_says_that_it_is_broken(tmp_path):
         assert "none.sock" in pusher.broken
 
 
-def fail_after_a_record(pusher):
-    pusher.put(0, b"k", HEADER, memoryview(b"x"))
-    raise ZeroDivisionError
+PATIENCE_S = 10
 
 
-def test_an_exception_ends_the_thread_and_gives_up_what_waits(valkey):
-    with pytest.raises(ZeroDivisionError), Pusher(valkey.unix_url, SETTINGS) as pusher:
-        fail_after_a_record(pusher)
-    assert not [thread for thread in threading.enumerate() if thread.name == "super-push"]
+def in_thread(budget, size, served, name):
+    def ask():
+        try:
+            budget.acquire(size)
+        except BudgetClosedError:
+            served.put((name, "closed"))
+        else:
+            served.put((name, "served"))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_a_large_piece_is_not_overtaken_by_small_ones_for_ever():
+    budget, served = ByteBudget(100_000), queue.SimpleQueue()
+    budget.acquire(50_000)
+    large = in_thread(budget, 1_000_000, served, "large")
+    wait_until(lambda: budget.waiting == 1)
+    small = in_thread(budget, 10_000, served, "small")
+    wait_until(lambda: budget.waiting == 2)
+    assert served.empty()
+    budget.release(50_000)
+    assert served.get(timeout=PATIENCE_S) == ("large", "served")
+    assert budget._used_bytes == 1_000_000
+    budget.release(1_000_000)
+    assert served.get(timeout=PATIENCE_S) == ("small", "served")
+    large.join(PATIENCE_S)
+    small.join(PATIENCE_S)
+
+
+def test_closing_turns_away_those_who_wait_and_those_who_come():
+    budget, served = ByteBudget(100_000), queue.SimpleQueue()
+    budget.acquire(100_000)
+    waiting = in_thread(budget, 10_000, served, "waiting")
+    budget.close()
+    assert served.get(timeout=PATIENCE_S) == ("waiting", "closed")
+    waiting.join(PATIENCE_S)
+    with pytest.raises(BudgetClosedError):
+        budget.acquire(1)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
-import ipaddress
 import socket
 import ssl
 import struct
 import threading
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from superdl.lambda_prefetch import s3_connection
-from superdl.lambda_prefetch.failures import SampleFailedError
-from superdl.lambda_prefetch.s3_lean import LeanFailedError, lean_client
+from superdl.lambda_prefetch.s3_lean import LeanFailedError, close_lean_clients, lean_client
 from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import object_store, serve_objects
 
@@ -108,13 +102,6 @@ def test_a_connection_is_kept(server):
     assert (server.connections, server.lean_requests()) == (1, 4)
 
 
-def test_the_next_invocation_finds_it(server):
-    server.script = [ok(b"one"), ok(b"two")]
-    assert read(S3Source("data", endpoint_url=server.url)) == b"one"
-    assert read(S3Source("data", endpoint_url=server.url)) == b"two"
-    assert server.connections == 1
-
-
 def test_a_kept_connection_that_was_closed_is_opened_anew(server):
     server.script = [ok(b"one"), CLOSE, ok(b"two")]
     source = S3Source("data", endpoint_url=server.url)
@@ -151,7 +138,7 @@ def test_what_may_pass_is_tried_again_by_boto3_and_then_by_the_lean_client(serve
     assert len(asked) == 1  # also where the body was cut after there was room for it
     assert read(source) == b"two"
     assert server.lean_requests() == 2
-    assert source.lean
+    assert source._lean
 
 
 @pytest.mark.parametrize(
@@ -171,8 +158,8 @@ def test_what_boto3_alone_can_read_is_left_to_it_from_then_on(server, first):
     source = S3Source("data", endpoint_url=server.url)
     assert [read(source), read(source)] == [b"one", b"two"]
     assert server.lean_requests() == 1
-    assert not source.lean
-    assert not S3Source("data", endpoint_url=server.url).lean
+    assert not source._lean
+    assert not S3Source("data", endpoint_url=server.url)._lean
     assert lean_client("data", server.url) is None
 
 
@@ -184,30 +171,6 @@ def test_what_boto3_is_refused_too_is_told_in_the_servers_words(server):
     assert caught.value.outcome is Outcome.MISSING
     assert read(source) == b"two"
     assert server.lean_requests() == 2  # a missing object says nothing about the next one
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (
-            refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-3\r\n"),
-            r"bucket data is in the region eu-west-3, the function asked in us-east-1: deploy",
-        ),
-        (
-            refusal("400 Bad Request", "AuthorizationHeaderMalformed", "x-amz-bucket-region: eu-west-3\r\n"),
-            r"bucket data is in the region eu-west-3, .* deploy the function in the bucket's region",
-        ),
-        (refusal("403 Forbidden", "AccessDenied"), r"s3:GetObject on arn:aws:s3:::data/\* \(and kms:Decrypt"),
-        (refusal("403 Forbidden", "SignatureDoesNotMatch"), r"renew the function's credentials"),
-    ],
-    ids=["moved", "other region", "forbidden", "credentials"],
-)
-def test_a_refusal_says_what_to_do(server, answer, told):
-    server.script = [answer] * 10
-    with pytest.raises(SampleFailedError, match=f"S3 answered .*{told}") as caught:
-        read(S3Source("data", endpoint_url=server.url))
-    assert caught.value.outcome is Outcome.REFUSED
-    assert len(server.requests) <= 4
 
 
 def test_attempts_are_bounded(server):
@@ -226,46 +189,17 @@ def test_another_version_costs_no_body_and_no_second_question(server):
     assert len(server.requests) == 1
 
 
-@pytest.fixture
-def certificate(tmp_path):
-    """A certificate for 127.0.0.1 that signs itself, and its key, in files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (tmp_path / "cert.pem").write_bytes(made.public_bytes(pem))
-    (tmp_path / "key.pem").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return tmp_path / "cert.pem", tmp_path / "key.pem"
-
-
-def test_tls_trusts_whom_botocore_trusts(tmp_path, certificate, monkeypatch):
+def test_tls_trusts_whom_botocore_trusts(tmp_path, certificates, monkeypatch):
     body = bytes(range(256)) * 2000
     etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
-    cert, key = certificate
-    with serve_objects(tmp_path / "buckets", monkeypatch, cert=cert, key=key) as store:
+    pair = certificates.server
+    with serve_objects(tmp_path / "buckets", monkeypatch, cert=pair.cert_file, key=pair.key_file) as store:
         (store.directory / "data").mkdir()
         (store.directory / "data" / "one.jpg").write_bytes(body)
         client = lean_client("data", store.url)
         with pytest.raises(LeanFailedError, match="CERTIFICATE_VERIFY_FAILED"):
             client.finish(client.begin("one.jpg", etag), limit_bytes=LIMIT, reserve=lambda _: None)
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
+        monkeypatch.setenv("AWS_CA_BUNDLE", certificates.ca_file)
         client = lean_client("data", store.url + "/")
         for _ in range(2):
             assert (
@@ -276,7 +210,7 @@ def test_tls_trusts_whom_botocore_trusts(tmp_path, certificate, monkeypatch):
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("answer", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: "a"\r\n\r\nabc'])
-def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificate, monkeypatch, tls, answer):
+def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificates, monkeypatch, tls, answer):
     """Also over TLS, where the system's limit alone would make OpenSSL ask again and again."""
     monkeypatch.setattr(s3_connection, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(s3_connection, "_TIMEVAL", struct.pack("ll", 0, 200_000))
@@ -287,7 +221,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificate, monk
         accepted, _ = listening.accept()
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*certificate)
+            context.load_cert_chain(certificates.server.cert_file, certificates.server.key_file)
             accepted = context.wrap_socket(accepted, server_side=True)
         kept.append(accepted)
         accepted.recv(4096)
@@ -295,7 +229,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificate, monk
 
     server = threading.Thread(target=serve)
     server.start()
-    context = ssl.create_default_context(cafile=certificate[0]) if tls else None
+    context = ssl.create_default_context(cafile=certificates.ca_file) if tls else None
     connection = s3_connection.S3Connection("127.0.0.1", listening.getsockname()[1], context)
     connection.send(b"GET / HTTP/1.1\r\n\r\n")
     server.join()
@@ -303,3 +237,49 @@ def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificate, monk
         connection.body(connection.head())
     for each in (connection, listening, *kept):
         each.close()
+
+
+ADDRESSES = 8
+FILLING = 4
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """The URL of a server with eight addresses, none of which takes connections; and who looked it up."""
+    listening = socket.socket()
+    listening.bind(("0.0.0.0", 0))  # all of 127.0.0.0/8
+    listening.listen(0)
+    port = listening.getsockname()[1]
+    filling = [socket.socket() for _ in range(FILLING)]
+    for one in filling:
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+    looked_up = []
+
+    def look_up(host, *_, **__):
+        looked_up.append(host)
+        stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*stream, (f"127.0.0.{number}", port)) for number in range(1, ADDRESSES + 1)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(s3_connection, "CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(s3_connection, "_ADDRESS_TIMEOUT_S", 0.1)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    yield f"http://s3.nowhere.test:{port}", looked_up
+    close_lean_clients()
+    for one in (*filling, listening):
+        one.close()
+
+
+def test_an_invocation_waits_once_for_all_addresses_and_names_the_way(nowhere):
+    url, looked_up = nowhere
+    source = S3Source("photos", endpoint_url=url)
+    assert source._lean
+    assert source.begin("a.jpg", "0" * 32) is None
+    for key in ("a.jpg", "b.jpg"):
+        with pytest.raises(SampleFailedError, match=r"none of 8 addresses of s3\.nowhere\.test") as caught:
+            source.read(key, "0" * 32, limit_bytes=10**6, reserve=lambda _size: None)
+        assert caught.value.outcome == Outcome.SOURCE_ERROR
+        assert "a function in a VPC reaches S3 by a gateway endpoint" in caught.value.why
+    assert looked_up == ["s3.nowhere.test"]  # neither the lean client again, nor boto3

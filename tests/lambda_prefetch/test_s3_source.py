@@ -6,11 +6,12 @@ All of it holds for the lean client (with boto3 behind it) and for boto3 alone.
 from __future__ import annotations
 
 import hashlib
+import re
 
 import pytest
 
-from superdl.lambda_prefetch.failures import SampleFailedError
-from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.s3_source import S3Source, refused_by_s3
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import ObjectStore, object_store
 from tests.fixtures.valkey import free_port
@@ -53,20 +54,6 @@ def test_it_reads_and_asks_for_room_first(read, s3, moto_url):
     version = put(s3, "cats/ö ne.jpg", b"one")
     assert read(moto_url, "cats/ö ne.jpg", version, reserve=asked.append) == b"one"
     assert asked == [3]
-
-
-def test_a_version_may_be_listed_with_its_quotes(read, s3, moto_url):
-    version = put(s3, "one.jpg", b"one")
-    assert read(moto_url, "one.jpg", f'"{version}"') == b"one"
-
-
-def test_an_empty_object_is_read(read, s3, moto_url):
-    assert read(moto_url, "empty.jpg", put(s3, "empty.jpg", b"")) == b""
-
-
-def test_a_version_that_would_end_a_header_line_reads_nothing(failure, s3, moto_url):
-    put(s3, "one.jpg", b"one")
-    assert failure(moto_url, "one.jpg", "0\r\nx-amz-acl: public").outcome is Outcome.SOURCE_ERROR
 
 
 def test_missing_object_and_bucket(failure, s3, moto_url):
@@ -130,3 +117,28 @@ def test_refused(failure, rclone, monkeypatch):
     found = failure(url + "/", "one.jpg", version)
     assert found.outcome is Outcome.REFUSED
     assert "403" in found.why
+
+
+def answer(status, code):
+    return {"Error": {"Code": code, "Message": "words"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "outcome", "remedy"),
+    [
+        (400, "ExpiredToken", Outcome.REFUSED, "renew the function's credentials"),
+        (400, "InvalidToken", Outcome.REFUSED, "renew the function's credentials"),
+        (403, "RequestTimeTooSkewed", Outcome.REFUSED, "renew the function's credentials"),
+        (403, "InvalidObjectState", Outcome.REFUSED, "lies in an archive .*: restore it"),
+        (403, "AccessDenied", Outcome.REFUSED, r"role do s3:GetObject on arn:aws:s3:::photos/\*"),
+        (403, "", Outcome.REFUSED, "role do s3:GetObject"),
+        (400, "AuthorizationHeaderMalformed", Outcome.REFUSED, "in another region"),
+        (400, "InvalidRequest", Outcome.SOURCE_ERROR, "S3 answered 400 InvalidRequest: words$"),
+        (404, "NoSuchKey", Outcome.MISSING, "S3 answered 404 NoSuchKey: words$"),
+        (503, "SlowDown", Outcome.SOURCE_ERROR, "S3 answered 503 SlowDown: words$"),
+    ],
+)
+def test_the_remedy_is_that_of_the_code(status, code, outcome, remedy):
+    failure = refused_by_s3(answer(status, code), "photos", "us-east-1")
+    assert failure.outcome == outcome
+    assert re.search(remedy, failure.why)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superdl.lambda_prefetch.failures import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box, resized_size
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
@@ -35,12 +31,6 @@ def run(steps, array, *, seed=0, epoch=0, key="k", limit_pixels=10**6):
         step_modules=frozenset(),
     )
     return program.run(Image.fromarray(array), key)
-
-
-def test_no_steps_give_the_image():
-    array = run([], pixels())
-    assert array.dtype == np.uint8
-    assert np.array_equal(array, pixels())
 
 
 @pytest.mark.parametrize(
@@ -67,10 +57,6 @@ def test_resize_is_pillows_antialiased_bilinear():
     assert np.array_equal(array, np.asarray(reference))
 
 
-def test_resize_to_its_own_size_changes_nothing():
-    assert np.array_equal(run([{"op": "resize", "size": 37}], pixels(37, 53)), pixels(37, 53))
-
-
 def reference_center_crop(array, side):
     """torchvision's rule: pad what is too small, the smaller half first; then crop, half pixels to even."""
     for axis in (0, 1):
@@ -90,13 +76,6 @@ def test_center_crop_is_torchvisions(height, width, side):
     assert np.array_equal(
         run([{"op": "center_crop", "size": side}], array), reference_center_crop(array, side)
     )
-
-
-def test_the_usual_evaluation_recipe():
-    array = pixels(375, 500)
-    made = run(Recipe.image(resize=256, crop=224).steps, array)
-    resized = np.asarray(Image.fromarray(array).resize((341, 256), Image.Resampling.BILINEAR))
-    assert np.array_equal(made, resized[16:240, 58:282])  # (341 - 224) / 2 = 58.5, rounded half to even
 
 
 @given(width=SIDES, height=SIDES, key=st.text(max_size=8))
@@ -150,43 +129,8 @@ def test_random_resized_crop_is_crop_then_resize():
 
 
 def test_flip_flips_with_its_probability():
-    flipped = [
-        np.array_equal(run([{"op": "horizontal_flip", "p": 0.3}], pixels(), epoch=epoch), pixels()[:, ::-1])
-        for epoch in range(500)
-    ]
-    assert 0.2 < np.mean(flipped) < 0.4
-    assert np.array_equal(run([{"op": "horizontal_flip", "p": 0}], pixels()), pixels())
-    assert np.array_equal(run([{"op": "horizontal_flip", "p": 1}], pixels()), pixels()[:, ::-1])
-
-
-RANDOM_STEPS = [{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}]
-
-
-def test_random_steps_are_fresh_each_epoch_and_for_each_sample_and_seed():
-    made = {
-        run(RANDOM_STEPS, pixels(64, 64), epoch=epoch, key=key, seed=seed).tobytes()
-        for epoch in range(4)
-        for key in "ab"
-        for seed in range(2)
-    }
-    assert len(made) == 16
-
-
-@pytest.mark.parametrize("hash_seed", ["0", "12345"])
-def test_random_steps_are_equal_in_every_process(hash_seed):
-    program = (
-        "from tests.lambda_prefetch.test_transforms import *\n"
-        "import hashlib; print(hashlib.sha256(run(RANDOM_STEPS, pixels(64, 64), epoch=2)).hexdigest())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == hashlib.sha256(run(RANDOM_STEPS, pixels(64, 64), epoch=2)).hexdigest()
+    for p, expected in ((0, pixels()), (1, pixels()[:, ::-1])):
+        assert np.array_equal(run([{"op": "horizontal_flip", "p": p}], pixels()), expected)
 
 
 @pytest.mark.parametrize(
@@ -217,3 +161,33 @@ def test_reduced_decoding_is_for_a_recipe_that_says_so():
     by_hand.draft(None, (75, 50))
     assert by_hand.size == (75, 50)
     assert np.array_equal(made[1], np.asarray(by_hand.crop((18, 5, 58, 45))))
+
+
+DIGEST = bytes(range(16))
+
+
+def draws(step=1, seed=7, epoch=3, bucket="s3://data", key="a/b.jpg", digest=DIGEST):
+    return SampleRandom(digest, step, seed, epoch, bucket, key)
+
+
+def test_a_stream_is_pinned_for_ever():
+    # Other numbers mean that cached samples no longer are what their ids say: raise PIPELINE_VERSION then.
+    stream = draws()
+    assert [stream.below(1000) for _ in range(6)] == [641, 789, 592, 86, 417, 248]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"step": 2},
+        {"seed": 8},
+        {"seed": -7},
+        {"epoch": 4},
+        {"bucket": "s3://dat"},
+        {"key": "a/b.jpeg"},
+        {"digest": bytes(16)},
+        {"bucket": "s3://data/a", "key": "b.jpg"},
+    ],
+)
+def test_another_sample_step_seed_or_epoch_draws_otherwise(other):
+    assert draws(**other).seed() != draws().seed()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_wire.batch_ref import BatchRef, DatasetBinding
+from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import batch_id, digest128
 
@@ -42,11 +42,6 @@ def test_pickles(protocol):
     assert hash(back) == hash(ref)
 
 
-def test_is_small():
-    assert len(pickle.dumps(ref_of(256))) < 8192
-    assert len(pickle.dumps(ref_of(256, padding=bytes(256)))) < 8192
-
-
 @given(st.integers(0, 20), st.sampled_from(["int64", "float64", "uint8", "float32"]))
 def test_labels_and_length(count, dtype):
     labels = np.arange(count).astype(dtype)
@@ -68,22 +63,9 @@ def test_labels_that_are_arrays_or_have_fields():
         replace(ref_of(2), label_dtype="object").label_array()
 
 
-def test_padding():
-    assert ref_of(3).padding_mask().tolist() == [False, False, False]
-    assert ref_of(3).padding_mask().dtype == np.bool_
-    assert ref_of(3, padding=b"\0\1\1").padding_mask().tolist() == [False, True, True]
-
-
 def test_names_a_sample_by_its_key_or_by_id_and_how_to_resolve_it():
     named = ref_of(2, keys=("cat/1.jpg", "cat/2.jpg"))
     assert named.name_of(1) == "cat/2.jpg"
     ref = replace(named, keys=())
     hex_id = ref.sample_ids[16:32].hex()
     assert ref.name_of(1) == f"sample {hex_id} (its key: superdl stats --batch {ref.batch_id.hex()})"
-
-
-BINDING = DatasetBinding(bytes(16), b"\1" * 16, 3, ("cat", "dog"), "int64", "redis://127.0.0.1:1")
-
-
-def test_a_binding_pickles():
-    assert pickle.loads(pickle.dumps(BINDING)) == BINDING

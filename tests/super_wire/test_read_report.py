@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -51,13 +51,6 @@ def test_bad_numbers(place, value):
         ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
 
 
-def test_numbers_that_are_not_there():
-    with pytest.raises(ValueError, match="lacks the field"):
-        ReadReport.from_fields({b"m": b""})
-    with pytest.raises(ValueError, match="has 11 numbers; not 9"):
-        ReadReport.from_fields({b"r": b"1 2 3 256 250 60 70 80 1"})
-
-
 @pytest.mark.parametrize("name", [b"m", b"c"])
 def test_bad_offsets(name):
     with pytest.raises(ValueError, match="multiple of element size"):
@@ -68,13 +61,3 @@ def test_bad_offsets(name):
 def test_a_field_that_no_batch_needs_is_refused(name, size):
     with pytest.raises(ValueError, match=f"has {size} bytes"):
         ReadReport.from_fields(REPORT.to_fields() | {name: bytes(size)})
-
-
-@given(st.dictionaries(st.sampled_from([*REPORT.to_fields(), b"z"]), st.binary(max_size=9) | st.just(b"7")))
-def test_any_entry_is_a_report_or_a_value_error(entry):
-    for candidate in (entry, REPORT.to_fields() | entry):
-        try:
-            report = ReadReport.from_fields(candidate)
-        except ValueError:
-            continue
-        assert all(getattr(report, field.name) is not None for field in fields(report))

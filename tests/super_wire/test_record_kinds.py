@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from superdl.super_wire.errors import RecordError, RecordIdError, RecordLengthError, RecordVersionError
+from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
 from superdl.super_wire.record import (
     DTYPE_CODES,
     HEADER_BYTES,
@@ -28,7 +28,6 @@ from superdl.super_wire.record_kinds import (
     read_arrays,
     read_pointer,
 )
-from tests.super_wire.mutating import mutated
 
 ID = bytes(range(16))
 ARRAYS = st.dictionaries(
@@ -59,16 +58,6 @@ def test_named_arrays_round_trip(arrays):
     assert (header.kind, header.fetch_us, header.decode_us) == (RecordKind.ARRAYS, 3, 4)
 
 
-def test_named_arrays_are_views_on_boundaries():
-    record = pack_arrays(
-        {"mask": np.ones((3, 3), dtype=np.uint8), "image": np.zeros(7, dtype=np.float64)}, ID
-    )
-    payload = np.frombuffer(record, dtype=np.uint8)[HEADER_BYTES:]
-    for array in read_arrays(record).values():
-        assert np.shares_memory(array, payload)
-        assert (array.ctypes.data - payload.ctypes.data) % 64 == 0
-
-
 @given(POINTERS)
 def test_pointers_round_trip(pointer):
     record = pack_pointer(pointer, ID)
@@ -87,16 +76,16 @@ def test_golden_records():
 
 @pytest.mark.parametrize("name", ["", "..", "../pack", "a/b", ".hidden", "-x", "a\0", "é", "x" * 256])
 def test_no_pack_lies_outside_its_store(name):
-    with pytest.raises(RecordLengthError, match="pack's name"):
+    with pytest.raises(RecordError, match="pack's name"):
         Pointer(name, 0, 64)
     payload = bytes(8) + (64).to_bytes(8, "little") + name.encode()
-    with pytest.raises(RecordLengthError):
+    with pytest.raises(RecordError):
         read_pointer(pack_header(RecordKind.POINTER, payload, ID) + payload)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 64), (0, 63), (2**64 - 64, 64), (0, 2**64)])
 def test_no_record_lies_at_such_a_place(offset, length):
-    with pytest.raises(RecordLengthError, match="no record of"):
+    with pytest.raises(RecordError, match="no record of"):
         Pointer("pack", offset, length)
 
 
@@ -111,7 +100,7 @@ def test_no_record_lies_at_such_a_place(offset, length):
     ],
 )
 def test_arrays_that_no_record_holds(arrays):
-    with pytest.raises(RecordLengthError):
+    with pytest.raises(RecordError):
         pack_arrays(arrays, ID)
 
 
@@ -132,26 +121,6 @@ def test_each_kind_is_read_as_what_it_is():
             else:
                 with pytest.raises(RecordVersionError, match=f"of kind {kind.name.lower()}"):
                     read(record)
-
-
-@pytest.mark.parametrize("kind", [RecordKind.POINTER, RecordKind.ARRAYS])
-@given(data=st.data())
-def test_what_is_nearly_good_is_read_or_refused(kind, data):
-    """The payload is changed under a hash that fits it, so that what parses it is reached."""
-    read = {RecordKind.POINTER: read_pointer, RecordKind.ARRAYS: read_arrays}[kind]
-    good = {
-        RecordKind.POINTER: pack_pointer(Pointer("pack", 0, 64), ID),
-        RecordKind.ARRAYS: pack_arrays({"a": np.arange(6).reshape(2, 3), "b": np.zeros(0)}, ID),
-    }[kind]
-    payload = data.draw(mutated(good[HEADER_BYTES:]) | st.binary(max_size=200))
-    try:
-        found = read(pack_header(kind, payload, ID) + payload)
-    except RecordError:
-        return
-    if kind is RecordKind.ARRAYS:
-        assert pack_arrays(found, ID)[HEADER_BYTES:].count(0) <= len(payload)
-        for array in found.values():
-            array.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,7 +17,7 @@ import pytest
 from superdl.coordinator.catalog.allowed import Allowed
 from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
 from superdl.coordinator.catalog.listing_file import file_version, list_directory, probe_directory
-from superdl.lambda_prefetch.file_source import FileSource
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -78,7 +78,6 @@ def test_both_forms_of_a_socket_address_name_one_path():
         "redis://[::1]:6379",
         "unix:///run/redis.sock",
         "unix:///run/redis.sock?db=3",
-        "redis://127.0.0.1:6379?protocol=3",
         "rediss://127.0.0.1:6379",
     ],
 )

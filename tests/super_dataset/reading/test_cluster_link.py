@@ -71,15 +71,11 @@ def reports(cluster, job=JOB):
         return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]
 
 
-@pytest.mark.parametrize("way", ["url", "unix", "resp3"])
+@pytest.mark.parametrize("way", ["url", "unix"])
 @pytest.mark.parametrize("in_flight_bytes", [1, 2000, 2**24])
 def test_every_sample_comes_from_its_node(shared_cluster, way, in_flight_bytes):
     arrays = images(COUNT, seed=1)
-    url = {
-        "url": shared_cluster.url,
-        "unix": shared_cluster.nodes[1].unix_url,
-        "resp3": f"{shared_cluster.url}?protocol=3",
-    }[way]
+    url = {"url": shared_cluster.url, "unix": shared_cluster.nodes[1].unix_url}[way]
     ref = batch(shared_cluster, arrays, url)
     assert all(at_node(shared_cluster, ref, number) for number in range(MASTERS))
     before = counts(shared_cluster, "MOVED")

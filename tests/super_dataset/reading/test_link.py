@@ -70,20 +70,9 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, protocol, crede
         assert client.xlen(report_stream(JOB)) >= 3  # of all attempts but perhaps the last
 
 
-def link_to(server, option="", credentials=None):
-    address = CacheAddress.parse(f"{server.unix_url}{option}")
+def link_to(server, credentials=None):
+    address = CacheAddress.parse(server.unix_url)
     return open_link(address, credentials or Credentials(), timeout_s=5.0)
-
-
-@pytest.mark.parametrize("option", ["", "?protocol=3"])
-def test_the_protocol_is_the_one_asked_for(either, option):
-    link = link_to(either, option)
-    try:
-        answer = link.nodes.connection(link.nodes.home).ask(b"HELLO")
-        facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
-        assert facts[b"proto"] == (3 if option else 2)
-    finally:
-        link.close()
 
 
 def test_a_ping_tells_what_a_reader_may_not_do(valkey):
@@ -118,21 +107,21 @@ def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeyp
 
 
 class OldServer(Valkey):
-    """It knows neither HELLO nor CLUSTER."""
+    """It does not know CLUSTER."""
 
     def __init__(self):
-        super().__init__(arguments=("--rename-command", "HELLO", "", "--rename-command", "CLUSTER", ""))
+        super().__init__(arguments=("--rename-command", "CLUSTER", ""))
 
     def client(self):
         return redis.Redis.from_url(self.unix_url, protocol=2)
 
 
-def test_a_server_that_lacks_newer_commands_is_a_single_node_in_resp2():
+def test_a_server_that_lacks_newer_commands_is_a_single_node():
     server = OldServer()
     try:
         server.start()
         arrays = images(3)
-        ref = ref_of(3, f"{server.unix_url}?protocol=3")
+        ref = ref_of(3, server.unix_url)
         store(server, ref, arrays)
         assert BatchReader(ReadSettings()).read(ref).hits == 3
     finally:

@@ -18,7 +18,6 @@ from superdl.super_wire.cache import (
     exchange,
     key_slot,
 )
-from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import cache_key
 from tests.fixtures.tls_front import TlsFront
 
@@ -75,13 +74,12 @@ def by_way_of(valkey, certificates):
     yield {
         "unix": (valkey.unix_url, {}),
         "tcp": (valkey.url, {}),
-        "resp3": (f"{valkey.url}?protocol=3", {}),
         "tls": (f"rediss://localhost:{front.port}", {"ca_file": certificates.ca_file}),
     }
     front.close()
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp", "resp3", "tls"])
+@pytest.mark.parametrize("way", ["unix", "tcp", "tls"])
 def test_records_arrive_unchanged(valkey, by_way_of, way):
     url, credentials = by_way_of[way]
     nodes = opened(url, **credentials)
@@ -157,32 +155,6 @@ def test_a_silent_cache_is_given_up_after_two_deadlines():
         thread.join(10)
 
 
-def test_what_is_beyond_loopback_or_wants_other_credentials_is_said(valkey):
-    (answer,) = exchange(opened(valkey.url.replace("127.0.0.1", "0.0.0.0")), [a_set(b"k", b"x")])
-    assert isinstance(answer, CacheError)
-    assert "beyond loopback, where a cache needs TLS" in str(answer)
-    with valkey.client() as client:
-        client.config_set("requirepass", "geheim")
-    (answer,) = exchange(opened(valkey.url, password="falsch"), [a_set(b"k", b"x")])
-    assert "WRONGPASS" in str(answer)
-    assert "falsch" not in str(answer)
-
-
-def test_other_credentials_are_tried_once(valkey):
-    with valkey.client() as client:
-        client.config_set("requirepass", "geheim")
-    asked = []
-
-    def renewed(refused, _error):
-        asked.append(refused.password)
-        return Credentials(password="geheim")
-
-    nodes = NodeConnections(CacheAddress.parse(valkey.url), Credentials(password="old"), renewed)
-    assert store(nodes, [1]) == [""]
-    assert asked == ["old"]
-    nodes.close()
-
-
 def test_each_record_goes_to_the_node_of_its_slot(valkey_cluster, nodes):
     assert store(nodes, range(300), b"y" * 5000) == [""] * 300
     for node in range(3):
@@ -236,14 +208,6 @@ def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ev
     assert store(nodes, range(200)) == [""] * 200
 
 
-def test_a_node_that_was_restarted_is_met_again_at_once(valkey_cluster, nodes):
-    store(nodes, range(100))
-    valkey_cluster.nodes[2].restart_empty()
-    valkey_cluster.wait_until_ready()
-    assert store(nodes, range(100)) == [""] * 100
-    assert keys_at(valkey_cluster, 2)
-
-
 @pytest.mark.slow
 def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
     store(nodes, range(100))
@@ -256,28 +220,3 @@ def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
         ]
     finally:
         process.send_signal(signal.SIGCONT)
-
-
-def test_a_cluster_that_is_gone_is_broken(valkey_cluster, nodes):
-    store(nodes, range(100))
-    for node in valkey_cluster.nodes:
-        node.kill()
-    assert all(store(nodes, range(100)))
-    assert nodes.all_broken
-
-
-def test_a_user_needs_few_permissions(valkey_cluster):
-    rights = [f"+{command}" for command in ["set", "cluster|slots", "asking"]]
-    for node in valkey_cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "%W~super:r1:*", *rights)
-    (number,) = numbers_of(valkey_cluster, 0, 1)
-    valkey_cluster.begin_move(key_slot(a_key(number)), 1)
-    nodes = opened(valkey_cluster.url, username="fn", password="word")
-    assert store(nodes, [number, *range(100)]) == [""] * 101
-    nodes.close()
-
-
-def test_a_cluster_takes_no_database(valkey_cluster):
-    with pytest.raises(CacheError, match="DB index"):
-        opened(valkey_cluster.url + "/3").connect()

@@ -1,8 +1,6 @@
-"""Commands and replies of the Redis protocol, both versions, whole and in parts."""
+"""Commands and replies of the Redis protocol, whole and in parts."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,6 @@ from superdl.super_wire.cache.resp import (
     MAX_LINE_BYTES,
     ErrorReply,
     MalformedReplyError,
-    PushReply,
     Reply,
     encode_command,
     parse_reply,
@@ -24,61 +21,26 @@ WHOLE = {
     b"-ERR no such thing\r\n": ErrorReply("ERR no such thing"),
     b":-12\r\n": -12,
     b":+7\r\n": 7,
-    b"(3492890328409238509324850943850943825024385\r\n": 3492890328409238509324850943850943825024385,
     b"$5\r\na\r\nbc\r\n": b"a\r\nbc",
     b"$0\r\n\r\n": b"",
     b"$-1\r\n": None,
     b"*-1\r\n": None,
-    b"_\r\n": None,
-    b"#t\r\n": True,
-    b"#f\r\n": False,
-    b",1.25\r\n": 1.25,
-    b",-inf\r\n": -math.inf,
-    b"!9\r\nERR a\r\nbc\r\n": ErrorReply("ERR a\r\nbc"),
-    b"=8\r\ntxt:some\r\n": b"some",
     b"*0\r\n": [],
     b"*2\r\n:1\r\n*1\r\n$-1\r\n": [1, [None]],
-    b"~2\r\n+a\r\n+b\r\n": [b"a", b"b"],
-    b"%2\r\n+a\r\n:1\r\n:2\r\n*0\r\n": {b"a": 1, 2: []},
-    b">2\r\n+invalidate\r\n_\r\n": PushReply([b"invalidate", None]),
-    b"|1\r\n+ttl\r\n:3600\r\n$1\r\nx\r\n": b"x",
 }
 
 MALFORMED = [
-    b"?\r\n",
-    b"hello",
-    b"HTTP/1.1 400 Bad Request\r\n",
-    b"\x15\x03\x03\x00\x02\x02\x0a",
-    b":1_0\r\n",
-    b":\r\n",
-    b":" + b"1" * 5000 + b"\r\n",
-    b",1_0\r\n",
-    b", 1\r\n",
-    b",x\r\n",
-    b"#x\r\n",
-    b"_x\r\n",
-    b"$-2\r\n",
-    b"$5 \r\n",
-    b"$?\r\n",
-    b"$536870913\r\n",
-    b"$1\r\nabc",
-    b"!-1\r\n",
-    b"=2\r\nab\r\n",
-    b"*1048577\r\n",
-    b"*?\r\n",
-    b"%-1\r\n",
-    b"%1\r\n*0\r\n:1\r\n",
-    b"*1\r\n" * (MAX_DEPTH + 1) + b":1\r\n",
-    b"|0\r\n" * (MAX_DEPTH + 2) + b":1\r\n",
-    b"+" + b"x" * MAX_LINE_BYTES + b"x",
-]
+    b"?\r\n", b"hello", b"HTTP/1.1 400 Bad Request\r\n", b"\x15\x03\x03\x00\x02", b":1_0\r\n", b":\r\n",
+    b":--1\r\n", b":" + b"1" * 5000 + b"\r\n", b"$-2\r\n", b"$5 \r\n", b"$?\r\n", b"$536870913\r\n",
+    b"$1\r\nabc", b"*1048577\r\n", b"*?\r\n", b"*1\r\n" * (MAX_DEPTH + 1) + b":1\r\n",
+    b"+" + b"x" * MAX_LINE_BYTES + b"x", b"_\r\n", b"%0\r\n", b">1\r\n+a\r\n",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("data", WHOLE, ids=repr)
 def test_each_type_is_read_whole_and_no_part_of_it_is_taken_for_the_whole(data: bytes, kind: type) -> None:
     assert parse_reply(kind(b"+x\r\n" + data + b":9\r\n"), 4) == (WHOLE[data], 4 + len(data))
-    assert type(parse_reply(kind(data))[0]) is type(WHOLE[data])
     for end in range(len(data)):
         assert parse_reply(kind(data[:end])) is None
 
@@ -97,45 +59,23 @@ def test_the_deepest_allowed_is_read() -> None:
     assert (value, end) == (1, 4 * MAX_DEPTH + 4)
 
 
-def encoded(value: Reply) -> bytes:  # noqa: PLR0911 # one for each type
+def encoded(value: Reply) -> bytes:
     match value:
         case None:
-            return b"_\r\n"
-        case bool():
-            return b"#t\r\n" if value else b"#f\r\n"
+            return b"$-1\r\n"
         case int():
             return b":%d\r\n" % value
-        case float():
-            return b",%b\r\n" % repr(value).encode()
         case bytes():
             return b"$%d\r\n%b\r\n" % (len(value), value)
         case ErrorReply(text):
-            return b"!%d\r\n%b\r\n" % (len(text.encode()), text.encode())
-        case PushReply(items):
-            return b">%d\r\n" % len(items) + b"".join(map(encoded, items))
-        case dict():
-            return b"%%%d\r\n" % len(value) + b"".join(encoded(x) for pair in value.items() for x in pair)
+            return b"-%b\r\n" % text.encode()
         case list():
             return b"*%d\r\n" % len(value) + b"".join(map(encoded, value))
 
 
-leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.binary(max_size=20)
-    | st.builds(ErrorReply, st.text(max_size=20))
-)
-replies = st.recursive(
-    leaves,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.builds(PushReply, st.lists(inner, max_size=3))
-        | st.dictionaries(st.binary(max_size=5) | st.integers(), inner, max_size=3)
-    ),
-    max_leaves=12,
-)
+errors = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20).map(ErrorReply)
+leaves = st.none() | st.integers(-(2**63), 2**63) | st.binary(max_size=20) | errors
+replies = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
 
 
 @given(value=replies, cut=st.integers(min_value=0))
@@ -143,15 +83,6 @@ def test_any_reply_survives_and_is_awaited_where_it_is_cut(value: Reply, cut: in
     data = encoded(value)
     assert parse_reply(data + b"+next\r\n") == (value, len(data))
     assert parse_reply(data[: cut % len(data)]) is None
-
-
-@given(data=st.binary(max_size=60) | st.text("+-:$*%~>|_#,(=!0123\r\n", max_size=40).map(str.encode))
-def test_any_bytes_are_a_reply_too_short_or_refused(data: bytes) -> None:
-    try:
-        found = parse_reply(data)
-    except MalformedReplyError:
-        return
-    assert found is None or 0 < found[1] <= len(data)
 
 
 def test_a_command_is_an_array_of_bulk_strings() -> None:

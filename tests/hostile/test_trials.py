@@ -1,4 +1,4 @@
-"""Replies of the cache are spoilt on their way to the reader: no wrong byte, no sample in another's place."""
+"""All links are spoilt and processes are killed: each sample once, in order, right, or a typed error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(300)  # a trial bounds its own waits; one that hangs is found by this
-def test_no_wrong_byte_is_delivered(shared: Ground, seed: int) -> None:
-    run_trial("bytes", seed, shared)
+@pytest.mark.parametrize("kind", ["general", "bytes"])
+def test_an_epoch_ends_well_or_by_a_typed_error(shared: Ground, kind: str, seed: int) -> None:
+    run_trial(kind, seed, shared)
 
 
 @pytest.mark.slow
