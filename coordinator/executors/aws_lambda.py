@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.coordinator.executors.base import ExecutorContext, OutcomeStream
-    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply, Target
+    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
@@ -125,7 +125,7 @@ class LambdaExecutor(Executor):
         # boto3 is slow to import, and who reads settings needs none.
         from superdl.coordinator.executors.lambda_client import CallingThreads, LambdaClient, Target
 
-        self._scaling = Scaling(
+        self.scaling = Scaling(
             concurrency,
             burst=min(_BURST, concurrency),
             per_s=_PER_S,
@@ -135,7 +135,7 @@ class LambdaExecutor(Executor):
         self._cache = cache
         self._calls = concurrency if outcomes is None else min(_EVENT_CALLS, concurrency)
         self._warm = min(max(1, warm), self._calls)
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
         self._outcomes = outcomes
@@ -143,6 +143,8 @@ class LambdaExecutor(Executor):
         self._client = LambdaClient(
             Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
+        self.target = self._client.target
+        self.region = self.target.region
         self._threads = CallingThreads(self._calls, "super-lambda")
 
     @classmethod
@@ -174,26 +176,6 @@ class LambdaExecutor(Executor):
         """The region that is set; else AWS's own settings have one."""
         return settings.lambda_region
 
-    @property
-    def target(self) -> Target:
-        """Which function it is, with its region."""
-        return self._client.target
-
-    @property
-    def region(self) -> str:
-        """Where the function is."""
-        return self.target.region
-
-    @property
-    def scaling(self) -> Scaling:
-        """How AWS adds environments, up to ``concurrency``."""
-        return self._scaling
-
-    @property
-    def fingerprint(self) -> str:
-        """What the warmed functions decode images to; empty before :meth:`start`."""
-        return self._fingerprint
-
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and see that they are what is wanted.
 
@@ -217,7 +199,7 @@ class LambdaExecutor(Executor):
                 f"{self.target} decodes images differently from one environment to the next "
                 f"({', '.join(digests)}): deploy it again, for one architecture, from one package"
             )
-        self._fingerprint = digests[0]
+        self.fingerprint = digests[0]
         if failures:
             _log.warning("%d of %d environments did not start: %s", len(failures), self._warm, failures[0])
         _log.info("%s: %d environments are warm", self.target, len(warmed))
@@ -253,7 +235,7 @@ class LambdaExecutor(Executor):
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
-            golden=self._fingerprint,
+            golden=self.fingerprint,
             function_version=installed_version(),
         )
 

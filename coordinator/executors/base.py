@@ -145,6 +145,18 @@ class Executor(Protocol):
     name: ClassVar[str]
     """Its row in the registry: ``local``, ``lambda``, ``ray``."""
 
+    remote: bool
+    """Whether its functions run on other machines, which see none of this one's files."""
+
+    region: str
+    """The AWS region that its functions run in; empty where that is no matter."""
+
+    scaling: Scaling
+    """How many requests it takes at once, now."""
+
+    fingerprint: str
+    """Digest of some images as all its functions decode them; empty before :meth:`start`."""
+
     told: ClassVar[tuple[str, ...]] = ()
     """Its settings that clients may know; fields of the protocol's message ``Coordinating``."""
 
@@ -185,22 +197,6 @@ class Executor(Protocol):
     def region_of(cls, settings: Any) -> str:  # noqa: ARG003  # others look at their settings
         """The AWS region that its functions run in, as far as settings say; else empty."""
         return ""
-
-    @property
-    def remote(self) -> bool:
-        """Whether its functions run on other machines, which see none of this one's files."""
-
-    @property
-    def region(self) -> str:
-        """The AWS region that its functions run in; empty where that is no matter."""
-
-    @property
-    def scaling(self) -> Scaling:
-        """How many requests it takes at once."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of some images as all its functions decode them; empty before :meth:`start`."""
 
     async def start(self) -> None:
         """Make ready to invoke, within a bounded time.

@@ -86,10 +86,10 @@ class LocalExecutor(Executor):
         if not module or not attribute:
             raise ConfigError(f"a function is named module:attribute; not {function!r}")
         # One request more for each worker may wait, so that none idles between two.
-        self._scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
+        self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function = function
         self._environment = dict(environment or {})
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -109,16 +109,6 @@ class LocalExecutor(Executor):
         return settings.workers
 
     @property
-    def scaling(self) -> Scaling:
-        """One request for each worker, and as many that wait."""
-        return self._scaling
-
-    @property
-    def fingerprint(self) -> str:
-        """What all workers decode images to; empty before :meth:`start`."""
-        return self._fingerprint
-
-    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
         return sorted(worker.pid for worker in self._workers)
@@ -130,7 +120,7 @@ class LocalExecutor(Executor):
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
                 error.
         """
-        for _ in range(self._scaling.capacity):
+        for _ in range(self.scaling.capacity):
             keeping = keep_running(
                 self._run_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
             )
@@ -141,7 +131,7 @@ class LocalExecutor(Executor):
                 await self._ready.wait()
         except TimeoutError:
             late = f" within {_WARM_TIMEOUT_S} s"
-        if not self._fingerprint:
+        if not self.fingerprint:
             await self.close()
             reason = self._last_failure or "none of its workers answered"
             raise ExecutorError(f"the function {self._function} could not be started{late}: {reason}")
@@ -190,7 +180,7 @@ class LocalExecutor(Executor):
                         return worker
         except TimeoutError:
             failure = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
-            msg = f"none of the {self._scaling.capacity} local workers was free within {timeout_s} s{failure}"
+            msg = f"none of the {self.scaling.capacity} local workers was free within {timeout_s} s{failure}"
             raise ThrottledError(msg) from None
 
     async def _run_one(self) -> bool:
@@ -216,10 +206,10 @@ class LocalExecutor(Executor):
 
     def _admit(self, fingerprint: str) -> None:
         """Refuse a worker that decodes otherwise than the others: equal ids would get other bytes."""
-        self._fingerprint = self._fingerprint or fingerprint
-        if fingerprint != self._fingerprint:
+        self.fingerprint = self.fingerprint or fingerprint
+        if fingerprint != self.fingerprint:
             raise ExecutorError(
-                f"a worker's decoder has the fingerprint {fingerprint}, the others' {self._fingerprint}: "
+                f"a worker's decoder has the fingerprint {fingerprint}, the others' {self.fingerprint}: "
                 "restart the coordinator, so that all workers run what is installed now"
             )
         self._ready.set()
@@ -230,7 +220,7 @@ class LocalExecutor(Executor):
         self._last_failure = reason
         self._failures += 1
         _log.warning("a local worker failed and is replaced: %s", reason)
-        if self._failures >= self._scaling.capacity:
+        if self._failures >= self.scaling.capacity:
             self._ready.set()  # start() need not wait any longer
 
 
