@@ -1,20 +1,14 @@
 """The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
 
-Nothing is retried here: the core sees throttling and adapts to it. Functions that decode otherwise than those
-that were warmed refuse before they write anything; another version of SUPER is refused with the remedy.
+Nothing is retried here: the core sees throttling and adapts to it. An invocation waits for its answer
+(``RequestResponse``), or its outcome comes through the cache (``Event``): for thousands of functions at once,
+since a thread is then busy for as long as Lambda takes to say 202. There
 
-An invocation waits for its answer (``RequestResponse``), or its outcome comes through the cache (``Event``):
-for thousands of functions at once, since a thread is then busy for as long as Lambda takes to say 202. There
-
-- Lambda queues what it has accepted, and would retry what fails. The function is to have no retries and a
-  maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
-- A function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over.
-  What came too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: the core sees it by how
-  late functions begin.
-- A function that may not append to the stream would be silent as well. So the first invocation waits for its
-  answer and for its outcome, and the next ones too, one at a time, until both have come.
-- Lambda tells no bill: an invocation is accounted for with the function's own time, in whole milliseconds,
-  without the start of its environment; one without an outcome not at all.
+- a function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over;
+- what comes too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: functions begin late;
+- the first invocations wait for their answer and for their outcome, one at a time, until both have come: so a
+  function that may not append to the stream is told;
+- Lambda tells no bill: the function's own time counts, without the start of its environment.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from superdl.coordinator.cancelling import CallingThreads
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
@@ -123,7 +118,7 @@ class LambdaExecutor(Executor):
         outcomes: OutcomeStream | None = None,
     ) -> None:
         # boto3 is slow to import, and who reads settings needs none.
-        from superdl.coordinator.executors.lambda_client import CallingThreads, LambdaClient, Target
+        from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
         self.scaling = Scaling(
             concurrency,
@@ -351,6 +346,10 @@ class LambdaExecutor(Executor):
             error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
             error.ran_s = time.monotonic() - began_s
             raise error from None
+        except RuntimeError as error:  # nobody has a thread to give
+            raise ThrottledError(
+                f"{error}: raise the limit on processes, or lower lambda_concurrency"
+            ) from error
 
 
 def _invoked(client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str) -> _Read:

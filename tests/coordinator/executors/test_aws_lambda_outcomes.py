@@ -104,7 +104,7 @@ CODES = [
         "may not invoke .*: grant its .* lambda:InvokeFunction",
     ),
     (403, "ExpiredTokenException", {}, ExecutorError, "does not accept the coordinator's .* renew them"),
-    (502, "KMSAccessDeniedException", {}, ExecutorError, "let its role decrypt with the KMS key"),
+    (502, "KMSAccessDeniedException", {}, ExecutorError, "could not be invoked .KMSAccessDeniedException"),
     (
         409,
         "ResourceConflictException",
