@@ -50,12 +50,14 @@ class CallingThreads:
             RuntimeError: this machine has no thread to give.
         """
         await self._free.acquire()
+        future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
+        thread = threading.Thread(target=self._work, args=(call, future), name=self._name, daemon=True)
+        if self._closed is not None:
+            self._free.release()
+            raise self._closed
         try:
-            if self._closed is not None:
-                raise self._closed
-            future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
-            threading.Thread(target=self._work, args=(call, future), name=self._name, daemon=True).start()
-        except BaseException:
+            thread.start()
+        except RuntimeError:
             self._free.release()
             raise
         self._under_way.add(future)

@@ -66,8 +66,8 @@ _REFUSALS = (
     _Refusal(
         "429 TooManyRequestsException EC2ThrottledException RequestLimitExceeded Throttling "
         "ThrottlingException",
-        "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved concurrency "
-        "where it has one, or ask AWS for a higher quota in this region",
+        "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved "
+        "concurrency where it has one, or ask AWS for a higher quota in this region",
         ThrottledError,
     ),
     _Refusal(
@@ -90,15 +90,15 @@ _REFUSALS = (
     ),
     _Refusal(
         "AccessDenied AccessDeniedException",
-        "the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction on this "
-        "function",
+        "the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction on "
+        "this function",
     ),
     _Refusal(
         "ExpiredToken ExpiredTokenException IncompleteSignature IncompleteSignatureException "
         "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
         "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
-        "{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew them, "
-        "and see that lambda_region is the function's and that this machine's clock is right",
+        "{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew "
+        "them, and see that lambda_region is the function's and that this machine's clock is right",
     ),
     _Refusal(
         "CodeArtifactUserPendingException ENINotReadyException ResourceConflictException "
@@ -164,8 +164,8 @@ class LambdaClient:
             )
         except (ValueError, exceptions.InvalidRegionError) as error:
             raise ConfigError(
-                f"{self.target} has no address: {text_without_credentials(str(error))}; lambda_endpoint_url is "
-                "a URL such as http://127.0.0.1:9001, lambda_region a region such as us-east-1"
+                f"{self.target} has no address: {text_without_credentials(str(error))}; lambda_endpoint_url "
+                "is a URL such as http://127.0.0.1:9001, lambda_region a region such as us-east-1"
             ) from error
         except exceptions.BotoCoreError as error:
             raise from_botocore(error, self.target) from error
