@@ -61,12 +61,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Settings of the lambda executor.
-
-    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
-    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
-    for others than AWS.
-    """
+    """Settings of the lambda executor."""
 
     lambda_function: str = setting(
         "super-prefetch", "name, ARN or alias of the deployed function (super-prefetch)"
@@ -200,18 +195,7 @@ class LambdaExecutor(Executor):
         _log.info("%s: %d environments are warm", self.target, len(warmed))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`.
-
-        Raises:
-            ThrottledError: Lambda refused it for now.
-            FunctionTimedOutError: no answer within ``timeout_s``, or within the function's own limit.
-            FunctionLostError: no outcome came through the cache within ``timeout_s``.
-            FunctionCrashedError: its environment ended.
-            ConnectionLostError: the connection, or the stream of outcomes, broke before the answer had come.
-            FunctionRaisedError: the function raised, or answered what is no result of this request.
-            PayloadTooLargeError: request or result are larger than Lambda carries.
-            ExecutorError: Lambda did not run it.
-        """
+        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
         asked = self._by_its_clock(request)
         if self._outcomes is None:
             result = await self._answer(asked, timeout_s)

@@ -1,14 +1,5 @@
 """What the coordinator asks of an executor, what an executor states of itself, and how an invocation fails.
 
-    ExecutorError
-    ├── ConnectionLostError      the way back of the answer broke; a function may have run
-    ├── FunctionCrashedError     the process or machine that ran the function is gone
-    ├── FunctionTimedOutError    the function did not answer within its time limit
-    ├── FunctionLostError        the request was sent, and nobody can tell what became of it
-    ├── FunctionRaisedError      the function refused the request as a whole, or is broken
-    ├── PayloadTooLargeError     request or result are larger than the executor carries
-    └── ThrottledError           no function was free to take the request in time
-
 An invocation that fails says nothing of its samples: some may be in the cache. Failures of single samples are
 no errors here; the result tells them.
 """
@@ -92,11 +83,9 @@ class ThrottledError(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many requests an executor takes at once.
-
-    ``capacity`` at most, ``burst`` of them right away and ``per_s`` more each second, as AWS Lambda adds
-    environments; ``backlog`` more may wait for a free function. ``queues`` says that what comes too soon is
-    not refused but waits, for so long that it may be dropped without a word.
+    """How many requests an executor takes at once: ``capacity`` at most, ``burst`` of them right away and
+    ``per_s`` more each second, as AWS Lambda adds environments; ``backlog`` more may wait for a free
+    function. ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
     """
 
     capacity: int

@@ -137,14 +137,7 @@ class LocalExecutor(Executor):
             raise ExecutorError(f"the function {self._function} could not be started{late}: {reason}")
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request on the next free worker; see :class:`superdl.coordinator.executors.base.Executor`.
-
-        Raises:
-            ThrottledError: no worker became free within ``timeout_s``.
-            FunctionTimedOutError: the function ran longer than ``timeout_s``.
-            FunctionCrashedError: its process ended.
-            FunctionRaisedError: it raised, or answered what is no result of this request.
-        """
+        """Run one request on the next free worker; see :class:`.base.Executor`."""
         worker = await self._next_free(timeout_s)
         began_s = time.monotonic()
         try:

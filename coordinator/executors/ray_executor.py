@@ -71,12 +71,7 @@ _FAILURES: dict[str, type[ExecutorError]] = {
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Settings of the ray executor.
-
-    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
-    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
-    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
-    """
+    """Settings of the ray executor."""
 
     ray_address: str = setting("auto", "of the Ray cluster (auto: the one this machine is a node of)")
     ray_nodes: str = setting(
@@ -158,14 +153,7 @@ class RayExecutor(Executor):
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request on a node; see :class:`superdl.coordinator.executors.base.Executor`.
 
-        Raises:
-            ThrottledError: no place became free within ``timeout_s``, or its node did not begin it, since
-                other jobs of the cluster have the CPUs.
-            FunctionTimedOutError: the function ran longer than ``timeout_s``.
-            FunctionCrashedError: its process or its node ended.
-            ConnectionLostError: the driver ended.
-            FunctionRaisedError: it raised, or answered what is no result of this request.
-            ExecutorError: there is no driver or no node now.
+        A request that no node begins in time, since other jobs have its CPUs, was throttled.
         """
         child = self._child
         if child is None or self._closing.is_set():
