@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["Core"]
-
 _FORGET_EVERY_S = 30.0
 
 

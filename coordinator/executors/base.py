@@ -19,24 +19,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
-__all__ = [
-    "ConnectionLostError",
-    "Executor",
-    "ExecutorContext",
-    "ExecutorError",
-    "FunctionCrashedError",
-    "FunctionLostError",
-    "FunctionRaisedError",
-    "FunctionTimedOutError",
-    "OutcomeStream",
-    "PayloadTooLargeError",
-    "Scaling",
-    "ThrottledError",
-    "check_settings",
-    "one_line",
-    "setting",
-]
-
 _SCAN = 4
 
 

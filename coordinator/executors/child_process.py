@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable, Mapping
 
-__all__ = ["ChildProcess", "keep_running"]
-
 _EXIT_TIMEOUT_S = 5.0
 
 

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.ray_nodes import RayNode
 
-__all__ = ["Driver", "main"]
-
 _REACH_S = 5.0
 _LOOK_S = 1.0
 _GOODBYE_S = 3.0

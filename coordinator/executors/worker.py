@@ -24,23 +24,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "BEGUN",
-    "FIRST_CALL",
-    "LENGTH_BYTES",
-    "MAX_FRAME_BYTES",
-    "QUIET",
-    "FrameError",
-    "InvocationContext",
-    "body_length",
-    "frame",
-    "main",
-    "parse",
-    "read_frame",
-    "run_task",
-    "take_standard_streams",
-]
-
 FIRST_CALL = 1
 """Number of the first call to a worker; what it says unasked, that it cannot serve, answers that one."""
 
