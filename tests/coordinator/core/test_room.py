@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
-from superdl.coordinator.core.events import CacheGrew, CacheResized, Tick
+from superdl.coordinator.core.events import CacheGrew, CacheResized
 from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
@@ -50,36 +50,6 @@ def read_epoch(driver: Driver, epoch: int, *, reports_misses: bool = True) -> in
         assert missing == []
         driver.read(position, epoch=epoch, after_s=0.05)
     return asked
-
-
-def test_a_rank_without_room_goes_on_when_it_has_read():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.read(0, after_s=0.1)
-    driver.answer_all()
-    driver.wait(1.0)
-    driver.answer_all()
-    assert set(driver.in_state(S.RESIDENT)) >= set(range(8, 24))
-
-
-def test_waiting_for_room_costs_nothing_while_nothing_happens():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.wait(0.2)
-    searches = driver.state.evictions
-    assert driver.wait(20.0) == []
-    driver.step(Tick())
-    assert driver.state.evictions <= searches + 1
-
-
-def test_searches_in_vain_are_few_however_many_events_come():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.wait(1.0)
-    before = driver.state.evictions
-    for _ in range(1000):
-        driver.ask(0, 8)
-    assert driver.state.evictions - before <= 2
 
 
 def test_a_reader_that_died_blocks_others_for_seconds_only():

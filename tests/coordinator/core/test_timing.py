@@ -46,20 +46,6 @@ def test_a_queue_that_comes_and_goes_is_no_overhead_of_an_invocation():
     assert model.expected_s(10) > 0.2
 
 
-def test_old_answers_fade():
-    model = taught(sample_s=0.001)
-    for number in range(400):
-        samples = (4, 16, 64)[number % 3]
-        model.observe(samples, 0.02 + samples * 0.01, 0.02 + samples * 0.01)
-    assert model.sample_s == pytest.approx(0.01, rel=0.02)
-
-
-def test_an_answer_that_names_no_duration_counts_whole():
-    model = LatencyModel()
-    model.observe(10, 0.5, 0.0)
-    assert model.expected_s(10) == pytest.approx(0.5)
-
-
 def taught_sizing(*, invocation_s: float, sample_s: float) -> LatencyModel:
     model = LatencyModel()
     for samples in (4, 16, 64) * 20:
@@ -132,13 +118,3 @@ def test_a_faster_pace_is_believed_though_readers_wait():
     slow = [(1.0 * n, False) for n in range(1, 30)]
     fast = [(30.0 + 0.1 * n, True) for n in range(1, 300)]
     assert after(slow + fast) == pytest.approx(0.1, rel=0.02)
-
-
-def test_a_new_beginning_does_not_count_the_time_before():
-    pace = Pace(0.0)
-    for number in range(1, 200):
-        pace.read(1, 0.1 * number, stalled=False)
-    pace.restart(1000.0)
-    for number in range(1, 20):
-        pace.read(1, 1000.0 + 0.1 * number, stalled=False)
-    assert pace.interval_s == pytest.approx(0.1, rel=0.05)
