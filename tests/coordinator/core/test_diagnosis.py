@@ -16,7 +16,7 @@ from superdl.coordinator.core.events import (
     JobClosed,
     RequestDone,
 )
-from superdl.coordinator.core.journal import Cause, Thrash
+from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
@@ -98,16 +98,6 @@ def test_functions_that_were_busy_are_the_cause_by_what_they_did(fetch_us, decod
     assert job.counters.stalls == 1
 
 
-def test_the_first_batches_of_a_job_can_have_nothing_ahead_of_them():
-    driver = Driver(lookahead_batches=2, capacity=64)
-    driver.open()
-    driver.ask(0, 8)
-    driver.read(5, missed=ALL)  # not looked ahead to so far
-    driver.answer_all()
-    stalled(driver, 5)
-    assert causes(driver) == [Cause.COLD_START]
-
-
 def test_functions_that_were_starting_are_the_cause():
     driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
     driver.open()
@@ -160,24 +150,6 @@ def test_a_record_that_the_cache_has_lost_is_the_cause():
     driver.answer_all()
     stalled(driver, 1)
     assert causes(driver) == [Cause.CACHE_MEMORY]
-
-
-DATA = b"data"
-
-
-def note(thrash: Thrash, needed: int, again: int, now: float) -> bool:
-    thrash.needed(DATA, needed, now)
-    return thrash.produced_again(DATA, again, now)
-
-
-def test_it_ends_and_may_begin_again():
-    thrash = Thrash()
-    for second in range(20):
-        note(thrash, 100, 90, second)
-    for second in range(20, 800):
-        note(thrash, 100, 0, second)
-    assert not thrash.thrashing
-    assert any(note(thrash, 100, 90, second) for second in range(800, 900))
 
 
 @pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])

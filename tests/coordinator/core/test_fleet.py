@@ -81,24 +81,6 @@ def test_a_rival_runs_elsewhere_if_it_can():
     assert name_of(eligible.choose(0.0, other_than=0)) == "executor-0"
 
 
-def test_what_failed_at_one_waits_for_another_in_good_health():
-    eligible = eligible_for(4, 1)
-    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-1"
-    eligible.executors[1].in_flight = 1
-    assert eligible.choose(0.0, failed_by=0) is None
-    eligible.executors[1].breaker.refused("gone", 0.0, 0.0)
-    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-0"
-
-
-def test_one_that_never_answers_is_late_when_the_slowest_other_would_be():
-    eligible = eligible_for(4, 4)
-    assert eligible.late_s(eligible.executors[0], 8, 0.95) == 5.0, "nobody has answered yet"
-    for _ in range(20):
-        eligible.executors[1].latency.observe(8, 0.5, 0.5)
-    assert eligible.late_s(eligible.executors[0], 8, 0.95) == pytest.approx(0.5)
-    assert eligible_for(4).late_s(eligible.executors[0], 8, 0.95) is None
-
-
 def test_of_several_groups_the_one_with_the_earliest_deadline_goes_first():
     fleet = fleet_of(1, 1)
     late, soon = fleet.eligible(frozenset()), fleet.eligible(frozenset({1}))

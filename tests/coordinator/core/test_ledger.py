@@ -149,13 +149,6 @@ def test_all_that_is_spent_is_borne(steps):
         assert book.total_costs().usd == pytest.approx(book.total_usd)
 
 
-def test_what_is_in_flight_costs_what_requests_have_cost():
-    book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
-    invoke(book, gb_s=10.0)
-    assert freedom(book, [(50, 100)]) is Spending.FREELY
-    assert freedom(book, [(99, 100)]) is Spending.STOPPED, "ten dollars each, whatever came of it"
-
-
 ONE_USD_EACH = Prices(invocation=1.0)
 
 

@@ -21,16 +21,6 @@ def test_looking_ahead_crosses_epochs():
     assert epochs == [0] * 16 + [1] * 16
 
 
-def test_what_was_given_out_is_within_the_window_though_reports_stay_away():
-    driver = Driver(size=800, lookahead_batches=4, request_samples=8, capacity=64)
-    plan = driver.open()
-    driver.ask(0, 50)
-    driver.ask(50, 90, yielded=50)
-    driver.answer_all()
-    resident = set(driver.in_state(SampleState.RESIDENT))
-    assert resident == set(plan.span(0, 0, 52, 0).indices.tolist())
-
-
 def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     driver = Driver(
         size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64

@@ -48,24 +48,6 @@ def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
     assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
 
 
-def test_what_the_cheapest_cannot_do_in_time_goes_to_the_next():
-    """It takes a second for a batch there, and the job wants ten."""
-    driver = mixed(size=1600, cheap=1, dear=100, request_samples=8, lookahead_batches=32, hedge_share=0.0)
-    driver.open()
-    due_s: dict[int, float] = {}
-    for position in range(100):
-        driver.ask(position, position + 4, yielded=position)
-        driver.read(position, after_s=0.05)
-        for request in driver.requests:
-            took_s = 1.0 if request.executor == 0 else 0.1
-            due_s.setdefault(request.request_id, driver.now_s + took_s)
-        for request in [one for one in driver.requests if due_s[one.request_id] <= driver.now_s]:
-            driver.answer(request, after_s=0.0)
-    cheap, dear = driver.state.fleet.executors
-    assert cheap.requests >= 4, "it is never idle"
-    assert dear.requests > 10 * cheap.requests
-
-
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
 def test_what_one_refuses_another_has_at_once(kind):
     driver = mixed(dear=100)

@@ -143,13 +143,6 @@ def test_any_place_of_a_huge_catalog_is_reached_at_once() -> None:
     assert np.array_equal(plan.next_use(batch.indices, 12, position - 1000), np.full(256, 1000))
 
 
-def test_numpy_integers_are_taken_and_kept_as_plain_ones() -> None:
-    plan = Plan(np.int64(100), np.int32(10), seed=np.uint64(2**64 - 1))  # type: ignore[arg-type]  # the point
-    assert type(plan.size) is type(plan.batch_size) is type(plan.seed) is int
-    assert plan == Plan(100, 10, seed=2**64 - 1)
-    assert len(plan.batch(np.int64(0), np.int64(9), np.int64(0)).indices) == 10  # type: ignore[arg-type]  # the point
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

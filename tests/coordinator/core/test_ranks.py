@@ -108,14 +108,6 @@ def test_a_lost_report_holds_nobody_up_for_ever():
     assert cursor(driver).watermark == 100
 
 
-def test_reports_that_never_come_hold_nobody_up_for_ever():
-    driver = Driver(size=8 * 1000)
-    driver.open()
-    driver.ask(0, 600)
-    driver.ask(600, 700, yielded=600)
-    assert cursor(driver).watermark == 600 - 256
-
-
 def test_two_iterators_of_one_sampler_both_get_their_batches():
     driver = Driver(size=80, lookahead_batches=2, random=True)
     plan = driver.open()
@@ -195,23 +187,6 @@ def two_jobs(**settings) -> Driver:
     driver.open("gone", seed=1)
     driver.open("here", seed=2)
     return driver
-
-
-def test_it_goes_on_where_it_was_when_it_comes_back():
-    driver = two_jobs()
-    driver.answer_all()
-    driver.ask(0, 8, job="gone", yielded=4)
-    for position in range(4):
-        driver.read(position, job="gone")
-    driver.wait(600.0)
-    assert driver.core.job("gone").lapsed
-    cursor = driver.core.job("gone").cursors[0]
-    assert cursor.watermark == 4
-    driver.ask(4, 8, job="gone", yielded=4)
-    driver.answer_all()
-    assert not driver.core.job("gone").lapsed
-    assert cursor.watermark == 4
-    assert cursor.lookahead > 8
 
 
 def test_it_is_forgotten_after_half_an_hour():

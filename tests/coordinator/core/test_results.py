@@ -179,14 +179,6 @@ def test_the_first_silence_is_no_samples_fault_and_lowers_the_concurrency():
     assert counters.invocations == CAPACITY + 1  # asked for again together, not one by one
 
 
-def test_functions_that_begin_late_lower_the_concurrency_as_throttling_does():
-    driver = queueing()
-    driver.answer(driver.requests[0], after_s=LATE_S)
-    assert limit(driver) == CAPACITY // 2
-    driver.answer(driver.requests[0], after_s=1.1)
-    assert limit(driver) < CAPACITY // 2
-
-
 def test_silence_among_late_functions_is_excused_a_few_times_more():
     driver = queueing(attempts=1)
     for _ in range(5):

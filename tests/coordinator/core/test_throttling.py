@@ -66,22 +66,8 @@ def test_the_limit_lies_between_one_and_what_is_stated(steps):
         assert more_at_s is None or more_at_s > now
 
 
-def test_a_backlog_does_not_hide_the_first_throttling():
-    concurrency = made(100, backlog=100)
-    concurrency.throttled(199, 0.0)
-    assert concurrency.limit(0.0) == 50
-
-
 def until_s(breaker: CircuitBreaker) -> float:
     return breaker.open_until_s()
-
-
-def test_a_refusal_sets_aside_at_once():
-    breaker = CircuitBreaker()
-    breaker.refused("throttled", 10.0, 10.0)
-    assert breaker.tripped
-    assert breaker.reason == "throttled"
-    assert until_s(breaker) > 10.0
 
 
 def test_failures_set_aside_once_there_are_several_in_a_row():

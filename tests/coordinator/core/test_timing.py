@@ -38,14 +38,6 @@ def test_a_quantile_tells_how_long_the_slow_ones_take_for_any_size():
     assert model.quantile_s(50, 0.99) < slow_s
 
 
-def test_a_queue_that_comes_and_goes_is_no_overhead_of_an_invocation():
-    model = LatencyModel()
-    for number in range(60):
-        model.observe(10, 0.1 + (0.5 if number % 2 else 0.002), 0.1)
-    assert model.invocation_s < 0.01
-    assert model.expected_s(10) > 0.2
-
-
 def taught_sizing(*, invocation_s: float, sample_s: float) -> LatencyModel:
     model = LatencyModel()
     for samples in (4, 16, 64) * 20:
@@ -57,13 +49,6 @@ def taught_sizing(*, invocation_s: float, sample_s: float) -> LatencyModel:
 @pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
 def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
     assert request_size(LatencyModel(), wanted=256, idle=idle, slack_s=5.0, most=64) == size
-
-
-def test_in_steady_state_the_invocation_is_a_twentieth_at_most():
-    model = taught_sizing(invocation_s=0.01, sample_s=0.005)
-    size = request_size(model, wanted=256, idle=4, slack_s=60.0, most=4096)
-    assert size == 38
-    assert model.invocation_s / (model.invocation_s + model.sample_s * size) == pytest.approx(0.05, rel=0.02)
 
 
 def test_a_near_deadline_makes_requests_small():
@@ -95,11 +80,6 @@ def after(reads: list[tuple[float, bool]]) -> float:
 def test_a_steady_pace_is_found(interval_s):
     count = int(30 * max(1.0, 1.0 / interval_s))
     assert after([(interval_s * n, False) for n in range(1, count)]) == pytest.approx(interval_s, rel=0.02)
-
-
-def test_clumps_do_not_make_it_fast():
-    reads = [(0.1 * (n - n % 20 + 20), False) for n in range(400)]
-    assert after(reads) == pytest.approx(0.1, rel=0.1)
 
 
 def test_waiting_is_no_slow_pace():

@@ -137,12 +137,6 @@ def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
     assert [request.cache for request in executor.requests] == ["redis://cache"]
 
 
-def test_functions_of_this_machine_are_not_tried(valkey):
-    executor = ScriptedExecutor(valkey.unix_url)
-    assert try_out(executor) == ""
-    assert not executor.requests
-
-
 @pytest.mark.parametrize(
     ("outcome", "says", "error", "words"),
     [

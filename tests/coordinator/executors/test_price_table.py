@@ -84,15 +84,3 @@ def test_what_the_table_lacks_is_named_with_what_it_has():
         load_prices().machine("abacus")
     with pytest.raises(ConfigError, match=r"no cache_node 'tin'; there are .*cache\.r7g\.large"):
         load_prices().cache_node("tin")
-
-
-def test_larger_machines_of_a_kind_cost_more():
-    table = load_prices()
-    for things in (table.machines, table.cache_nodes):
-        families: dict[str, list] = {}
-        for name, thing in things.items():
-            families.setdefault(name.rsplit(".", 1)[0], []).append(thing)
-        for family in families.values():
-            by_memory = sorted(family, key=lambda thing: (getattr(thing, "gpus", 0), thing.memory_gib))
-            single = [thing for thing in by_memory if getattr(thing, "gpus", 0) <= 1]
-            assert [thing.hour for thing in single] == sorted(thing.hour for thing in single)

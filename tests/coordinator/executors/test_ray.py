@@ -9,9 +9,7 @@ import os
 import re
 import signal
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from superdl.coordinator.executors import (
     ConnectionLostError,
@@ -21,8 +19,7 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.super_wire.record import unpack
-from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.ray_running import alive, answers, connected, until
 from tests.fixtures.node_function import ANSWERS
 from tests.fixtures.ray_cluster import RayCluster
@@ -42,14 +39,7 @@ def cluster():
 
 
 def test_the_real_function_fills_a_real_cache(cluster, tmp_path, valkey):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    versions = []
-    for n in range(8):
-        Image.fromarray(pixels + n).save(tmp_path / f"{n}.png")
-        status = (tmp_path / f"{n}.png").stat()
-        versions.append(f"{status.st_size}-{status.st_mtime_ns}")
-    bucket = f"file://{tmp_path.resolve()}"
-    request = ask("real", bucket, [f"{n}.png" for n in range(8)], versions, valkey.url)
+    request, pixels = ask_for_images(tmp_path, valkey.url)
 
     async def main():
         async with connected(cluster, cache=valkey.url) as executor:
@@ -62,9 +52,7 @@ def test_the_real_function_fills_a_real_cache(cluster, tmp_path, valkey):
     result = asyncio.run(main())
     assert result.outcomes == ("cached",) * 8
     assert result.duration_us > 0
-    with valkey.client() as client:
-        for n in range(8):
-            assert np.array_equal(unpack(client.get(f"super:r1:{request.ids[n]}"))[1], pixels + n)
+    assert_cached(valkey, request, pixels)
 
 
 def test_each_way_to_fail_is_told_and_the_next_request_is_answered(cluster, tmp_path):

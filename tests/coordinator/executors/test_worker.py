@@ -13,7 +13,6 @@ from superdl.coordinator.executors.worker import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
     FrameError,
-    InvocationContext,
     body_length,
     frame,
     parse,
@@ -104,15 +103,6 @@ def test_the_real_function_runs_without_what_is_slow_to_import(functions):
     assert done.stdout.strip() == "[]"
 
 
-def test_the_context_has_lambdas_names():
-    context = InvocationContext("local", "local-3", 10.0)
-    assert context.aws_request_id == "local-3"
-    assert context.memory_limit_in_mb == 0
-    assert context.function_name in context.invoked_function_arn
-    assert 0 < context.get_remaining_time_in_millis() <= 10_000
-    assert InvocationContext("ray", "1", -1.0).get_remaining_time_in_millis() == 0
-
-
 # Ray runs a task so; in a process of its own, since it sets variables and a watchdog for the process.
 TASK = """
 import os, sys
@@ -136,21 +126,6 @@ def test_a_task_answers_after_it_has_said_that_it_has_begun(functions):
     task = run_task("json:dumps", b"{}", "ray-1", 60.0, 1)
     assert next(task) == BEGUN
     task.close()
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "words"),
-    [
-        ("functions_of_tests:raises_when_warmed", "RuntimeError", "no warm welcome"),
-        ("functions_of_tests:none", "AttributeError", "none"),
-        ("no_such_module:handler", "ModuleNotFoundError", "no_such_module"),
-    ],
-)
-def test_what_the_function_raises_is_a_tasks_answer_too(functions, function, error, words):
-    assert functions
-    said = json.loads(ran(function, {"super_warm": 1}).stdout.splitlines()[1])
-    assert said["error"] == error
-    assert words in said["message"]
 
 
 @pytest.mark.slow
