@@ -28,7 +28,7 @@ from superdl.coordinator.executors.base import (
 )
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_result, result_in, warm_event
-from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, FrameError, frame
+from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, MessageError
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -265,10 +265,11 @@ class _Worker:
         except TimeoutError:
             msg = f"the function did not answer within {timeout_s} s; its process {self.pid} was ended"
             raise FunctionTimedOutError(msg) from None
-        except (asyncio.IncompleteReadError, ConnectionError, FrameError) as error:
-            words = str(error) if isinstance(error, FrameError) else await self._process.last_words()
-            msg = f"the function's process {self.pid} ended before it answered: {words}"
-            raise FunctionCrashedError(msg) from error
+        except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
+            words = await self._process.last_words(error)
+            raise FunctionCrashedError(
+                f"the function's process {self.pid} ended before it answered: {words}"
+            ) from error
         finally:
             if not answered:
                 self.kill()
@@ -294,7 +295,7 @@ class _Worker:
 
     async def _exchange(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         self._calls += 1
-        self._process.write(frame({"call": self._calls, "event": event, "timeout_s": timeout_s}))
+        self._process.tell({"call": self._calls, "event": event, "timeout_s": timeout_s})
         await self._process.drain()
         while True:
             message = await self._process.read()
@@ -302,5 +303,5 @@ class _Worker:
             if call == self._calls:
                 return message
             if not isinstance(call, int) or not FIRST_CALL <= call < self._calls:
-                raise FrameError(f"it answered call {call!r:.20}, which was never made")
+                raise MessageError(f"it answered call {call!r:.20}, which was never made")
             _log.warning("process %d answered call %d more than once; this is dropped", self.pid, call)

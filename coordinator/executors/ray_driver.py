@@ -2,7 +2,7 @@
 coordinator.
 
 Ray ends its driver's process when it loses the cluster, unpickles what nodes answer and needs memory of its
-own; none of that shall happen to a coordinator. Messages are frames of
+own; none of that shall happen to a coordinator. Messages are lines of
 :mod:`superdl.coordinator.executors.worker`, many calls at a time:
 
     in   {"call": 7, "event": request, "timeout_s": 60.0}      {"cancel": 7}
@@ -39,10 +39,10 @@ from superdl.coordinator.executors.base import (
 from superdl.coordinator.executors.messages import read_object, read_warmed, result_in, warm_event
 from superdl.coordinator.executors.ray_nodes import DriverSettings, RayNodes
 from superdl.coordinator.executors.worker import (
-    MAX_FRAME_BYTES,
-    FrameError,
-    frame,
-    read_frame,
+    MAX_MESSAGE_BYTES,
+    MessageError,
+    line_of,
+    parse,
     run_task,
     take_standard_streams,
 )
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
     calls_in, answers_out = take_standard_streams(os.open(os.devnull, os.O_WRONLY))
 
     def tell(message: dict[str, Any]) -> None:
-        answers_out.write(frame(message))
+        answers_out.write(line_of(message))
         answers_out.flush()
 
     logging.getLogger("superdl").addHandler(_LogToParent(tell))
@@ -153,9 +153,9 @@ def _read(ray: Any, driver: Driver, calls_in: BinaryIO, loop: asyncio.AbstractEv
     """Hand calls over; end the process when there will be no more, whatever the event loop does."""
     code = 0
     try:
-        while (message := read_frame(calls_in)) is not None:
-            loop.call_soon_threadsafe(driver.take, message)
-    except (FrameError, OSError) as error:
+        for line in calls_in:
+            loop.call_soon_threadsafe(driver.take, parse(line))
+    except (MessageError, OSError) as error:
         print(f"super ray driver {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201  # no logger is set up here
         code = 1
     goodbye = threading.Timer(_GOODBYE_S, os._exit, (code,))
@@ -250,7 +250,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001  # told, by its kind, to whoever made the call
             failed = self._failure(node, error, begun=bool(began_s))
         else:
-            if len(answer) <= MAX_FRAME_BYTES // 2:
+            if len(answer) <= MAX_MESSAGE_BYTES // 2:
                 return answer.decode(), time.monotonic() - began_s
             failed = FunctionRaisedError(f"it answered {len(answer)} bytes")
         failed.ran_s = time.monotonic() - began_s if began_s else 0.0

@@ -34,7 +34,7 @@ from superdl.coordinator.executors.base import (
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_object, read_result, result_in
 from superdl.coordinator.executors.ray_nodes import DriverSettings
-from superdl.coordinator.executors.worker import FIRST_CALL, FrameError, frame
+from superdl.coordinator.executors.worker import FIRST_CALL, MessageError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
@@ -159,13 +159,13 @@ class RayExecutor(Executor):
         # To be refused by a function that is not the one that was warmed.
         asked = replace(request, golden=self.fingerprint, function_version=installed_version())
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        framed = frame({"call": number, "event": json.loads(asked.to_json()), "timeout_s": timeout_s})
+        message = {"call": number, "event": json.loads(asked.to_json()), "timeout_s": timeout_s}
         self._calls[number] = answer
         sent_s = time.monotonic()
         try:
             async with self._sending:  # once it has read what was written before: little is ever buffered
                 await child.drain()
-                child.write(framed)
+                child.tell(message)
             told = await answer
         except ConnectionLostError as error:
             error.ran_s = time.monotonic() - sent_s
@@ -203,8 +203,10 @@ class RayExecutor(Executor):
                     self._take(await child.read())
         except TimeoutError:
             self._failure = self._unconnected(f"no answer within {_SILENCE_S:.0f} s")
-        except (asyncio.IncompleteReadError, ConnectionError, FrameError) as error:
-            words = str(error) if isinstance(error, FrameError) or child is None else await child.last_words()
+        except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
+            words = (
+                str(error) if isinstance(error, MessageError) or child is None else await child.last_words()
+            )
             self._failure = self._unconnected(f"its driver ended: {words}")
         except ExecutorError as error:
             self._failure = error
