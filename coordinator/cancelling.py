@@ -1,4 +1,4 @@
-"""Ending asyncio tasks for certain: a cancellation can be lost on its way.
+"""Ending for certain what runs beside an event loop: tasks, and blocking calls in threads.
 
 A client library that is cancelled while it closes a broken connection, or while a timeout of its own runs
 out, may swallow the cancellation or turn it into an error of its own (seen with redis-py 8 on Python 3.11).
@@ -7,11 +7,18 @@ out, may swallow the cancellation or turn it into an error of its own (seen with
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["cancel_and_wait"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CallingThreads", "cancel_and_wait"]
 
 _AGAIN_S = 0.5
+
+_Value = TypeVar("_Value")
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
@@ -21,3 +28,64 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         await asyncio.wait(waiting, timeout=_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class CallingThreads:
+    """Blocking calls, each in a thread, up to ``limit`` at once; used from one event loop.
+
+    The threads of :mod:`concurrent.futures` are waited for when the interpreter ends, however long a call
+    still waits for its answer. These are not: :meth:`close` abandons what they are doing.
+    """
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(limit)
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._closed: Exception | None = None
+
+    async def run(self, call: Callable[[], _Value]) -> _Value:
+        """The value of ``call()``, or its error. One that is cancelled before it has begun never begins.
+
+        Raises:
+            RuntimeError: this machine has no thread to give.
+        """
+        await self._free.acquire()
+        future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
+        thread = threading.Thread(target=self._work, args=(call, future), name=self._name, daemon=True)
+        if self._closed is not None:
+            self._free.release()
+            raise self._closed
+        try:
+            thread.start()
+        except RuntimeError:
+            self._free.release()
+            raise
+        self._under_way.add(future)
+        return await future
+
+    def close(self, reason: Exception) -> None:
+        """Begin nothing more, and abandon what is under way: it fails with ``reason``."""
+        self._closed = reason
+        for future in self._under_way:
+            if not future.done():
+                future.set_exception(reason)
+        self._free.release()  # who waits to begin sees that, one after the other
+
+    def _work(self, call: Callable[[], _Value], future: asyncio.Future[_Value]) -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as raised:  # noqa: BLE001  # raised where the value is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
+
+    def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+        self._under_way.discard(future)
+        self._free.release()
+        if future.done():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

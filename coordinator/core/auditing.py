@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
-
 
 def audit(
     state: State,

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["Core"]
-
 _FORGET_EVERY_S = 30.0
-
-
-def _tick(state: State, event: events.Tick, now: float) -> None:
-    """Time itself changes nothing; what is due is found with every event."""
 
 
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
@@ -53,7 +47,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RecordReadBack: results.record_read_back,
     events.RequestDone: results.request_done,
     events.RequestFailed: results.request_failed,
-    events.Tick: _tick,
+    events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
 }
 
 

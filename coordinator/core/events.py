@@ -21,36 +21,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import SetKey
 
-__all__ = [
-    "CACHED",
-    "OUTCOME_ORDER",
-    "Action",
-    "Audit",
-    "Audited",
-    "BatchRead",
-    "BatchesAsked",
-    "CacheEvicted",
-    "CacheGrew",
-    "CacheReset",
-    "CacheResized",
-    "DatasetAdded",
-    "Drop",
-    "Event",
-    "ExecutorResized",
-    "ExecutorsIneligible",
-    "FailureKind",
-    "JobClosed",
-    "JobOpened",
-    "Prefetch",
-    "ReadBack",
-    "RecordReadBack",
-    "RequestDone",
-    "RequestFailed",
-    "Tick",
-    "Warn",
-    "WriteTombstones",
-]
-
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 

@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
-
-__all__ = [
-    "NOTES_PER_RANK",
-    "RECENT_STALLS",
-    "BatchNote",
-    "Cause",
-    "JobStalls",
-    "NoteKind",
-    "Stall",
-    "Stalls",
-    "Thrash",
-    "Work",
-]
 
 NOTES_PER_RANK = 256
 RECENT_STALLS = 1024
@@ -114,14 +101,7 @@ class Work:
 
     def since(self, earlier: Work) -> Work:
         """What came after ``earlier``."""
-        return Work(
-            self.answers - earlier.answers,
-            self.cold_starts - earlier.cold_starts,
-            self.throttled - earlier.throttled,
-            self.fetch_us - earlier.fetch_us,
-            self.decode_us - earlier.decode_us,
-            self.duration_us - earlier.duration_us,
-        )
+        return Work(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
     @property
     def waits_for_the_source(self) -> bool:
@@ -135,23 +115,19 @@ class Work:
 class JobStalls:
     """A job's stalls: how many and how long by cause, and the newest one by one."""
 
-    batches: dict[Cause, int] = field(default_factory=dict)
-    wait_us: dict[Cause, int] = field(default_factory=dict)
+    batches: Counter[Cause] = field(default_factory=Counter)
+    wait_us: Counter[Cause] = field(default_factory=Counter)
     recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=RECENT_STALLS))
 
     def add(self, stall: Stall) -> None:
         """Count a stall."""
-        self.batches[stall.cause] = self.batches.get(stall.cause, 0) + 1
-        self.wait_us[stall.cause] = self.wait_us.get(stall.cause, 0) + stall.wait_us
+        self.batches[stall.cause] += 1
+        self.wait_us[stall.cause] += stall.wait_us
         self.recent.append(stall)
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstMiss:
-    """What was known when a reader missed samples of a batch for the first time.
-
-    ``cause`` is set where that alone decides.
-    """
+class _FirstMiss(NamedTuple):
+    """What was known when a reader first missed samples of a batch; ``cause`` where that alone decides."""
 
     cause: Cause | None
     work: Work
@@ -178,7 +154,7 @@ class Stalls:
         """The cache does not hold what was believed to be there for a reader."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
-            self.waits[place] = replace(first, cause=Cause.CACHE_MEMORY)
+            self.waits[place] = first._replace(cause=Cause.CACHE_MEMORY)
 
 
 @dataclass(slots=True)

@@ -1,20 +1,16 @@
 """A keyed, invertible permutation of ``range(size)`` that is computed and never stored.
 
-This is what lets the plan find any position of an epoch, and any sample's next use, in constant time and
-without memory that grows with the catalog. Two constructions of Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains" (CT-RSA 2002), are used:
+Two constructions of Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), are used:
 
 * Above `PREFIX_SIZE_MAX` elements, their generalised Feistel network with cycle walking. A position is
   written as a pair of digits ``(left, right)`` with radices close to ``sqrt(size)``; each round adds a keyed
   hash of one digit to the other. The product of the radices exceeds ``size`` by less than the left radix, so
-  that hardly any value leaves the range; those that do are walked on until they are back. (Radices that are
-  powers of two would walk every second value of an unlucky size.)
+  that hardly any value leaves the range; those that do are walked on until they are back.
 * Up to that size, where a Feistel network has too few states to mix well, their prefix cipher: sort the
-  positions by keyed random words. The table has at most `PREFIX_SIZE_MAX` entries.
+  positions by keyed random words.
 
 The order is part of what users rely on (resume, several ranks, another machine): it depends on integer
-arithmetic modulo 2**64 and on BLAKE2b only, never on a platform or a numpy version, and a test pins some
-orders. It is a shuffle, not encryption. What positions and indices mean is left to `coordinator.core.plan`.
+arithmetic modulo 2**64 and on BLAKE2b only, and a test pins some orders. It is a shuffle, not encryption.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["KEY_BYTES_MAX", "PREFIX_SIZE_MAX", "SIZE_MAX", "Permutation", "checked_elements"]
 
 SIZE_MAX: Final = 2**40
 """The largest size that is supported (and tested); more needs wider hashes in the rounds."""

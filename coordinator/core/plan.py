@@ -1,21 +1,14 @@
 """Which samples form which batch on which rank: a pure function of its arguments and the epoch.
 
-Words used here:
-
 * The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order if
-  ``shuffle`` is False). An *order position* ``q`` is a place in it, an *index* is a sample of the catalog.
+  ``shuffle`` is False). An *order position* is a place in it, an *index* is a sample of the catalog.
 * A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch ``j``
-  covers the order positions ``j * G`` to ``(j + 1) * G``, so that the order over all ranks depends on ``G``
-  and not on how it is divided. A *position* is the number of a global batch within its epoch.
-* Rank ``r`` takes the ``r``-th contiguous slice of each global batch.
+  covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its ``r``-th contiguous slice. A
+  *position* is the number of a global batch within its epoch.
 
-The last global batch is short when ``G`` does not divide ``size``. ``drop_last`` leaves it out. Otherwise it
-is padded to a multiple of the ranks, with the samples that open the same epoch (again and again if there are
-fewer of them than ranks), as torch's DistributedSampler does: all ranks get batches of equal length. The
-padding is flagged; each index that is not flagged is delivered at most once per epoch.
-
-Nothing here grows with the catalog, and any place is reached in constant time. What an index is (key, label,
-sample id) and what is cached is left to others.
+The last global batch is short when ``G`` does not divide ``size``. ``drop_last`` leaves it out. Else it is
+padded to a multiple of the ranks, with the samples that open the same epoch, as torch's DistributedSampler
+does. The padding is flagged; each index that is not flagged is delivered at most once per epoch.
 """
 
 from __future__ import annotations
@@ -34,8 +27,6 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NEVER_SOON", "BatchSlice", "Plan", "Span"]
-
 NEVER_SOON: Final = 2**62
 """The distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
 
@@ -47,25 +38,12 @@ _REPLICAS_MAX: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchSlice:
-    """One rank's part of one global batch.
-
-    Attributes:
-        indices: int64 ``[n]``, the samples in their order.
-        padding: bool ``[n]``, True where a sample is there only to give all ranks equal lengths.
-    """
-
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Span:
     """One rank's parts of consecutive global batches, end to end.
 
     Attributes:
-        indices: int64 ``[n]``.
-        padding: bool ``[n]``, as in `BatchSlice`.
+        indices: int64 ``[n]``, the samples in their order.
+        padding: bool ``[n]``, True where a sample is there only to give all ranks equal lengths.
         offsets: int64 ``[batches + 1]``; batch ``i`` of the span is ``indices[offsets[i] : offsets[i + 1]]``.
     """
 
@@ -76,22 +54,6 @@ class Span:
     def __len__(self) -> int:
         """Return the number of batches."""
         return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of samples of each batch: int64 ``[batches]``."""
-        return np.diff(self.offsets)
-
-    def batch(self, number: int) -> BatchSlice:
-        """Return the ``number``-th batch of the span, as views.
-
-        Raises:
-            PlanError: If the span has no such batch.
-        """
-        if not 0 <= number < len(self):
-            raise PlanError(f"this span has batches 0 to {len(self) - 1}, not {number}")
-        part = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
-        return BatchSlice(self.indices[part], self.padding[part])
 
 
 @dataclass(frozen=True)
@@ -154,14 +116,14 @@ class Plan:
         """Samples that all ranks together deliver a second time, as padding; fewer than the replicas."""
         return -self.samples_per_epoch % self.replicas
 
-    def batch(self, epoch: int, position: int, rank: int) -> BatchSlice:
+    def batch(self, epoch: int, position: int, rank: int) -> Span:
         """Return what ``rank`` reads at one position.
 
         Raises:
             PlanError: If epoch, position or rank is out of range.
         """
         position = _bounded("position", position, 0, self.batches_per_epoch - 1)
-        return self.span(epoch, position, position + 1, rank).batch(0)
+        return self.span(epoch, position, position + 1, rank)
 
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
         """Return what ``rank`` reads at the positions from ``start`` up to, not including, ``stop``.
@@ -206,18 +168,9 @@ class Plan:
     def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
         """Return how many global batches from now each sample is used next.
 
-        Now is (``epoch``, ``position``), its own batch included: 0 means that batch. ``position`` may be
-        ``batches_per_epoch``, the end of the epoch. The view ends with the next epoch; what neither the rest
-        of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`. Use as padding
-        counts as use. Constant time per sample, by the inverse of the order; nothing is stored.
-
-        Args:
-            indices: Samples, int64 ``[n]``.
-            epoch: The current epoch.
-            position: The next global batch to be read.
-
-        Returns:
-            int64 ``[n]``.
+        Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
+        neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`.
+        Use as padding counts. Constant time per sample, by the inverse of the order; nothing is stored.
 
         Raises:
             PlanError: If an index, the epoch or the position is out of range.

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import SetKey
 
-__all__ = [
-    "BatchPlace",
-    "CursorKey",
-    "ReportedMisses",
-    "Retry",
-    "RetryQueue",
-    "RoomSearch",
-    "Stragglers",
-    "TimeQueue",
-]
-
 CursorKey: TypeAlias = tuple[str, int]
 """A rank's cursor, by job and rank."""
 
@@ -106,9 +95,8 @@ class TimeQueue(Generic[_Item]):
         """The items whose time has come, removed, the earliest first."""
         taken = []
         while (at_s := self.soonest_s()) is not None and at_s <= now:
-            item = heapq.heappop(self._heap)[2]
-            del self._valid[item]
-            taken.append(item)
+            taken.append(heapq.heappop(self._heap)[2])
+            del self._valid[taken[-1]]
         return taken
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["executor_resized", "executors_ineligible", "race_stragglers", "request", "stragglers_to_race"]
-
 _LATE_LEAST_S = 0.05
 _LOOK_EVERY_S = 0.05
 

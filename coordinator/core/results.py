@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["choose_to_read_back", "record_read_back", "request_done", "request_failed"]
-
 _OUTAGES_PER_WARNING = 8
 _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
@@ -43,16 +41,10 @@ _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
-_UNCOUNTED = np.array(
-    [outcome in {Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED} for outcome in OUTCOME_ORDER]
-)
-_WORKED = np.array([outcome in {Outcome.CACHED, Outcome.TOMBSTONE} for outcome in OUTCOME_ORDER])
-_COUNTED = ~_UNCOUNTED
-_EXECUTOR_FAULTS = np.array(
-    [
-        outcome in {Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR}
-        for outcome in OUTCOME_ORDER
-    ]
+_UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
+_WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
+_EXECUTOR_FAULTS = np.isin(
+    OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
 )
 _UNCOUNTED_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
@@ -67,7 +59,9 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if request is None:
         return
     executor = state.fleet.executors[request.executor]
-    if _COUNTED[event.outcomes].all() and _WORKED[event.outcomes].any():  # else it was over sooner than usual
+    if (
+        not _UNCOUNTED[event.outcomes].any() and _WORKED[event.outcomes].any()
+    ):  # else it was over sooner than usual
         executor.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
         executor.concurrency.succeeded()
     if not event.cold_start:

@@ -7,18 +7,24 @@ from dataclasses import dataclass, field, fields
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["CoreSettings", "ExecutorFacts", "Prices"]
-
-_ABOVE_ZERO = (
-    "backoff_s",
-    "backoff_max_s",
-    "request_ttl_s",
-    "tombstone_ttl_s",
-    "forget_s",
-    "lease_s",
-    "max_usd_per_hour",
-    "max_usd",
-)
+_LEAST = 1e-9
+_RANGES: dict[str, tuple[float, float]] = {
+    "budget_bytes": (1, math.inf),
+    "lookahead_batches": (1, math.inf),
+    "request_samples": (1, math.inf),
+    "attempts": (1, 100),  # they are counted in a byte
+    "backoff_s": (_LEAST, math.inf),
+    "backoff_max_s": (_LEAST, math.inf),
+    "request_ttl_s": (_LEAST, math.inf),
+    "tombstone_ttl_s": (_LEAST, math.inf),
+    "forget_s": (_LEAST, math.inf),
+    "lease_s": (_LEAST, math.inf),
+    "hedge_quantile": (_LEAST, 1 - _LEAST),
+    "hedge_share": (0, 1),
+    "max_usd_per_hour": (_LEAST, math.inf),
+    "max_usd": (_LEAST, math.inf),
+    "spent_usd": (0, 1e15),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +102,11 @@ class CoreSettings:
     spent_usd: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("budget_bytes", "lookahead_batches", "request_samples", "attempts"):
-            if getattr(self, name) < 1:
-                msg = f"{name} is at least 1; not {getattr(self, name)}"
-                raise ConfigError(msg)
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} is from {low:g} to {high:g}; not {getattr(self, name)}")
         if not self.executors:
             raise ConfigError("executors are at least 1; not 0")
-        if not 0 <= self.spent_usd < math.inf:
-            msg = f"spent_usd is a sum of money; not {self.spent_usd}"
-            raise ConfigError(msg)
-        for name in _ABOVE_ZERO:
-            if not getattr(self, name) > 0:
-                msg = f"{name} is above 0; not {getattr(self, name)}"
-                raise ConfigError(msg)
-        if not 0 < self.hedge_quantile < 1:
-            msg = f"hedge_quantile lies between 0 and 1; not {self.hedge_quantile}"
-            raise ConfigError(msg)
-        if not 0 <= self.hedge_share <= 1:
-            msg = f"hedge_share is from 0 to 1; not {self.hedge_share}"
-            raise ConfigError(msg)
-        if self.attempts > 100:  # noqa: PLR2004  # attempts are counted in a byte
-            msg = f"attempts is at most 100; not {self.attempts}"
-            raise ConfigError(msg)
 
     def backoff_after_s(self, attempts: int) -> float:
         """Wait before the next attempt, after ``attempts`` that failed."""

@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency"]
-
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0
@@ -160,15 +158,11 @@ class CircuitBreaker:
         self.corrupts = False
         """Whether what it wrote last, of what was read back, came out otherwise."""
 
-    def refused(self, reason: str, made_s: float, now: float) -> None:
-        """It took no request, which was made then: it is throttled, or gone."""
-        self._trip(reason, made_s, now)
-
     def failed(self, reason: str, made_s: float, now: float) -> None:
         """A request came to nothing there, which may be the executor's fault or a sample's."""
         self._failures += 1
         if self._failures >= _FAILURES:
-            self._trip(reason, made_s, now)
+            self.refused(reason, made_s, now)
 
     def worked(self) -> None:
         """It produced something, or said why one sample cannot be."""
@@ -181,7 +175,7 @@ class CircuitBreaker:
     def does_not_read_back(self, reason: str, now: float) -> None:
         """A record that it wrote is not what it was."""
         self.corrupts = True
-        self._trip(reason, now, now)
+        self.refused(reason, now, now)
 
     def reads_back(self) -> None:
         """A record that it wrote is what it was."""
@@ -198,7 +192,8 @@ class CircuitBreaker:
         """Until when it is left alone; no longer than ``open_max_s`` since it was set aside."""
         return self._tripped_s + min(self._pause_s, open_max_s)
 
-    def _trip(self, reason: str, made_s: float, now: float) -> None:
+    def refused(self, reason: str, made_s: float, now: float) -> None:
+        """It took no request, which was made then: it is throttled, or gone."""
         self.reason = reason
         if self.tripped and made_s <= self._tripped_s:  # many that were in flight together fail together
             return

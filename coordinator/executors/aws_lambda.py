@@ -1,20 +1,14 @@
 """The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
 
-Nothing is retried here: the core sees throttling and adapts to it. Functions that decode otherwise than those
-that were warmed refuse before they write anything; another version of SUPER is refused with the remedy.
+Nothing is retried here: the core sees throttling and adapts to it. An invocation waits for its answer
+(``RequestResponse``), or its outcome comes through the cache (``Event``): for thousands of functions at once,
+since a thread is then busy for as long as Lambda takes to say 202. There
 
-An invocation waits for its answer (``RequestResponse``), or its outcome comes through the cache (``Event``):
-for thousands of functions at once, since a thread is then busy for as long as Lambda takes to say 202. There
-
-- Lambda queues what it has accepted, and would retry what fails. The function is to have no retries and a
-  maximum event age of 60 s, as the template sets them: retries are the core's, and what is late is of no use.
-- A function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over.
-  What came too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: the core sees it by how
-  late functions begin.
-- A function that may not append to the stream would be silent as well. So the first invocation waits for its
-  answer and for its outcome, and the next ones too, one at a time, until both have come.
-- Lambda tells no bill: an invocation is accounted for with the function's own time, in whole milliseconds,
-  without the start of its environment; one without an outcome not at all.
+- a function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over;
+- what comes too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: functions begin late;
+- the first invocations wait for their answer and for their outcome, one at a time, until both have come: so a
+  function that may not append to the stream is told;
+- Lambda tells no bill: the function's own time counts, without the start of its environment.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from superdl.coordinator.cancelling import CallingThreads
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
@@ -44,11 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.coordinator.executors.base import ExecutorContext, OutcomeStream
-    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply, Target
+    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
-
-__all__ = ["LambdaExecutor", "LambdaSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,12 +59,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Settings of the lambda executor.
-
-    ``lambda_function`` is the name, ARN or alias of the deployed function, of which ``lambda_concurrency``
-    run at once at most and ``lambda_warm`` are started before the first batch; ``lambda_endpoint_url`` is
-    for others than AWS.
-    """
+    """Settings of the lambda executor."""
 
     lambda_function: str = setting(
         "super-prefetch", "name, ARN or alias of the deployed function (super-prefetch)"
@@ -123,9 +111,9 @@ class LambdaExecutor(Executor):
         outcomes: OutcomeStream | None = None,
     ) -> None:
         # boto3 is slow to import, and who reads settings needs none.
-        from superdl.coordinator.executors.lambda_client import CallingThreads, LambdaClient, Target
+        from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._scaling = Scaling(
+        self.scaling = Scaling(
             concurrency,
             burst=min(_BURST, concurrency),
             per_s=_PER_S,
@@ -135,7 +123,7 @@ class LambdaExecutor(Executor):
         self._cache = cache
         self._calls = concurrency if outcomes is None else min(_EVENT_CALLS, concurrency)
         self._warm = min(max(1, warm), self._calls)
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
         self._outcomes = outcomes
@@ -143,6 +131,8 @@ class LambdaExecutor(Executor):
         self._client = LambdaClient(
             Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
         )
+        self.target = self._client.target
+        self.region = self.target.region
         self._threads = CallingThreads(self._calls, "super-lambda")
 
     @classmethod
@@ -174,26 +164,6 @@ class LambdaExecutor(Executor):
         """The region that is set; else AWS's own settings have one."""
         return settings.lambda_region
 
-    @property
-    def target(self) -> Target:
-        """Which function it is, with its region."""
-        return self._client.target
-
-    @property
-    def region(self) -> str:
-        """Where the function is."""
-        return self.target.region
-
-    @property
-    def scaling(self) -> Scaling:
-        """How AWS adds environments, up to ``concurrency``."""
-        return self._scaling
-
-    @property
-    def fingerprint(self) -> str:
-        """What the warmed functions decode images to; empty before :meth:`start`."""
-        return self._fingerprint
-
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and see that they are what is wanted.
 
@@ -217,24 +187,13 @@ class LambdaExecutor(Executor):
                 f"{self.target} decodes images differently from one environment to the next "
                 f"({', '.join(digests)}): deploy it again, for one architecture, from one package"
             )
-        self._fingerprint = digests[0]
+        self.fingerprint = digests[0]
         if failures:
             _log.warning("%d of %d environments did not start: %s", len(failures), self._warm, failures[0])
         _log.info("%s: %d environments are warm", self.target, len(warmed))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`.
-
-        Raises:
-            ThrottledError: Lambda refused it for now.
-            FunctionTimedOutError: no answer within ``timeout_s``, or within the function's own limit.
-            FunctionLostError: no outcome came through the cache within ``timeout_s``.
-            FunctionCrashedError: its environment ended.
-            ConnectionLostError: the connection, or the stream of outcomes, broke before the answer had come.
-            FunctionRaisedError: the function raised, or answered what is no result of this request.
-            PayloadTooLargeError: request or result are larger than Lambda carries.
-            ExecutorError: Lambda did not run it.
-        """
+        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
         asked = self._by_its_clock(request)
         if self._outcomes is None:
             result = await self._answer(asked, timeout_s)
@@ -253,7 +212,7 @@ class LambdaExecutor(Executor):
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
-            golden=self._fingerprint,
+            golden=self.fingerprint,
             function_version=installed_version(),
         )
 
@@ -369,6 +328,10 @@ class LambdaExecutor(Executor):
             error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
             error.ran_s = time.monotonic() - began_s
             raise error from None
+        except RuntimeError as error:  # nobody has a thread to give
+            raise ThrottledError(
+                f"{error}: raise the limit on processes, or lower lambda_concurrency"
+            ) from error
 
 
 def _invoked(client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str) -> _Read:

@@ -1,14 +1,5 @@
 """What the coordinator asks of an executor, what an executor states of itself, and how an invocation fails.
 
-    ExecutorError
-    ├── ConnectionLostError      the way back of the answer broke; a function may have run
-    ├── FunctionCrashedError     the process or machine that ran the function is gone
-    ├── FunctionTimedOutError    the function did not answer within its time limit
-    ├── FunctionLostError        the request was sent, and nobody can tell what became of it
-    ├── FunctionRaisedError      the function refused the request as a whole, or is broken
-    ├── PayloadTooLargeError     request or result are larger than the executor carries
-    └── ThrottledError           no function was free to take the request in time
-
 An invocation that fails says nothing of its samples: some may be in the cache. Failures of single samples are
 no errors here; the result tells them.
 """
@@ -27,24 +18,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
-
-__all__ = [
-    "ConnectionLostError",
-    "Executor",
-    "ExecutorContext",
-    "ExecutorError",
-    "FunctionCrashedError",
-    "FunctionLostError",
-    "FunctionRaisedError",
-    "FunctionTimedOutError",
-    "OutcomeStream",
-    "PayloadTooLargeError",
-    "Scaling",
-    "ThrottledError",
-    "check_settings",
-    "one_line",
-    "setting",
-]
 
 _SCAN = 4
 
@@ -92,11 +65,9 @@ class ThrottledError(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many requests an executor takes at once.
-
-    ``capacity`` at most, ``burst`` of them right away and ``per_s`` more each second, as AWS Lambda adds
-    environments; ``backlog`` more may wait for a free function. ``queues`` says that what comes too soon is
-    not refused but waits, for so long that it may be dropped without a word.
+    """How many requests an executor takes at once: ``capacity`` at most, ``burst`` of them right away and
+    ``per_s`` more each second, as AWS Lambda adds environments; ``backlog`` more may wait for a free
+    function. ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
     """
 
     capacity: int
@@ -145,6 +116,18 @@ class Executor(Protocol):
     name: ClassVar[str]
     """Its row in the registry: ``local``, ``lambda``, ``ray``."""
 
+    remote: bool
+    """Whether its functions run on other machines, which see none of this one's files."""
+
+    region: str
+    """The AWS region that its functions run in; empty where that is no matter."""
+
+    scaling: Scaling
+    """How many requests it takes at once, now."""
+
+    fingerprint: str
+    """Digest of some images as all its functions decode them; empty before :meth:`start`."""
+
     told: ClassVar[tuple[str, ...]] = ()
     """Its settings that clients may know; fields of the protocol's message ``Coordinating``."""
 
@@ -185,22 +168,6 @@ class Executor(Protocol):
     def region_of(cls, settings: Any) -> str:  # noqa: ARG003  # others look at their settings
         """The AWS region that its functions run in, as far as settings say; else empty."""
         return ""
-
-    @property
-    def remote(self) -> bool:
-        """Whether its functions run on other machines, which see none of this one's files."""
-
-    @property
-    def region(self) -> str:
-        """The AWS region that its functions run in; empty where that is no matter."""
-
-    @property
-    def scaling(self) -> Scaling:
-        """How many requests it takes at once."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of some images as all its functions decode them; empty before :meth:`start`."""
 
     async def start(self) -> None:
         """Make ready to invoke, within a bounded time.

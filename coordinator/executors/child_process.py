@@ -1,4 +1,4 @@
-"""A child process of the coordinator that speaks in frames: how it is started, written to, read and ended.
+"""A child process of the coordinator that speaks in lines of JSON: its start, its messages and its end.
 
 The workers of the local executor and Ray's driver are such children. What they say is theirs.
 """
@@ -13,13 +13,11 @@ from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.base import ExecutorError
-from superdl.coordinator.executors.worker import LENGTH_BYTES, body_length, frame, parse
+from superdl.coordinator.executors.worker import MAX_MESSAGE_BYTES, MessageError, line_of, parse
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable, Mapping
-
-__all__ = ["ChildProcess", "keep_running"]
 
 _EXIT_TIMEOUT_S = 5.0
 
@@ -47,7 +45,13 @@ class ChildProcess:
         try:
             # A process group of its own: Ctrl-C at the terminal is for the trainer, not for its children.
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0, cwd=directory
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                limit=MAX_MESSAGE_BYTES,
+                env=environment,
+                process_group=0,
+                cwd=directory,
             )
         except OSError as error:
             raise ExecutorError(f"no process could be started for {module}: {error}") from error
@@ -62,24 +66,25 @@ class ChildProcess:
         """Wait until the child has read most of what was written."""
         await self._to_child.drain()
 
-    def write(self, framed: bytes) -> None:
-        """Write a frame without waiting; to a child that is gone there is nothing to say."""
-        if not self._to_child.is_closing():
-            self._to_child.write(framed)
-
     def tell(self, message: dict[str, Any]) -> None:
-        """Write a message of a few bytes."""
-        self.write(frame(message))
+        """Write a message without waiting; to a child that is gone there is nothing to say."""
+        if not self._to_child.is_closing():
+            self._to_child.write(line_of(message))
 
     async def read(self) -> dict[str, Any]:
         """The next message.
 
         Raises:
             IncompleteReadError, ConnectionError: there will be no more.
-            FrameError: what came is no message.
+            MessageError: what came is no message.
         """
-        prefix = await self._from_child.readexactly(LENGTH_BYTES)
-        return parse(await self._from_child.readexactly(body_length(prefix)))
+        try:
+            line = await self._from_child.readline()
+        except ValueError as error:
+            raise MessageError(f"a message is over the limit of {MAX_MESSAGE_BYTES} bytes") from error
+        if not line.endswith(b"\n"):
+            raise asyncio.IncompleteReadError(line, None)
+        return parse(line)
 
     def end(self) -> None:
         """Close its input, upon which it ends."""
@@ -94,8 +99,10 @@ class ChildProcess:
         """Wait until it has ended."""
         await self._process.wait()
 
-    async def last_words(self) -> str:
-        """How it ended, as far as can be told after a bounded wait."""
+    async def last_words(self, error: Exception | None = None) -> str:
+        """How it ended, as far as can be told after a bounded wait; or that it sent what is no message."""
+        if isinstance(error, MessageError):
+            return str(error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self._process.wait()

@@ -1,7 +1,7 @@
 """What a deployed function answers: its result, its error, and what AWS reports of the invocation.
 
-The report says how long the function ran, what of that is billed, and how much memory it has. It is the last
-line of the log that an answer carries: text, or JSON where the function logs JSON.
+The report says what of the function's time is billed, and how much memory it has. It is the last line of the
+log that an answer carries: text, or JSON where the function logs JSON.
 """
 
 from __future__ import annotations
@@ -30,23 +30,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchResult
 
-__all__ = ["Report", "from_function", "read_outcome", "read_reply", "read_report", "read_warm_reply"]
-
 _MAX_WORDS = 600
 _MAX_KIND = 80
 _MAX_RUN_US = 900_000_000
 """A function of Lambda runs for 15 minutes at most."""
+_NUMBER_MAX = 10**9
 
 _CRASHES = frozenset({"Extension.Crash", "Runtime.ExitError", "Runtime.OutOfMemory", "Sandbox.Failure"})
+_BROKEN = frozenset({"Runtime.ImportModuleError", "Runtime.HandlerNotFound", "Runtime.UserCodeSyntaxError"})
 _CACHE_ERRORS = frozenset({"CacheError", "CacheUnreachableError", "WrongPasswordError"})
 _OUT_OF_TIME = re.compile(r"Task timed out after [\d.]+ seconds")
 _KILLED = re.compile(r"signal: \w+|Runtime exited")
-
 _BILLED = re.compile(r"\tBilled Duration: (\d{1,9}) ms")
 _MEMORY = re.compile(r"\tMemory Size: (\d{1,6}) MB")
-_USED = re.compile(r"\tMax Memory Used: (\d{1,6}) MB")
-_INIT = re.compile(r"\t(?:Init|Restore) Duration: (\d{1,9}(?:\.\d{1,6})?) ms")
-_NUMBER_MAX = 10**9
 
 
 def read_warm_reply(reply: Reply, target: Target, cache: str, ran_s: float) -> Warmed:
@@ -93,14 +89,12 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
             f"{target} says that it ran for {answer.duration_us} us, which no function may"
         )
     billed_us = _billed_us(answer.duration_us)
-    if isinstance(answer, PrefetchFailure):
-        said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
-        failed = from_function(said, target, memory_mb=answer.memory_mb)
-        failed.ran_s = billed_us / 1e6
-        raise failed
     try:
+        if isinstance(answer, PrefetchFailure):
+            said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
+            raise from_function(said, target, memory_mb=answer.memory_mb)
         _check_version(answer, target)
-    except FunctionRaisedError as error:
+    except ExecutorError as error:
         error.ran_s = billed_us / 1e6
         raise
     return replace(answer, billed_us=billed_us)
@@ -129,12 +123,10 @@ def _answer(
 ) -> tuple[dict[str, Any], Report | None]:
     """An answer's JSON, and what AWS reports of it; with no report, a failure was billed ``ran_s``."""
     report = read_report(reply.log_result, reply.request_id) if reply.log_result else None
-    if reply.function_error:
-        memory_mb = report.memory_mb if report else 0
-        error = from_function(reply.payload, target, cache=cache, memory_mb=memory_mb)
-        error.ran_s = report.billed_ms / 1000 if report else ran_s
-        raise error
     try:
+        if reply.function_error:
+            memory_mb = report.memory_mb if report else 0
+            raise from_function(reply.payload, target, cache=cache, memory_mb=memory_mb)
         return read_object(reply.payload, str(target)), report
     except ExecutorError as error:
         error.ran_s = report.billed_ms / 1000 if report else ran_s
@@ -154,17 +146,14 @@ def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: 
         )
     if kind in _CRASHES or (kind.startswith("Runtime.") and _KILLED.search(words)):
         memory = f" of {memory_mb} MB" if memory_mb else ""
-        hint = (
-            f"; its memory{memory} may be too small"
-            if kind == "Runtime.OutOfMemory" or "killed" in words
-            else ""
-        )
+        is_short = kind == "Runtime.OutOfMemory" or "killed" in words
+        hint = f"; its memory{memory} may be too small" if is_short else ""
         return FunctionCrashedError(f"{target} crashed ({said}){hint}")
     if kind == "Function.ResponseSizeTooLarge":
         return PayloadTooLargeError(
             f"{target} answered more than Lambda carries ({said}): lower request_samples"
         )
-    if kind in {"Runtime.ImportModuleError", "Runtime.HandlerNotFound", "Runtime.UserCodeSyntaxError"}:
+    if kind in _BROKEN:
         return FunctionRaisedError(
             f"{target} does not start ({said}): build its package for its architecture and Python "
             "(make lambda-zip), with the handler lambda_prefetch.handler.handler"
@@ -183,24 +172,23 @@ def _told(payload: bytes) -> tuple[str, str]:
         error: Any = json.loads(payload)
     except (ValueError, RecursionError):
         error = None
-    if isinstance(error, dict):
-        kind, words = error.get("errorType"), error.get("errorMessage")
-        if isinstance(kind, str) or isinstance(words, str):
-            return (
-                clean_text(kind[:_MAX_KIND]) if isinstance(kind, str) else "",
-                clean_text(words[:_MAX_WORDS]) if isinstance(words, str) else "",
-            )
+    kind, words = (
+        clean_text(text[:most])
+        if isinstance(error, dict) and isinstance(text := error.get(name), str)
+        else ""
+        for name, most in (("errorType", _MAX_KIND), ("errorMessage", _MAX_WORDS))
+    )
+    if kind or words:
+        return kind, words
     return "", f"what is no error of Lambda's: {payload[:_MAX_WORDS].decode(errors='replace')!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``init_ms`` is above 0 where the invocation started its environment; that time is billed too."""
+    """What was billed, the start of the environment included, and the memory of the function."""
 
     billed_ms: int
     memory_mb: int = 0
-    used_mb: int = 0
-    init_ms: float = 0.0
 
 
 def read_report(log_result: str, request_id: str) -> Report | None:
@@ -217,7 +205,8 @@ def read_report(log_result: str, request_id: str) -> Report | None:
         return None
     for line in reversed(lines):
         if line.startswith(f"REPORT RequestId: {request_id}\t"):
-            return _from_text(line)
+            billed, memory = _BILLED.search(line), _MEMORY.search(line)
+            return Report(int(billed[1]), int(memory[1]) if memory else 0) if billed else None
         if line.startswith("{") and '"platform.report"' in line:
             report = _from_json(line, request_id)
             if report is not None:
@@ -225,42 +214,16 @@ def read_report(log_result: str, request_id: str) -> Report | None:
     return None
 
 
-def _from_text(line: str) -> Report | None:
-    billed = _BILLED.search(line)
-    if billed is None:
-        return None
-    memory, used, init = _MEMORY.search(line), _USED.search(line), _INIT.search(line)
-    return Report(
-        int(billed[1]),
-        memory_mb=int(memory[1]) if memory else 0,
-        used_mb=int(used[1]) if used else 0,
-        init_ms=float(init[1]) if init else 0.0,
-    )
-
-
 def _from_json(line: str, request_id: str) -> Report | None:
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):
+        record = event["record"]
+        metrics = record["metrics"]
+        # AWS bills whole milliseconds.
+        billed_ms, memory_mb = math.ceil(metrics["billedDurationMs"]), int(metrics.get("memorySizeMB", 0))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    record = event.get("record")
-    if event.get("type") != "platform.report" or not isinstance(record, dict):
-        return None
-    metrics = record.get("metrics")
-    if record.get("requestId") != request_id or not isinstance(metrics, dict):
-        return None
-    billed_ms = _number(metrics, "billedDurationMs")
-    if not billed_ms:
-        return None
-    return Report(
-        math.ceil(billed_ms),  # AWS bills whole milliseconds
-        memory_mb=int(_number(metrics, "memorySizeMB")),
-        used_mb=int(_number(metrics, "maxMemoryUsedMB")),
-        init_ms=_number(metrics, "initDurationMs") or _number(metrics, "restoreDurationMs"),
-    )
-
-
-def _number(metrics: dict[str, Any], name: str) -> float:
-    value = metrics.get(name, 0)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= _NUMBER_MAX else 0.0
+    is_ours = event.get("type") == "platform.report" and record.get("requestId") == request_id
+    if is_ours and 0 < billed_ms <= _NUMBER_MAX and 0 <= memory_mb <= _NUMBER_MAX:
+        return Report(billed_ms, memory_mb)
+    return None

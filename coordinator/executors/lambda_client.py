@@ -1,21 +1,15 @@
 """One function on AWS Lambda, invoked by boto3: a blocking call, an answer or an executor's error.
 
 It retries nothing: the core does, and it must see throttling to adapt to it. What the Invoke API, and the way
-there, say of a failure becomes one of the executors' errors, with function, reason and remedy. The threads
-that make such calls beside an event loop are here too.
+there, say of a failure becomes one of the executors' errors, with function, reason and remedy.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import os
-import queue
 import re
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore import exceptions
@@ -36,13 +30,7 @@ from superdl.super_wire.redaction import text_without_credentials
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_REQUEST_BYTES", "CallingThreads", "LambdaClient", "Reply", "Target", "from_botocore"]
-
-_log = logging.getLogger(__name__)
-
-_Value = TypeVar("_Value")
-
-MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
+_MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
 """What Lambda takes, by invocation type."""
 
 _CONNECT_TIMEOUT_S = 5
@@ -53,40 +41,68 @@ _NAME = re.compile(
 
 _MAX_WORDS = 600
 _MAX_KIND = 80
-
-_THROTTLED = frozenset({"EC2ThrottledException", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
-_TOO_LARGE = frozenset({"RequestTooLargeException", "SerializedRequestEntityTooLargeException"})
-_BAD_REQUEST = frozenset({"InvalidRequestContentException", "UnsupportedMediaTypeException"})
-_FORBIDDEN = frozenset({"AccessDenied", "AccessDeniedException"})
-_BAD_CREDENTIALS = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "IncompleteSignature", "IncompleteSignatureException"}
-    | {"InvalidClientTokenId", "InvalidSignatureException", "MissingAuthenticationToken"}
-    | {"MissingAuthenticationTokenException", "SignatureDoesNotMatch", "UnrecognizedClientException"}
-)
 _NEVER_REACHED = (
     exceptions.ConnectTimeoutError,
     exceptions.EndpointConnectionError,
     exceptions.ProxyConnectionError,
     exceptions.SSLError,
 )
-_NOT_READY = frozenset(
-    {"CodeArtifactUserPendingException", "ENINotReadyException", "ResourceConflictException"}
-) | {
-    "ResourceNotReadyException",
-    "SnapStartNotReadyException",
-}
-# What AWS finds wrong with the function's own deployment: the beginning of the error's code, and the remedy.
-_DEPLOYMENT = (
-    ("KMS", "let its role decrypt with the KMS key of its environment variables, and enable the key"),
-    ("SubnetIPAddressLimit", "give its subnets more free addresses, or name larger ones"),
-    ("ENI", "ask AWS for more network interfaces in this region, or lower lambda_concurrency"),
-    ("InvalidSubnet", "deploy it with subnets that exist"),
-    ("InvalidSecurityGroup", "deploy it with security groups that exist"),
-    ("EC2AccessDenied", "let its role make network interfaces (AWSLambdaVPCAccessExecutionRole)"),
-    ("InvalidZipFile", "build its package again (make lambda-zip) and deploy it"),
-    ("InvalidRuntime", "deploy it with a Python runtime that Lambda still runs"),
-    ("Runtime", "deploy it with a Python runtime that Lambda still runs"),
-    ("RecursiveInvocation", "let nothing that the function writes to invoke it"),
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What the Invoke API says by some codes (or HTTP statuses), and what helps."""
+
+    codes: str
+    says: str
+    kind: type[ExecutorError] = ExecutorError
+    refused: bool = False
+    wrong_settings: bool = False
+
+
+_REFUSALS = (
+    _Refusal(
+        "429 TooManyRequestsException EC2ThrottledException RequestLimitExceeded Throttling "
+        "ThrottlingException",
+        "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved "
+        "concurrency where it has one, or ask AWS for a higher quota in this region",
+        ThrottledError,
+    ),
+    _Refusal(
+        "413 RequestTooLargeException SerializedRequestEntityTooLargeException",
+        "{target} takes no request this large ({words}): lower request_samples",
+        PayloadTooLargeError,
+        refused=True,
+    ),
+    _Refusal(
+        "InvalidRequestContentException UnsupportedMediaTypeException",
+        "{target} was not invoked, the request is refused ({words})",
+        FunctionRaisedError,
+        refused=True,
+    ),
+    _Refusal(
+        "ResourceNotFoundException",
+        "{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
+        "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)",
+        wrong_settings=True,
+    ),
+    _Refusal(
+        "AccessDenied AccessDeniedException",
+        "the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction on "
+        "this function",
+    ),
+    _Refusal(
+        "ExpiredToken ExpiredTokenException IncompleteSignature IncompleteSignatureException "
+        "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
+        "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
+        "{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew "
+        "them, and see that lambda_region is the function's and that this machine's clock is right",
+    ),
+    _Refusal(
+        "CodeArtifactUserPendingException ENINotReadyException ResourceConflictException "
+        "ResourceNotReadyException SnapStartNotReadyException",
+        "{target} is not ready yet ({words}): wait until its state is Active",
+    ),
 )
 
 
@@ -145,12 +161,10 @@ class LambdaClient:
                 "lambda", config=config, region_name=region, endpoint_url=target.endpoint_url or None
             )
         except (ValueError, exceptions.InvalidRegionError) as error:
-            msg = (
-                f"{self.target} has no address: {text_without_credentials(str(error))}; "
-                "lambda_endpoint_url is a URL such as http://127.0.0.1:9001, lambda_region a region such as "
-                "us-east-1"
-            )
-            raise ConfigError(msg) from error
+            raise ConfigError(
+                f"{self.target} has no address: {text_without_credentials(str(error))}; lambda_endpoint_url "
+                "is a URL such as http://127.0.0.1:9001, lambda_region a region such as us-east-1"
+            ) from error
         except exceptions.BotoCoreError as error:
             raise from_botocore(error, self.target) from error
 
@@ -161,12 +175,12 @@ class LambdaClient:
             ExecutorError: any of its kinds, but for what the function itself raises: see
                 :attr:`Reply.function_error`.
         """
-        if len(payload) > MAX_REQUEST_BYTES[kind]:
-            msg = (
-                f"a request of {len(payload):,} bytes is more than Lambda takes ({MAX_REQUEST_BYTES[kind]:,} "
-                f"for {kind}): lower request_samples"
+        most = _MAX_REQUEST_BYTES[kind]
+        if len(payload) > most:
+            error = PayloadTooLargeError(
+                f"a request of {len(payload):,} bytes is more than Lambda takes ({most:,} for {kind}): lower "
+                "request_samples"
             )
-            error = PayloadTooLargeError(msg)
             error.refused = True
             raise error
         arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
@@ -194,8 +208,9 @@ class LambdaClient:
 def _session_and_region(target: Target) -> tuple[Any, str]:
     named = _NAME.fullmatch(target.function)
     if named is None:
-        msg = f"lambda_function is a function's name, ARN or name:alias; not {target.function[:200]!r}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"lambda_function is a function's name, ARN or name:alias; not {target.function[:200]!r}"
+        )
     try:
         # A session of its own: boto3's default session may not be used by two threads at once.
         session = boto3.session.Session()
@@ -204,175 +219,51 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
         raise from_botocore(error, target) from error
     in_arn = named["region"] or ""
     if in_arn and target.region and in_arn != target.region:
-        msg = f"lambda_function is in the region {in_arn} and lambda_region says {target.region}: correct one"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"lambda_function is in the region {in_arn} and lambda_region says {target.region}: correct one"
+        )
     region = target.region or in_arn or own or os.environ.get("AWS_REGION", "")  # all that Fargate sets
     if not region:
-        msg = (
+        raise ConfigError(
             f"{target} is in no region: set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or name the "
             "function by its ARN"
         )
-        raise ConfigError(msg)
     return session, region
 
 
 def from_botocore(error: Exception, target: Target) -> ExecutorError:
     """What botocore raised by an invocation, as an executor's error."""
     if isinstance(error, exceptions.ClientError):
-        return _from_answer(error, target)
+        return _from_answer(dict(error.response), str(error), target)
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
+    words = text_without_credentials(str(error))[:_MAX_WORDS]
     if isinstance(error, NO_CREDENTIALS):
-        return _hopeless(
-            f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({error}): set "
+        failed = ExecutorError(
+            f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
             "role"
         )
+        failed.wrong_settings = True
+        return failed
     if isinstance(error, _NEVER_REACHED):
         return ExecutorError(
-            f"{target} cannot be reached ({text_without_credentials(str(error))}): check lambda_region, "
-            "lambda_endpoint_url, the network; a VPC without NAT needs an interface endpoint for Lambda"
+            f"{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
+            "VPC without NAT needs an interface endpoint for Lambda"
         )
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
-        return ConnectionLostError(
-            f"the connection to {target} broke before it had answered: "
-            + text_without_credentials(str(error))
-        )
-    return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {str(error)[:_MAX_WORDS]}")
+        return ConnectionLostError(f"the connection to {target} broke before it had answered: {words}")
+    return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {words}")
 
 
-def _from_answer(error: exceptions.ClientError, target: Target) -> ExecutorError:  # noqa: PLR0911  # one per kind
-    answer: dict[str, Any] = dict(error.response)
-    details = answer.get("Error", {})
+def _from_answer(answer: dict[str, Any], text: str, target: Target) -> ExecutorError:
+    details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = str(details.get("Code", ""))[:_MAX_KIND]
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    words = f"{code}: {str(details.get('Message', '') or error)[:_MAX_WORDS]}"
-    if status == 429 or code in _THROTTLED:  # noqa: PLR2004  # Too Many Requests
-        reason = str(answer.get("Reason", "") or code)[:_MAX_KIND]
-        return ThrottledError(f"{target} is throttled ({reason}): {_throttling_remedy(reason)}")
-    if status == 413 or code in _TOO_LARGE:  # noqa: PLR2004  # Payload Too Large
-        return _refused(
-            PayloadTooLargeError(f"{target} takes no request this large ({words}): lower request_samples")
-        )
-    if code in _BAD_REQUEST:
-        return _refused(FunctionRaisedError(f"{target} was not invoked, the request is refused ({words})"))
-    if code == "ResourceNotFoundException":
-        return _hopeless(
-            f"{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
-            "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)"
-        )
-    if code in _FORBIDDEN:
-        return ExecutorError(
-            f"the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction "
-            "on this function"
-        )
-    if code in _BAD_CREDENTIALS:
-        return ExecutorError(
-            f"{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew "
-            "them, and see that lambda_region is the function's and that this machine's clock is right"
-        )
-    if code in _NOT_READY:
-        return ExecutorError(f"{target} is not ready yet ({words}): wait until its state is Active")
-    for beginning, remedy in _DEPLOYMENT:
-        if code.startswith(beginning):
-            return ExecutorError(f"{target} cannot be started ({words}): {remedy}")
-    return ExecutorError(f"{target} could not be invoked ({words or status})")
-
-
-def _hopeless(msg: str) -> ExecutorError:
-    error = ExecutorError(msg)
-    error.wrong_settings = True
-    return error
-
-
-def _refused(error: ExecutorError) -> ExecutorError:
-    error.refused = True
-    return error
-
-
-def _throttling_remedy(reason: str) -> str:
-    if reason.startswith("Reserved"):
-        return "raise the function's reserved concurrency, or lower lambda_concurrency"
-    return "lower lambda_concurrency, or ask AWS for a higher concurrency quota in this region"
-
-
-class CallingThreads:
-    """Up to ``limit`` threads for blocking calls, started as they are needed; used from one event loop.
-
-    The threads of :mod:`concurrent.futures` are waited for when the interpreter ends, however long a call
-    still waits for its answer. These are not: :meth:`close` abandons what they are doing.
-    """
-
-    def __init__(self, limit: int, name: str) -> None:
-        self._limit = limit
-        self._name = name
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
-        self._calls = queue.SimpleQueue()
-        self._under_way: set[asyncio.Future[Any]] = set()
-        self._threads = 0
-        self._is_short = False
-        self._closed: Exception | None = None
-
-    async def run(self, call: Callable[[], _Value]) -> _Value:
-        """The value of ``call()``, or its error. One that is cancelled before it has begun never begins.
-
-        Raises:
-            ThrottledError: this machine starts no thread at all for now.
-        """
-        if self._closed is not None:
-            raise self._closed
-        if self._threads < min(len(self._under_way) + 1, self._limit):
-            self._start_one()
-        future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
-        self._under_way.add(future)
-        self._calls.put((call, future))
-        return await future
-
-    def close(self, reason: Exception) -> None:
-        """Begin nothing more, and abandon what is under way: it fails with ``reason``."""
-        self._closed = reason
-        for future in self._under_way:
-            if not future.done():
-                future.set_exception(reason)
-        for _ in range(self._threads):
-            self._calls.put(None)
-
-    def _start_one(self) -> None:
-        """One thread more; where the machine has none to give, those that there are do all."""
-        thread = threading.Thread(target=self._work, name=f"{self._name}-{self._threads + 1}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            msg = (
-                f"no more than {self._threads} of {self._limit} threads can be started ({error}): raise the "
-                "limit on processes (ulimit -u, TasksMax, pids.max) or lower lambda_concurrency"
-            )
-            if not self._threads:
-                raise ThrottledError(msg) from error
-            if not self._is_short:
-                _log.warning("%s", msg)
-            self._is_short = True
-            return
-        self._threads += 1
-
-    def _work(self) -> None:
-        while (work := self._calls.get()) is not None:
-            call, future = work
-            value, error = None, None
-            try:
-                if not future.done():
-                    value = call()
-            except BaseException as raised:  # noqa: BLE001  # raised where the value is waited for
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
-            del work, call, future, value, error  # a thread that waits holds no answer in memory
-
-    def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        self._under_way.discard(future)
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    words = str(answer.get("Reason", ""))[:_MAX_KIND]  # of throttling
+    words = words or f"{code}: {str(details.get('Message', '') or text)[:_MAX_WORDS]}"
+    for refusal in _REFUSALS:
+        if {code, str(status)} & set(refusal.codes.split()):
+            failed = refusal.kind(refusal.says.format(target=target, words=words))
+            failed.refused, failed.wrong_settings = refusal.refused, refusal.wrong_settings
+            return failed
+    return ExecutorError(f"{target} could not be invoked ({words})")

@@ -28,7 +28,7 @@ from superdl.coordinator.executors.base import (
 )
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_result, result_in, warm_event
-from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, FrameError, frame
+from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, MessageError
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
-
-__all__ = ["LocalExecutor", "LocalSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,10 +84,10 @@ class LocalExecutor(Executor):
         if not module or not attribute:
             raise ConfigError(f"a function is named module:attribute; not {function!r}")
         # One request more for each worker may wait, so that none idles between two.
-        self._scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
+        self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function = function
         self._environment = dict(environment or {})
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -109,16 +107,6 @@ class LocalExecutor(Executor):
         return settings.workers
 
     @property
-    def scaling(self) -> Scaling:
-        """One request for each worker, and as many that wait."""
-        return self._scaling
-
-    @property
-    def fingerprint(self) -> str:
-        """What all workers decode images to; empty before :meth:`start`."""
-        return self._fingerprint
-
-    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
         return sorted(worker.pid for worker in self._workers)
@@ -130,7 +118,7 @@ class LocalExecutor(Executor):
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
                 error.
         """
-        for _ in range(self._scaling.capacity):
+        for _ in range(self.scaling.capacity):
             keeping = keep_running(
                 self._run_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
             )
@@ -141,20 +129,13 @@ class LocalExecutor(Executor):
                 await self._ready.wait()
         except TimeoutError:
             late = f" within {_WARM_TIMEOUT_S} s"
-        if not self._fingerprint:
+        if not self.fingerprint:
             await self.close()
             reason = self._last_failure or "none of its workers answered"
             raise ExecutorError(f"the function {self._function} could not be started{late}: {reason}")
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request on the next free worker; see :class:`superdl.coordinator.executors.base.Executor`.
-
-        Raises:
-            ThrottledError: no worker became free within ``timeout_s``.
-            FunctionTimedOutError: the function ran longer than ``timeout_s``.
-            FunctionCrashedError: its process ended.
-            FunctionRaisedError: it raised, or answered what is no result of this request.
-        """
+        """Run one request on the next free worker; see :class:`.base.Executor`."""
         worker = await self._next_free(timeout_s)
         began_s = time.monotonic()
         try:
@@ -190,7 +171,7 @@ class LocalExecutor(Executor):
                         return worker
         except TimeoutError:
             failure = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
-            msg = f"none of the {self._scaling.capacity} local workers was free within {timeout_s} s{failure}"
+            msg = f"none of the {self.scaling.capacity} local workers was free within {timeout_s} s{failure}"
             raise ThrottledError(msg) from None
 
     async def _run_one(self) -> bool:
@@ -216,10 +197,10 @@ class LocalExecutor(Executor):
 
     def _admit(self, fingerprint: str) -> None:
         """Refuse a worker that decodes otherwise than the others: equal ids would get other bytes."""
-        self._fingerprint = self._fingerprint or fingerprint
-        if fingerprint != self._fingerprint:
+        self.fingerprint = self.fingerprint or fingerprint
+        if fingerprint != self.fingerprint:
             raise ExecutorError(
-                f"a worker's decoder has the fingerprint {fingerprint}, the others' {self._fingerprint}: "
+                f"a worker's decoder has the fingerprint {fingerprint}, the others' {self.fingerprint}: "
                 "restart the coordinator, so that all workers run what is installed now"
             )
         self._ready.set()
@@ -230,7 +211,7 @@ class LocalExecutor(Executor):
         self._last_failure = reason
         self._failures += 1
         _log.warning("a local worker failed and is replaced: %s", reason)
-        if self._failures >= self._scaling.capacity:
+        if self._failures >= self.scaling.capacity:
             self._ready.set()  # start() need not wait any longer
 
 
@@ -284,10 +265,11 @@ class _Worker:
         except TimeoutError:
             msg = f"the function did not answer within {timeout_s} s; its process {self.pid} was ended"
             raise FunctionTimedOutError(msg) from None
-        except (asyncio.IncompleteReadError, ConnectionError, FrameError) as error:
-            words = str(error) if isinstance(error, FrameError) else await self._process.last_words()
-            msg = f"the function's process {self.pid} ended before it answered: {words}"
-            raise FunctionCrashedError(msg) from error
+        except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
+            words = await self._process.last_words(error)
+            raise FunctionCrashedError(
+                f"the function's process {self.pid} ended before it answered: {words}"
+            ) from error
         finally:
             if not answered:
                 self.kill()
@@ -313,7 +295,7 @@ class _Worker:
 
     async def _exchange(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         self._calls += 1
-        self._process.write(frame({"call": self._calls, "event": event, "timeout_s": timeout_s}))
+        self._process.tell({"call": self._calls, "event": event, "timeout_s": timeout_s})
         await self._process.drain()
         while True:
             message = await self._process.read()
@@ -321,5 +303,5 @@ class _Worker:
             if call == self._calls:
                 return message
             if not isinstance(call, int) or not FIRST_CALL <= call < self._calls:
-                raise FrameError(f"it answered call {call!r:.20}, which was never made")
+                raise MessageError(f"it answered call {call!r:.20}, which was never made")
             _log.warning("process %d answered call %d more than once; this is dropped", self.pid, call)

@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["ExecutorManager", "ManagedExecutor"]
-
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 _CLOSE_S = 8.0
-_LAST_S = 1.0
 _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
@@ -48,7 +45,6 @@ class ManagedExecutor:
         self._make = make
         self._made = make()  # what is wrong with its settings is told at once
         self._is_closed = False
-        self._ready = False
         self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
         self.files_remedy = self._made.files_remedy
         self.absence = "it has not been started"
@@ -57,7 +53,7 @@ class ManagedExecutor:
     @property
     def scaling(self) -> Scaling:
         """How many requests it takes at once: none while it is not there."""
-        return self._made.scaling if self._ready else _NONE
+        return _NONE if self.absence else self._made.scaling
 
     @property
     def fingerprint(self) -> str:
@@ -65,7 +61,7 @@ class ManagedExecutor:
         return self._made.fingerprint
 
     async def start(self) -> None:
-        """Start the executor; it takes requests once it is admitted.
+        """Start the executor; it takes requests once ``absence`` is cleared.
 
         Raises:
             SuperError: why not, whatever it was; it can be tried again.
@@ -75,51 +71,35 @@ class ManagedExecutor:
                 self._made, self._is_closed = self._make(), False
             await self._made.start()
         except SuperError as error:
-            await self.retire(str(error))
+            await self.close(str(error))
             raise
         except Exception as error:
             words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
             _log.exception("the executor %s: %s", self.name, words)
-            await self.retire(words)
+            await self.close(words)
             raise ExecutorError(words) from error
-
-    def admit(self) -> None:
-        """Have it take requests."""
-        self._ready, self.absence = True, ""
-
-    async def retire(self, reason: str) -> None:
-        """End the executor; the next start has another one in its place."""
-        self._ready, self.absence = False, reason
-        await self._end()
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Carry out one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        if not self._ready:
+        if self.absence:
             error = ExecutorError(f"the executor {self.name} is not there: {self.absence}")
             error.refused = True
             raise error
         return await self._made.invoke(request, timeout_s=timeout_s)
 
-    async def close(self) -> None:
-        """End the executor."""
-        self._ready, self.absence = False, "the coordinator ends"
-        await self._end()
-
-    async def _end(self) -> None:
-        """Close what was made, once, and wait for it for a bounded time."""
+    async def close(self, reason: str = "the coordinator ends") -> None:
+        """End the executor, once and within a bounded time; the next start has another one in its place."""
+        self.absence = reason
         if self._is_closed:
             return
-        closing = asyncio.create_task(self._made.close(), name=f"close {self.name}")
-        try:
-            await asyncio.wait([closing], timeout=_CLOSE_S)
-        finally:
-            closing.cancel()
         self._is_closed = True
-        await asyncio.wait([closing], timeout=_LAST_S)
-        if not closing.done() or closing.cancelled():
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._made.close()
+        except TimeoutError:
             _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
-        elif (error := closing.exception()) is not None:
-            _log.error("the executor %s did not end well", self.name, exc_info=error)
+        except Exception:  # noqa: BLE001  # logged: the others are to end too
+            _log.exception("the executor %s did not end well", self.name)
 
 
 class ExecutorManager:
@@ -137,9 +117,8 @@ class ExecutorManager:
         self.fingerprint = ""
         """What the functions of all that are there decode images to."""
         self._told: dict[int, Scaling] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._starting: list[asyncio.Task[None]] = []
-        self._agree: Callable[[str], Awaitable[object]] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
 
     @property
     def remote(self) -> bool:
@@ -152,21 +131,14 @@ class ExecutorManager:
         Raises:
             SuperError: none could be started; what the first said.
         """
-        starting = [
-            asyncio.create_task(executor.start(), name=f"start {executor.name}")
-            for executor in self.executors
-        ]
-        try:
-            await _first_success(starting)
-            await asyncio.wait(starting, timeout=_GRACE_S)
-        except BaseException:
-            await cancel_and_wait(*starting)
-            raise
-        self._starting = starting
+        starting = self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
+        left = set(starting)
+        while left and all(task.exception() for task in set(starting) - left):
+            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        if left:
+            await asyncio.wait(left, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):
-            if len(self.executors) == 1:
-                starting[0].result()
-            raise self._none_left()
+            raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
         """Take up those that have started, if they decode as ``agree`` wants it; go on with the others.
@@ -177,21 +149,22 @@ class ExecutorManager:
         Raises:
             SuperError: none is left.
         """
-        self._agree = agree
+        failures = []
         for executor, starting in zip(self.executors, self._starting, strict=True):
-            if not starting.done():
-                self._watch(self._keep(executor, starting))
-                continue
-            try:
-                starting.result()
-                await self._admit(executor)
-            except SuperError as error:
-                if len(self.executors) == 1:
-                    raise
-                _log.warning("the executor %s is left out for now: %s", executor.name, error)
-                self._watch(self._keep(executor))
+            again: asyncio.Task[None] | None = starting
+            if starting.done():
+                again = None
+                try:
+                    starting.result()
+                    await self._admit(executor, agree)
+                    continue
+                except SuperError as error:
+                    failures.append(error)
+                    _log.warning("the executor %s is left out for now: %s", executor.name, error)
+            if len(self.executors) > 1:
+                self._keeping.append(asyncio.create_task(self._keep(executor, agree, again)))
         if not self.fingerprint:
-            raise self._none_left()
+            raise self._none_left(*failures)
 
     def tell_changes(self, post_event: Callable[[Event], None]) -> None:
         """Tell the core of those that take another number of requests than before."""
@@ -203,55 +176,43 @@ class ExecutorManager:
 
     async def close(self) -> None:
         """End all."""
-        await cancel_and_wait(*self._tasks, *self._starting)
+        await cancel_and_wait(*self._keeping, *self._starting)
         await asyncio.gather(*(executor.close() for executor in self.executors))
 
-    def _none_left(self) -> SuperError:
-        """What to raise if none of several executors can be used."""
+    def _none_left(self, *failures: BaseException | None) -> BaseException:
+        """What to raise if no executor can be used."""
+        if len(self.executors) == 1 and failures[0] is not None:
+            return failures[0]
         reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.executors)
         return ExecutorError(f"none of the executors could be started: {reasons}")
 
-    async def _admit(self, executor: ManagedExecutor) -> None:
-        if self._agree is None:  # never: it is set before
-            raise ExecutorError("nobody has said what images are decoded to")
+    async def _admit(self, executor: ManagedExecutor, agree: Callable[[str], Awaitable[object]]) -> None:
         try:
-            await self._agree(executor.fingerprint)
+            await agree(executor.fingerprint)
         except SuperError as error:
-            await executor.retire(str(error))
+            await executor.close(str(error))
             raise
         self.fingerprint = self.fingerprint or executor.fingerprint
-        executor.admit()
+        executor.absence = ""
 
-    async def _keep(self, executor: ManagedExecutor, starting: asyncio.Task[None] | None = None) -> None:
-        """Try again and again to start one that is missing."""
+    async def _keep(
+        self,
+        executor: ManagedExecutor,
+        agree: Callable[[str], Awaitable[object]],
+        starting: asyncio.Task[None] | None,
+    ) -> None:
+        """Try again and again to start one that is missing; ``starting``: an attempt that is under way."""
         pause_s = _FIRST_PAUSE_S
-        while True:
+        while executor.absence:
             if starting is None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
                 await (starting or executor.start())
-                await self._admit(executor)
-            except SuperError as error:
-                _log.warning("the executor %s is missing, and is tried again: %s", executor.name, error)
-                starting = None
-            except Exception:  # noqa: BLE001  # logged; a bug is no reason to do without it for ever
-                _log.exception("the executor %s is missing, and is tried again", executor.name)
-                starting = None
-            else:
-                _log.info("the executor %s is there", executor.name)
-                return
-
-    def _watch(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _first_success(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until one has ended well, or all have ended."""
-    left = set(tasks)
-    while left:
-        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        if any(task.exception() is None for task in done):
-            return
+                await self._admit(executor, agree)
+            except Exception as error:  # noqa: BLE001  # a bug is no reason to do without it for ever
+                is_bug = not isinstance(error, SuperError)
+                words = "the executor %s is missing, and is tried again: %s"
+                _log.warning(words, executor.name, error, exc_info=is_bug)
+            starting = None
+        _log.info("the executor %s is there", executor.name)

@@ -9,25 +9,27 @@ of a deployment, with the fields of the classes below. What follows from prices 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from superdl.coordinator.core import Prices
 from superdl.super_wire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Machine", "PriceTable", "load_prices"]
-
 _DEFAULT = Path(__file__).with_name("prices.toml")
-_TEXTS = ("region", "date", "source")
-_Table = dict[str, dict[str, Any]]
+_PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
+_KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
+"""Sections of sections, by the name of the thing."""
+
+_CONFIG = ConfigDict(extra="forbid")
+_Usd = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Thing = TypeVar("_Thing")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Machine:
     """A machine that is paid for by the hour.
 
@@ -35,93 +37,67 @@ class Machine:
     its ``gpus``, if it has any.
     """
 
-    hour: float
-    vcpus: int
-    memory_gib: float
-    gpus: int = 0
+    hour: _Usd
+    vcpus: Annotated[int, Field(gt=0)]
+    memory_gib: _AboveZero
+    gpus: Annotated[int, Field(ge=0)] = 0
     gpu: str = ""
     arm: bool = False
 
     def __post_init__(self) -> None:
-        if not self.vcpus or not self.memory_gib:
-            raise ConfigError("vcpus and memory_gib are above 0")
         if bool(self.gpus) != bool(self.gpu):
             raise ConfigError("gpus and gpu go together: how many, and their name")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class CacheNode:
     """A node of a cache: its maxmemory before what is reserved, and the network that is always there."""
 
-    hour: float
-    memory_gib: float
-    network_gbps: float
-
-    def __post_init__(self) -> None:
-        if not self.memory_gib or not self.network_gbps:
-            raise ConfigError("memory_gib and network_gbps are above 0")
+    hour: _Usd
+    memory_gib: _AboveZero
+    network_gbps: _AboveZero
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Fargate:
     """A container for an hour, by its vCPUs and its GB of memory."""
 
-    vcpu_hour: float
-    gb_hour: float
+    vcpu_hour: _Usd
+    gb_hour: _Usd
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An interface endpoint in one zone: an hour of it, and a GB through it."""
+@dataclass(frozen=True, slots=True, config=_CONFIG)
+class Gateway:
+    """An interface endpoint in one zone, or a NAT gateway: an hour of it, and a GB through it."""
 
-    hour: float
-    gb: float
-
-
-@dataclass(frozen=True, slots=True)
-class NatGateway:
-    """A NAT gateway: an hour of it, and a GB through it."""
-
-    hour: float
-    gb: float
+    hour: _Usd
+    gb: _Usd
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Address:
     """An hour of a public IPv4 address."""
 
-    hour: float
+    hour: _Usd
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Transfer:
     """A GB between availability zones, both sides together, and a GB out to the internet."""
 
-    between_zones_gb: float
-    internet_gb: float
+    between_zones_gb: _Usd
+    internet_gb: _Usd
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class Storage:
     """A GB for a month, in the object store and on a disk."""
 
-    s3_gb_month: float
-    disk_gb_month: float
+    s3_gb_month: _Usd
+    disk_gb_month: _Usd
 
 
-_PIECES: dict[str, type] = {
-    "fargate": Fargate,
-    "endpoint": Endpoint,
-    "nat_gateway": NatGateway,
-    "address": Address,
-    "transfer": Transfer,
-    "storage": Storage,
-}
-_KINDS: dict[str, type] = {"machine": Machine, "cache_node": CacheNode}
-"""Sections of sections, by the name of the thing."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class PriceTable:
     """What things cost, in US dollars, and where the figures come from.
 
@@ -136,8 +112,8 @@ class PriceTable:
     machines: dict[str, Machine]
     cache_nodes: dict[str, CacheNode]
     fargate: Fargate
-    endpoint: Endpoint
-    nat_gateway: NatGateway
+    endpoint: Gateway
+    nat_gateway: Gateway
     address: Address
     transfer: Transfer
     storage: Storage
@@ -169,37 +145,26 @@ def load_prices(file: str | None = None) -> PriceTable:
     Raises:
         ConfigError: the file cannot be read, or holds what is no price; the message names it.
     """
-    table, path = _read(_DEFAULT), _DEFAULT
-    if file:
-        path = Path(file)
-        for section, entries in _read(path).items():
-            if section in _KINDS:
-                things = table.setdefault(section, {})
-                for name, row in entries.items():
-                    things[name] = things.get(name, {}) | row
-            else:
-                known = table.get(section, {})
-                if "hour" in entries:  # what of it is the coordinator's, only who says both knows
-                    known = {unit: price for unit, price in known.items() if unit != "coordinator_hour"}
-                table[section] = known | entries
-    about = table.pop("about", {})
-    kinds = {section: _things(path, section, table.pop(section, {})) for section in _KINDS}
-    pieces = {
-        section: _made(path, f"[{section}]", kind, table.pop(section)) for section, kind in _PIECES.items()
-    }
-    return PriceTable(
-        region=about["region"],
-        date=about["date"],
-        source=about["source"],
-        verified=tuple(about["verified"]),
-        by_executor={name: _made(path, f"[{name}]", Prices, row) for name, row in table.items()},
-        machines=kinds["machine"],
-        cache_nodes=kinds["cache_node"],
-        **pieces,
-    )
+    table, path = _read(_DEFAULT), Path(file) if file else _DEFAULT
+    for section, entries in _read(path).items() if file else ():
+        known = table.setdefault(section, {})
+        if "hour" in entries:  # what of it is the coordinator's, only who says both knows
+            known.pop("coordinator_hour", None)
+        for name, value in entries.items():
+            known[name] = known.get(name, {}) | value if isinstance(value, dict) else value
+    facts = table.pop("about", {})
+    facts |= {name: table.pop(section, {}) for section, name in _KINDS.items()}
+    facts |= {section: table.pop(section, {}) for section in _PIECES}
+    facts["by_executor"] = table  # what is no piece of a deployment is an executor
+    try:
+        return PriceTable(**facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = " ".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: {where}: {first['msg']}; not {first['input']!r}") from error
 
 
-def _named(kind: str, things: Mapping[str, _Thing], name: str) -> _Thing:
+def _named(kind: str, things: dict[str, _Thing], name: str) -> _Thing:
     if name not in things:
         raise ConfigError(
             f"the price table has no {kind} {name!r}; there are {', '.join(sorted(things))}. A file of yours "
@@ -208,22 +173,7 @@ def _named(kind: str, things: Mapping[str, _Thing], name: str) -> _Thing:
     return things[name]
 
 
-def _things(path: Path, section: str, rows: _Table) -> dict[str, Any]:
-    return {name: _made(path, f"[{section}.{name!r}]", _KINDS[section], row) for name, row in rows.items()}
-
-
-def _made(path: Path, where: str, kind: type, row: Mapping[str, Any]) -> Any:
-    """An object of what was read, once nothing is missing that has no default."""
-    missing = [entry.name for entry in fields(kind) if entry.name not in row and entry.default is MISSING]
-    if missing:
-        raise ConfigError(f"{path}: {where} lacks {', '.join(missing)}")
-    try:
-        return kind(**row)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {where}: {error}") from error
-
-
-def _read(path: Path) -> _Table:
+def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -231,52 +181,4 @@ def _read(path: Path) -> _Table:
     for section, entries in table.items():
         if not isinstance(entries, dict):
             raise ConfigError(f"{path}: {section} stands outside of a section such as [lambda]")
-        if section == "about":
-            _check_about(path, entries)
-        elif section in _KINDS:
-            for name, row in entries.items():
-                if not isinstance(row, dict):
-                    raise ConfigError(
-                        f'{path}: [{section}] has a section for each by name, [{section}."{name}"]; not '
-                        f"{name} = {row!r}"
-                    )
-                _check(path, f"[{section}.{name!r}]", _KINDS[section], row)
-        else:  # what is no piece of a deployment is an executor
-            _check(path, f"[{section}]", _PIECES.get(section, Prices), entries)
     return table
-
-
-def _check_about(path: Path, entries: Mapping[str, Any]) -> None:
-    known = (*_TEXTS, "verified")
-    for name, value in entries.items():
-        if name not in known:
-            raise ConfigError(f"{path}: [about] has no {name!r}; there are {', '.join(known)}")
-        if name in _TEXTS and not isinstance(value, str):
-            raise ConfigError(f"{path}: [about] {name} is a text; not {value!r}")
-        if name == "verified" and not (
-            isinstance(value, list) and all(isinstance(one, str) for one in value)
-        ):
-            raise ConfigError(f'{path}: [about] verified is a list of texts such as "lambda.gb_s"')
-
-
-def _check(path: Path, where: str, kind: type, row: dict[str, Any]) -> None:
-    """See that every value is of its field's type, and make floats of whole numbers where it is a price."""
-    types = {entry.name: str(entry.type) for entry in fields(kind)}
-    for name, value in row.items():
-        if name not in types:
-            raise ConfigError(f"{path}: {where} has no {name!r}; there are {', '.join(types)}")
-        wanted = types[name]
-        if wanted in {"str", "bool"}:
-            if type(value).__name__ != wanted:
-                raise ConfigError(
-                    f"{path}: {where} {name} is {'a text' if wanted == 'str' else 'true or false'}"
-                )
-            continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int if wanted == "int" else (int, float))
-            or not 0 <= value < float("inf")
-        ):
-            number = "a whole number" if wanted == "int" else "a number"
-            raise ConfigError(f"{path}: {where} {name} is {number} from 0 up; not {value!r}")
-        row[name] = value if wanted == "int" else float(value)

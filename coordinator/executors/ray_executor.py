@@ -1,78 +1,75 @@
 """The ``ray`` executor: functions as tasks on the CPU nodes of a Ray cluster that exists already.
 
-The driver, which is all that knows of Ray, is a process of its own and started again when it dies. Each node
-is tried with a warm event before it gets requests: one that lacks SUPER, has another version, decodes
-otherwise, or cannot reach the cache is left out, and tried again later. A node that dies costs the requests
-that run there; those that had not begun go to others.
+All that knows of Ray, and of its nodes, is a process of its own, started again when it dies
+(:mod:`superdl.coordinator.executors.ray_driver`). This module is its other end: it sends requests, and turns
+what comes back into results and errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import math
+import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import (
+    ConnectionLostError,
     Executor,
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
+    FunctionTimedOutError,
     Scaling,
     ThrottledError,
     one_line,
     setting,
 )
-from superdl.coordinator.executors.child_process import keep_running
-from superdl.coordinator.executors.messages import (
-    read_object,
-    read_result,
-    read_warmed,
-    result_in,
-    warm_event,
-)
-from superdl.coordinator.executors.ray_child import NodeFailedError, RayChild
-from superdl.coordinator.executors.ray_nodes import NodePreflight, RayNodes
-from superdl.super_wire.cache import CacheAddress
+from superdl.coordinator.executors.child_process import ChildProcess, keep_running
+from superdl.coordinator.executors.messages import read_object, read_result, result_in
+from superdl.coordinator.executors.ray_nodes import DriverSettings
+from superdl.coordinator.executors.worker import FIRST_CALL, MessageError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.ray_nodes import RayNode
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
-
-__all__ = ["RayExecutor", "RaySettings"]
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 30.0
-_WARM_TIMEOUT_S = 30.0
-_START_TIMEOUT_S = _CONNECT_TIMEOUT_S + 3 * _WARM_TIMEOUT_S
-_BEGIN_S = 15.0
-"""A node that is free begins a call within milliseconds, or seconds where it has to start a process first."""
-_PLACES_TRIED = 4
+_SILENCE_S = 30.0
+"""A driver that says nothing for so long, not even that it lives, is ended; connecting takes no longer."""
+_START_TIMEOUT_S = 120.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 _BACKLOG_SHARE = 4
 _MAX_WORDS = 600
 _LASTED_S = 2 * _LONGEST_PAUSE_S
+_OURS = ("SUPER_", "AWS_")
+_FAILURES: dict[str, type[ExecutorError]] = {
+    kind.__name__: kind
+    for kind in (
+        ConnectionLostError,
+        ExecutorError,
+        FunctionCrashedError,
+        FunctionRaisedError,
+        FunctionTimedOutError,
+        ThrottledError,
+    )
+}
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Settings of the ray executor.
-
-    ``ray_address`` is the Ray cluster's, ``auto`` for the one that this machine is a node of; ``ray_nodes``
-    is ``cpu`` for its nodes without accelerators, or ``all``; a function takes ``ray_cpus_per_function``
-    CPUs. ``ray_shared_files`` says that its nodes see this machine's files, for ``file://`` sources.
-    """
+    """Settings of the ray executor."""
 
     ray_address: str = setting("auto", "of the Ray cluster (auto: the one this machine is a node of)")
     ray_nodes: str = setting(
@@ -87,16 +84,8 @@ class RaySettings:
 class RayExecutor(Executor):
     """Nodes of a Ray cluster.
 
-    Args:
-        cache: address of the cache that functions are to reach, as requests will name it.
-        address: of the cluster, as Ray takes it; ``auto`` for the one that this machine is a node of.
-        nodes: ``cpu`` for those without accelerators, ``all`` for the others' CPUs too.
-        cpus: how many CPUs a function takes.
-        function: the function's import path, ``module:attribute``.
-        shared_files: whether nodes see this machine's files, under the same names.
-
     Raises:
-        ConfigError: ``address`` is none that a driver of its own can join.
+        ConfigError: the address is none that a driver of its own can join.
     """
 
     name = "ray"
@@ -107,59 +96,33 @@ class RayExecutor(Executor):
         f"{Executor.files_remedy}"
     )
 
-    def __init__(
-        self,
-        *,
-        cache: str,
-        address: str = "auto",
-        nodes: str = "cpu",
-        cpus: float = 1.0,
-        function: str = "superdl.lambda_prefetch.handler:handler",
-        shared_files: bool = False,
-    ) -> None:
-        _check_address(address)
-        self._shared_files = shared_files
-        self._cache = cache
-        self._cache_is_local = CacheAddress.parse(cache).local
-        self._address = address
-        self._kind = nodes
-        self._cpus = cpus
-        self._function = function
-        self._nodes = RayNodes(cpus=cpus, everywhere=nodes == "all")
-        self._child: RayChild | None = None
+    def __init__(self, settings: RaySettings, context: ExecutorContext) -> None:
+        address = settings.ray_address
+        # A driver is a process on a node of the cluster; Ray's client, which is none, streams no answers.
+        if "://" in address or address == "local" or not address:
+            raise ConfigError(
+                "ray_address is auto, or HEAD:6379 of a cluster that this machine has joined as a node (with "
+                f"no CPUs to give, if you like: ray start --address=HEAD:6379 --num-cpus=0); not {address!r}"
+            )
+        self.remote = not settings.ray_shared_files
+        self.fingerprint = ""
+        self._driver_settings = DriverSettings(
+            address, settings.ray_nodes, settings.ray_cpus_per_function, context.function, context.cache
+        )
+        self.scaling = _scaling(0)
+        self._child: ChildProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._preflight = NodePreflight(self._nodes, self._warm)
-        self._closing = asyncio.Event()
+        self._settled, self._closing = asyncio.Event(), asyncio.Event()
         self._failure = ExecutorError("Ray's driver has not been started")
         self._told = ""
+        self._numbers = itertools.count(FIRST_CALL)
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._sending = asyncio.Lock()
 
     @classmethod
     def of(cls, settings: RaySettings, context: ExecutorContext) -> RayExecutor:
         """See :class:`superdl.coordinator.executors.base.Executor`."""
-        return cls(
-            cache=context.cache,
-            address=settings.ray_address,
-            nodes=settings.ray_nodes,
-            cpus=settings.ray_cpus_per_function,
-            function=context.function,
-            shared_files=settings.ray_shared_files,
-        )
-
-    @property
-    def remote(self) -> bool:
-        """Unless the nodes see this machine's files."""
-        return not self._shared_files
-
-    @property
-    def fingerprint(self) -> str:
-        """What all nodes decode images to; empty before :meth:`start`."""
-        return self._preflight.fingerprint
-
-    @property
-    def scaling(self) -> Scaling:
-        """One request for each place on nodes that are fit now, and a few more, so that none idles."""
-        capacity = self._nodes.capacity
-        return Scaling(capacity, burst=capacity, per_s=math.inf, backlog=math.ceil(capacity / _BACKLOG_SHARE))
+        return cls(settings, context)
 
     @property
     def driver_pid(self) -> int:
@@ -172,51 +135,48 @@ class RayExecutor(Executor):
         Raises:
             ExecutorError: there is no cluster, or no node that can run the function; the message says why.
         """
-        self._preflight.settled.clear()
+        self._settled.clear()
         self._closing.clear()
-        keeping = keep_running(
-            self._keep_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
-        )
+        keeping = keep_running(self._drive, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._keeper = asyncio.create_task(keeping, name="ray")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._preflight.settled.wait()
-        if not self._nodes.capacity:
-            failure = self._why_not()
+                await self._settled.wait()
+        if not self.scaling.capacity:
+            failure = self._failure
             await self.close()
             raise failure
-        _log.info("Ray: %d functions at once on %d nodes", self._nodes.capacity, len(self._nodes))
+        _log.info("Ray: %d functions at once", self.scaling.capacity)
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request on a node; see :class:`superdl.coordinator.executors.base.Executor`.
 
-        Raises:
-            ThrottledError: no place became free within ``timeout_s``, or its node did not begin it, since
-                other jobs of the cluster have the CPUs.
-            FunctionTimedOutError: the function ran longer than ``timeout_s``.
-            FunctionCrashedError: its process or its node ended.
-            ConnectionLostError: the driver ended.
-            FunctionRaisedError: it raised, or answered what is no result of this request.
-            ExecutorError: there is no driver or no node now.
+        A request that no node begins in time, since other jobs have its CPUs, was throttled.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        for _ in range(_PLACES_TRIED):
-            self._check_alive()
-            left_s = max(0.0, deadline_s - loop.time())
-            node = await self._nodes.take(left_s)
-            if node is None:
-                raise ThrottledError(
-                    f"none of {self._nodes.capacity} places on {len(self._nodes)} nodes of the Ray cluster "
-                    f"became free within {left_s:.1f} s"
-                )
-            try:
-                return await self._run(node, request, min(_BEGIN_S, timeout_s), timeout_s)
-            except NodeFailedError as error:
-                if error.begun:
-                    raise _crashed(error) from error
-                _log.info("request %s goes to another node: %s", request.request_id, error)
-        raise ExecutorError(f"{_PLACES_TRIED} nodes of the Ray cluster failed before they began the request")
+        child = self._child
+        if child is None or self._closing.is_set():
+            raise ExecutorError(f"there is no driver for Ray now: {self._failure}")
+        # To be refused by a function that is not the one that was warmed.
+        asked = replace(request, golden=self.fingerprint, function_version=installed_version())
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        message = {"call": number, "event": json.loads(asked.to_json()), "timeout_s": timeout_s}
+        self._calls[number] = answer
+        sent_s = time.monotonic()
+        try:
+            async with self._sending:  # once it has read what was written before: little is ever buffered
+                await child.drain()
+                child.tell(message)
+            told = await answer
+        except ConnectionLostError as error:
+            error.ran_s = time.monotonic() - sent_s
+            raise
+        except (ConnectionError, RuntimeError) as error:  # the transport is closed
+            raise ExecutorError(f"Ray's driver has ended: {error}") from error
+        finally:
+            del self._calls[number]
+            if answer.cancelled() or not answer.done():
+                child.tell({"cancel": number})
+        return _result_of(told, request.request_id)
 
     async def close(self) -> None:
         """End the driver, by closing its input and, where that does not help in time, by force."""
@@ -227,172 +187,88 @@ class RayExecutor(Executor):
             await asyncio.wait([self._keeper], timeout=_CLOSE_TIMEOUT_S)
             await cancel_and_wait(self._keeper)
 
-    async def _run(
-        self, node: RayNode, request: PrefetchRequest, begin_s: float, timeout_s: float
-    ) -> PrefetchResult:
-        """One request on a node where it has a place, which is given back."""
-        asked_s, began_s = time.monotonic(), 0.0
-
-        def on_begun() -> None:
-            nonlocal began_s
-            began_s = time.monotonic()
-            self._nodes.begun(node, began_s - asked_s)
-
-        try:
-            child = self._check_alive()
-            text = await child.call(
-                node.node_id,
-                self._asked(request, node).to_json(),
-                begin_s=begin_s,
-                timeout_s=timeout_s,
-                on_begun=on_begun,
-            )
-            result = _result_of(text, request.request_id)
-        except ThrottledError as error:
-            self._nodes.late(node)
-            msg = f"{node.name}: {error}: other jobs have its CPUs, {node.running} of {node.slots} are ours"
-            raise ThrottledError(msg) from None
-        except NodeFailedError as error:
-            self._lost(node, error)
-            raise
-        except ExecutorError as error:
-            error.args = (f"{node.name}: {error}",)
-            error.ran_s = error.ran_s or (time.monotonic() - began_s if began_s else 0.0)
-            raise
-        finally:
-            self._nodes.give_back(node, begun=bool(began_s))
-        node.clock.told(result.clock_s)
-        return result
-
-    def _check_alive(self) -> RayChild:
-        if self._child is None or self._closing.is_set():
-            raise ExecutorError(f"there is no driver for Ray now: {self._failure}")
-        return self._child
-
-    def _asked(self, request: PrefetchRequest, node: RayNode) -> PrefetchRequest:
-        """The request by the node's clock, to be refused by one that is not the one that was warmed."""
-        return replace(
-            request,
-            expires_at=max(0.0, request.expires_at + node.clock.ahead_s),
-            golden=self._preflight.fingerprint,
-            function_version=installed_version(),
-        )
-
-    async def _keep_one(self) -> bool:
+    async def _drive(self) -> bool:
         """Have one driver until it ends; whether it served for long."""
-        began_s = time.monotonic()
-        await self._drive()
-        if not self._closing.is_set():
-            if self._preflight.fingerprint and str(self._failure) != self._told:
-                self._told = str(self._failure)
-                _log.warning("Ray's driver is started again: %s", self._told)
-            self._preflight.settled.set()  # start() need not wait any longer
-        return time.monotonic() - began_s > _LASTED_S
-
-    async def _drive(self) -> None:
-        """Start a driver and wait for its end."""
-        child = None
+        began_s, child = time.monotonic(), None
+        # The driver gets Ray's variables, and no credentials of ours. Ray makes its working directory a place
+        # where workers look for modules, so it is one that has none.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        settings = json.dumps(asdict(replace(self._driver_settings, fingerprint=self.fingerprint)))
+        module = "superdl.coordinator.executors.ray_driver"
         try:
-            child = await RayChild.start(
-                address=self._address, function=self._function, cpus=self._cpus, on_nodes=self._on_nodes
-            )
+            child = await ChildProcess.start(module, settings, environment=environment, directory="/")
             self._child = child
-            version = await child.ready(_CONNECT_TIMEOUT_S)
-            _log.info("Ray %s: connected to the cluster at %s", version, self._address)
-            self._failure = ExecutorError(f"Ray's driver ended: {await child.ended()}")
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    self._take(await child.read())
+        except TimeoutError:
+            self._failure = self._unconnected(f"no answer within {_SILENCE_S:.0f} s")
+        except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
+            words = (
+                str(error) if isinstance(error, MessageError) or child is None else await child.last_words()
+            )
+            self._failure = self._unconnected(f"its driver ended: {words}")
         except ExecutorError as error:
             self._failure = error
         finally:
-            self._child = None
-            self._nodes.clear(str(self._failure))
-            await self._preflight.stop()
+            self._child, self.scaling = None, _scaling(0)
+            for answer in self._calls.values():
+                if not answer.done():
+                    answer.set_exception(ConnectionLostError(str(self._failure)))
             if child is not None:
-                await child.kill()
+                child.kill()
+                await child.last_words()
+        if not self._closing.is_set():
+            if self.fingerprint and str(self._failure) != self._told:
+                self._told = str(self._failure)
+                _log.warning("Ray's driver is started again: %s", self._told)
+            self._settled.set()  # start() need not wait any longer
+        return time.monotonic() - began_s > _LASTED_S
 
-    def _on_nodes(self, told: list[dict[str, Any]]) -> None:
-        """The cluster's nodes have changed."""
-        come, gone = self._nodes.update(told)
-        for node in gone:
-            _log.warning("Ray: the node %s is gone", node.name)
-            self._preflight.gone(node)
-            if self._child is not None:
-                self._child.lose(node.node_id, f"the node {node.name} is gone", begun_too=True)
-        self._preflight.come(come)
+    def _take(self, message: dict[str, Any]) -> None:
+        if (state := message.get("state")) is not None:
+            self.scaling, self.fingerprint = _scaling(state["capacity"]), state["fingerprint"]
+            if state["why"]:
+                self._failure = ExecutorError(state["why"])
+            if state["settled"]:
+                self._settled.set()
+        elif "log" in message:
+            _log.warning("%s", message["log"])
+        elif "refused" in message:
+            words, is_wrong = one_line(message["refused"], _MAX_WORDS), message["wrong_settings"]
+            error = ExecutorError(words) if is_wrong else self._unconnected(words)
+            error.wrong_settings = is_wrong
+            raise error
+        elif (answer := self._calls.get(message.get("call", 0))) is not None and not answer.done():
+            answer.set_result(message)
 
-    def _why_not(self) -> ExecutorError:
-        """Why nothing could be started."""
-        if self._child is None:
-            return self._failure
-        if len(self._nodes):
-            why = self._preflight.failure or f"none has answered within {_START_TIMEOUT_S:.0f} s"
-            return ExecutorError(f"no node of the Ray cluster at {self._address} is fit: {why}")
-        return ExecutorError(self._nobody())
-
-    def _nobody(self) -> str:
-        """Why there is no node."""
-        passed = self._nodes.passed_over
-        if not passed:
-            return f"the Ray cluster at {self._address} has no nodes"
-        kind = "" if self._kind == "all" else " without accelerators"
-        remedy = "" if self._kind == "all" else ", or set ray_nodes=all, which takes the others' CPUs too"
-        return (
-            f"none of the {passed} nodes of the Ray cluster at {self._address} is one{kind} with "
-            f"{self._cpus:g} CPUs for a function: add one{remedy}"
-        )
-
-    async def _warm(self, node: RayNode) -> str:
-        """Let a node's function open what it needs; the fingerprint of its decoder."""
-        if self._cache_is_local and not node.here:
-            raise ExecutorError(
-                f"the cache's address, {self._cache}, is the coordinator's machine by a name that means "
-                "another there: give it one that all nodes reach it by (rediss://host:port)"
-            )
-        child = self._check_alive()
-        answer = await child.call(
-            node.node_id,
-            json.dumps(warm_event(self._cache)),
-            begin_s=_WARM_TIMEOUT_S,
-            timeout_s=_WARM_TIMEOUT_S,
-            on_begun=lambda: None,
-        )
-        warmed = read_warmed(result_in(read_object(answer, "it"), "it"), "it", "install SUPER there")
-        version = warmed.function_version
-        if version != installed_version():
-            raise ExecutorError(
-                f"SUPER {version[:80]} is installed there, the coordinator is SUPER {installed_version()}: "
-                f"install {installed_version()} there, and restart its Ray workers"
-            )
-        node.clock.told(warmed.clock_s)
-        return warmed.fingerprint
-
-    def _lost(self, node: RayNode, error: NodeFailedError) -> None:
-        """A call found out that a node is gone, or cannot run the function: seconds before Ray says so."""
-        if not node.fit:
-            return
-        self._preflight.lost(node, str(error))
-        if self._child is not None:
-            self._child.lose(node.node_id, str(error), begun_too=False)
-
-
-def _check_address(address: str) -> None:
-    """A driver is a process on a node of the cluster; Ray's client, which is none, streams no answers."""
-    if "://" in address or address == "local" or not address:
-        raise ConfigError(
-            "ray_address is auto, or HEAD:6379 of a cluster that this machine has joined as a node (with no "
-            f"CPUs to give, if you like: ray start --address=HEAD:6379 --num-cpus=0); not {address!r}"
+    def _unconnected(self, reason: str) -> ExecutorError:
+        return ExecutorError(
+            f"no connection to the Ray cluster at ray_address={self._driver_settings.address} ({reason}): "
+            "start one, or join this machine to it with `ray start --address=HEAD:6379 --num-cpus=0`; auto "
+            "finds the one that this machine is a node of. Ray and Python are to be the cluster's; one with "
+            "tokens or TLS wants RAY_AUTH_MODE and RAY_AUTH_TOKEN, or RAY_USE_TLS and its files, in this "
+            "environment too"
         )
 
 
-def _crashed(error: NodeFailedError) -> FunctionCrashedError:
-    crashed = FunctionCrashedError(str(error))
-    crashed.ran_s = error.ran_s
-    return crashed
+def _scaling(capacity: int) -> Scaling:
+    """One request for each place on nodes that are fit now, and a few more, so that none idles."""
+    return Scaling(capacity, burst=capacity, per_s=math.inf, backlog=math.ceil(capacity / _BACKLOG_SHARE))
 
 
-def _result_of(text: str, request_id: str) -> PrefetchResult:
-    """The result in a node's answer; its words of others in one line each, of bounded length."""
-    result = read_result(result_in(read_object(text, "it"), "it"), request_id, "it")
-    samples, messages = len(result.outcomes), result.messages
-    if len(messages) > samples:
-        raise FunctionRaisedError(f"it answered {len(messages)} messages for {samples} samples")
+def _result_of(told: dict[str, Any], request_id: str) -> PrefetchResult:
+    """The result in what the driver tells of a call; words of others in one line each, of bounded length."""
+    try:
+        if "failed" in told:
+            raise _FAILURES.get(told["failed"], ExecutorError)(told["message"])
+        result = read_result(result_in(read_object(told["answer"], "it"), "it"), request_id, "it")
+        samples, messages = len(result.outcomes), result.messages
+        if len(messages) > samples:
+            raise FunctionRaisedError(f"it answered {len(messages)} messages for {samples} samples")
+    except ExecutorError as error:
+        error.ran_s = told["ran_s"]
+        if "node" in told:
+            error.args = (f"{told['node']}: {error}",)
+        raise
     return replace(result, messages={place: one_line(words, _MAX_WORDS) for place, words in messages.items()})

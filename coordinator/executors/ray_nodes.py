@@ -1,310 +1,241 @@
 """Nodes of a Ray cluster: the places that functions have on them, and which nodes are fit to run any.
 
-A node has a place for each function that fits into its CPUs. Ray keeps a task waiting while others have them,
-without saying so: a node where a call was not begun in time is crowded, has only as many places as functions
-do run there, and gets one back with each call that begins at once. Crowded nodes are taken last.
-
-Each node passes a preflight before it gets requests, and one that fails is tried again and again. At the
-start they agree on how images are decoded: as most do, by the functions that fit there. From then on all are
-held to that. How a node is tried is :mod:`superdl.coordinator.executors.ray_executor`'s.
+A node gets a warm event before requests; one that fails is left out, and tried again and again. At the
+start nodes agree on how images are decoded: as most do, by the functions that fit there. From then on all are
+held to that. A node where a call was not begun in time has other jobs: it gets one call at a time, and after
+all others, until one begins at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.base import ExecutorError, ThrottledError
 from superdl.coordinator.executors.messages import FunctionClock
+from superdl.super_wire.encryption import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-__all__ = ["NodePreflight", "RayNode", "RayNodes"]
-
 _log = logging.getLogger(__name__)
-
-_AT_ONCE_S = 2.0
-_ROUNDING = 1e-9
 
 _AGREE_S = 10.0
 """A node that hangs holds the others up no longer than this once one has answered."""
-
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_ROUNDING = 1e-9
+_ACCELERATORS = frozenset({"GPU", "TPU", "HPU", "NPU", "neuron_cores"})
+_ACCELERATOR_TYPE = "accelerator_type:"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """What a driver is started with; ``fingerprint`` is what nodes are held to, empty before they agreed."""
+
+    address: str
+    nodes: str
+    cpus: float
+    function: str
+    cache: str
+    fingerprint: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class RayNode:
-    """A node and what is known of it.
-
-    Attributes:
-        node_id: Ray's.
-        name: host name and address, for people.
-        slots: how many functions fit into its CPUs.
-        here: whether it is this machine.
-        places: how many calls it gets at once; fewer than ``slots`` while it is crowded.
-        calls: how many it has now, ``running`` of which have begun.
-        fit: whether it may be called.
-        clock: how far it is ahead of this machine's.
-    """
+    """A node: ``slots`` functions fit into its CPUs; ``said`` is its digest, empty where it failed."""
 
     node_id: str
     name: str
     slots: int
     here: bool
-    places: int = 0
     calls: int = 0
-    running: int = 0
-    fit: bool = False
+    said: str | None = None
+    is_fit: bool = False
+    is_crowded: bool = False
+    trying: asyncio.Task[None] | None = None
     clock: FunctionClock = field(default_factory=FunctionClock)
 
     @property
-    def crowded(self) -> bool:
-        """Whether others have some of its CPUs."""
-        return self.places < self.slots
+    def places(self) -> int:
+        """How many calls it gets at once."""
+        return (1 if self.is_crowded else self.slots) if self.is_fit else 0
 
 
 class RayNodes:
-    """The nodes that are eligible, and who waits for a place on one.
+    """The nodes that may be called, and those that are tried.
 
     Args:
-        cpus: how many CPUs a function takes.
-        everywhere: whether nodes with accelerators are eligible too.
+        settings: the driver's.
+        warm: tries a node; gives its fingerprint, or raises ``ExecutorError``.
+        tell_state: is told :attr:`state` when it has changed.
     """
 
-    def __init__(self, *, cpus: float, everywhere: bool) -> None:
-        self._cpus = cpus
-        self._everywhere = everywhere
+    def __init__(
+        self,
+        settings: DriverSettings,
+        warm: Callable[[RayNode], Awaitable[str]],
+        tell_state: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._settings = settings
+        self._warm = warm
+        self._tell_state = tell_state
+        self._told: dict[str, Any] = {}
         self._nodes: dict[str, RayNode] = {}
-        self._waiting: deque[asyncio.Future[RayNode]] = deque()
-        self._reason = "none has been seen yet"
-        self.passed_over = 0
-
-    def __len__(self) -> int:
-        return len(self._nodes)
+        self._passed_over = 0
+        self._failure = ""
+        self._fingerprint = settings.fingerprint
+        self._agreed = asyncio.Event()
+        if settings.fingerprint:
+            self._agreed.set()
+        self._changed = asyncio.Event()
 
     @property
-    def capacity(self) -> int:
-        """How many calls all nodes that are fit take at once."""
-        return sum(node.places for node in self._nodes.values() if node.fit)
+    def state(self) -> dict[str, Any]:
+        """What the coordinator is told; ``settled``: a node is fit, or all were tried in vain."""
+        capacity = self._capacity
+        return {
+            "capacity": capacity,
+            "fingerprint": self._fingerprint,
+            "settled": bool(capacity) or all(node.said == "" for node in self._nodes.values()),
+            "why": "" if capacity else self._why_not(),
+        }
 
-    def update(self, told: list[dict[str, Any]]) -> tuple[list[RayNode], list[RayNode]]:
-        """Those that have come and those that have gone, by what the driver tells of all that live.
+    @property
+    def _capacity(self) -> int:
+        return sum(node.places for node in self._nodes.values())
 
-        Of those that have gone none is fit any more.
-        """
-        alive = {}
-        self.passed_over = 0
-        for entry in told:
-            slots = int(entry["cpus"] / self._cpus + _ROUNDING)
-            if slots < 1 or (entry["accelerated"] and not self._everywhere):
-                self.passed_over += 1
-                continue
-            alive[entry["id"]] = RayNode(entry["id"], entry["name"], slots, entry["here"], places=slots)
-        gone = [node for node in self._nodes.values() if node.node_id not in alive]
-        come = [node for node in alive.values() if node.node_id not in self._nodes]
-        for node in gone:
-            del self._nodes[node.node_id]
-            self.dismiss(node, f"the node {node.name} is gone")
-        self._nodes.update((node.node_id, node) for node in come)
-        return come, gone
+    def update(self, entries: Iterable[dict[str, Any]], here: str) -> None:
+        """The nodes of the cluster, as Ray describes them, and the address of this machine."""
+        described = [self._described(entry, here) for entry in entries if entry["Alive"]]
+        alive = {node.node_id: node for node in described if node is not None}
+        self._passed_over = len(described) - len(alive)
+        for node_id in self._nodes.keys() - alive.keys():
+            gone = self._nodes.pop(node_id)
+            gone.is_fit = False
+            _log.warning("Ray: the node %s is gone", gone.name)
+            if gone.trying is not None:
+                gone.trying.cancel()
+        for node_id, node in alive.items():
+            if node_id not in self._nodes:
+                self._nodes[node_id] = node
+                self._try(node)
+        self.look_again()
 
-    def admit(self, node: RayNode) -> None:
-        """It is fit to be called."""
-        node.fit = True
-        self._serve()
+    def _described(self, entry: dict[str, Any], here: str) -> RayNode | None:
+        resources: dict[str, float] = entry["Resources"]
+        address = str(entry["NodeManagerAddress"])
+        is_accelerated = any(
+            amount and (name in _ACCELERATORS or name.startswith(_ACCELERATOR_TYPE))
+            for name, amount in resources.items()
+        )
+        slots = int(resources.get("CPU", 0.0) / self._settings.cpus + _ROUNDING)
+        if not slots or (is_accelerated and self._settings.nodes != "all"):
+            return None
+        name = f"{entry['NodeManagerHostname']} ({address})"
+        return RayNode(entry["NodeID"], name, slots, here=address == here or is_loopback(address))
 
-    def dismiss(self, node: RayNode, reason: str) -> None:
-        """It is not fit to be called (any more). If none is, nobody waits any longer."""
-        node.fit = False
-        if not self.capacity:
-            self._fail_waiting(reason)
-
-    def clear(self, reason: str) -> None:
-        """Forget all nodes, and let nobody wait."""
-        self.update([])
-        self._fail_waiting(reason)
-
-    async def take(self, timeout_s: float) -> RayNode | None:
-        """A place on some node, in the order of asking; ``None`` if there is none in time.
-
-        Whoever has one gives it back by :meth:`give_back`.
+    async def take(self, until_s: float) -> RayNode:
+        """A place where the largest share is free; :meth:`give_back` returns it.
 
         Raises:
-            ExecutorError: no node is fit, or the last one was lost while this waited.
+            ThrottledError: none became free until then, by the event loop's clock.
+            ExecutorError: no node may be called now.
         """
-        if not self.capacity:
-            raise ExecutorError(f"no node of the Ray cluster can be called now: {self._reason}")
-        if not self._waiting and (node := self._best()) is not None:
-            node.calls += 1
-            return node
-        future: asyncio.Future[RayNode] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(future)
+            async with asyncio.timeout_at(until_s):
+                while capacity := self._capacity:
+                    free = [node for node in self._nodes.values() if node.calls < node.places]
+                    if free:
+                        node = max(free, key=lambda one: (not one.is_crowded, 1 - one.calls / one.places))
+                        node.calls += 1
+                        return node
+                    await self._changed.wait()
         except TimeoutError:
-            return self._served_after_all(future)
-        except BaseException:
-            if (node := self._served_after_all(future)) is not None:
-                self.give_back(node, begun=False)
-            raise
+            raise ThrottledError(
+                f"none of {capacity} places on {len(self._nodes)} nodes of the Ray cluster became free in "
+                "time"
+            ) from None
+        raise ExecutorError(f"no node of the Ray cluster can be called now: {self._why_not()}")
 
-    def begun(self, node: RayNode, waited_s: float) -> None:
-        """A call that has a place there has begun, after so long."""
-        node.running += 1
-        if node.crowded and waited_s < _AT_ONCE_S:
-            node.places += 1
-            self._serve()
-
-    def late(self, node: RayNode) -> None:
-        """A call that has a place there was not begun in time: others have the CPUs."""
-        node.places = max(1, min(node.places, node.running))
-
-    def give_back(self, node: RayNode, *, begun: bool) -> None:
+    def give_back(self, node: RayNode) -> None:
         """A call there is over."""
         node.calls -= 1
-        node.running -= begun
-        self._serve()
+        self.look_again()
 
-    def _best(self) -> RayNode | None:
-        """The node with the largest share of its places free; a crowded one only if no other has any."""
-        free = [node for node in self._nodes.values() if node.fit and node.calls < node.places]
-        return max(
-            free, key=lambda node: (not node.crowded, (node.places - node.calls) / node.places), default=None
-        )
-
-    def _serve(self) -> None:
-        while self._waiting and (node := self._best()) is not None:
-            future = self._waiting.popleft()
-            if not future.done():
-                node.calls += 1
-                future.set_result(node)
-
-    def _fail_waiting(self, reason: str) -> None:
-        self._reason = reason
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(
-                    ExecutorError(f"no node of the Ray cluster can be called any more: {reason}")
-                )
-
-    def _served_after_all(self, future: asyncio.Future[RayNode]) -> RayNode | None:
-        if future.done() and not future.cancelled() and future.exception() is None:
-            return future.result()
-        future.cancel()
-        return None
-
-
-class NodePreflight:
-    """Tries nodes; those that pass are admitted.
-
-    Args:
-        nodes: where they are admitted.
-        warm: tries one, and tells its fingerprint or raises :class:`ExecutorError`.
-
-    Attributes:
-        fingerprint: what nodes are held to; empty until they have agreed.
-        settled: set once a node was admitted, or all were tried in vain.
-        failure: why a node was not fit, the last one of which that was found; empty if none was.
-    """
-
-    def __init__(self, nodes: RayNodes, warm: Callable[[RayNode], Awaitable[str]]) -> None:
-        self.fingerprint = ""
-        self.settled = asyncio.Event()
-        self.failure = ""
-        self._nodes = nodes
-        self._warm = warm
-        self._agreed = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._undecided: set[str] = set()
-        self._votes: Counter[str] = Counter()
-
-    def come(self, nodes: Iterable[RayNode]) -> None:
-        """Try new nodes."""
-        for node in nodes:
-            if not self.fingerprint:
-                self._undecided.add(node.node_id)
-            self._try(node)
-        self._decide()
-
-    def gone(self, node: RayNode) -> None:
-        """Try a node no more."""
-        if (task := self._tasks.pop(node.node_id, None)) is not None:
-            task.cancel()
-        self._undecided.discard(node.node_id)
-        self._decide()
-
-    def lost(self, node: RayNode, reason: str) -> None:
+    def lost(self, node: RayNode, words: str) -> None:
         """A call found out that a node is not fit any more: leave it out, and try it again."""
-        _log.warning("Ray: the node %s is left out: %s", node.name, reason)
-        self._nodes.dismiss(node, reason)
-        self._try(node, _FIRST_PAUSE_S)
-
-    async def stop(self) -> None:
-        """Try none any more; what they have agreed on stays."""
-        self._undecided.clear()
-        self._votes.clear()
-        await cancel_and_wait(*self._tasks.values())
-        self._tasks.clear()
+        if node.is_fit:
+            _log.warning("Ray: the node %s is left out: %s", node.name, words)
+            node.is_fit = False
+            self._try(node, _FIRST_PAUSE_S)
+            self.look_again()
 
     def _try(self, node: RayNode, pause_s: float = 0.0) -> None:
-        self._tasks[node.node_id] = asyncio.create_task(
-            self._until_fit(node, pause_s), name=f"ray node {node.name}"
-        )
+        node.trying = asyncio.create_task(self._until_fit(node, pause_s), name=f"ray node {node.name}")
 
     async def _until_fit(self, node: RayNode, pause_s: float) -> None:
+        """Try a node until it may be called; each reason why it may not is told once."""
         told = ""
-        while True:
+        while not node.is_fit:
             await asyncio.sleep(pause_s)
             try:
                 await self._agree(node, await self._warm(node))
+                node.is_fit = True
             except ExecutorError as error:
                 if str(error) != told:
                     _log.warning("Ray: the node %s is left out: %s", node.name, error)
-                told = str(error)
-                self.failure = f"{node.name}: {error}"
-            else:
-                self._tasks.pop(node.node_id, None)
-                self._nodes.admit(node)
-                self.settled.set()
-                return
-            self._undecided.discard(node.node_id)
-            self._decide()
-            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                told, node.said = str(error), ""
+                self._failure = f"{node.name}: {error}"
+                pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self.look_again()
 
-    async def _agree(self, node: RayNode, fingerprint: str) -> None:
+    async def _agree(self, node: RayNode, digest: str) -> None:
         """See that it decodes as the others do."""
-        if not self.fingerprint:
-            if not self._votes:
-                asyncio.get_running_loop().call_later(_AGREE_S, self._decide_anyway)
-            self._votes[fingerprint] += node.slots
-            self._undecided.discard(node.node_id)
-            self._decide()
+        if not any(other.said for other in self._nodes.values()):
+            asyncio.get_running_loop().call_later(_AGREE_S, lambda: self.look_again(in_any_case=True))
+        node.said = digest
+        self.look_again()
         await self._agreed.wait()
-        if fingerprint != self.fingerprint:
+        if digest != self._fingerprint:
             raise ExecutorError(
-                f"its decoder has the fingerprint {fingerprint}, the others' {self.fingerprint}: install the "
+                f"its decoder has the fingerprint {digest}, the others' {self._fingerprint}: install the "
                 "same SUPER and Pillow there"
             )
 
-    def _decide(self) -> None:
-        """Once all were tried: what the others are held to, or that there is none."""
-        if self.fingerprint or self._undecided:
-            return
-        if self._votes:
-            self.fingerprint = self._votes.most_common(1)[0][0]
-            self._agreed.set()
-        else:
-            self.settled.set()
+    def look_again(self, *, in_any_case: bool = False) -> None:
+        """Something has changed: whoever waits for a place looks again, and what is new is told.
 
-    def _decide_anyway(self) -> None:
-        if self._votes:
-            self._undecided.clear()
-            self._decide()
+        Once all nodes were tried, or ``in_any_case``, it is decided what they are held to.
+        """
+        votes: Counter[str] = Counter()
+        for node in self._nodes.values():
+            if node.said:
+                votes[node.said] += node.slots
+        all_tried = all(node.said is not None for node in self._nodes.values())
+        if votes and not self._agreed.is_set() and (all_tried or in_any_case):
+            self._fingerprint = votes.most_common(1)[0][0]
+            self._agreed.set()
+        self._changed.set()
+        self._changed.clear()
+        if (state := self.state) != self._told:
+            self._told = state
+            self._tell_state(state)
+
+    def _why_not(self) -> str:
+        """Why no node can be called."""
+        cluster = f"the Ray cluster at {self._settings.address}"
+        if self._nodes:
+            return f"no node of {cluster} is fit: {self._failure or 'none has answered yet'}"
+        if not self._passed_over:
+            return f"{cluster} has no nodes"
+        kind = remedy = ""
+        if self._settings.nodes != "all":
+            kind, remedy = " without accelerators", ", or set ray_nodes=all, which takes the others' CPUs too"
+        return (
+            f"none of the {self._passed_over} nodes of {cluster} is one{kind} with {self._settings.cpus:g} "
+            f"CPUs for a function: add one{remedy}"
+        )

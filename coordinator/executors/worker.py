@@ -2,9 +2,8 @@
 
 ``python -m superdl.coordinator.executors.worker module:attribute`` reads requests from its standard input and
 writes answers to its standard output; what the function prints goes to standard error. It ends when its input
-ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. Messages are
-JSON, preceded by their length as 4 big-endian bytes; Ray's driver speaks in such frames too. This module
-imports neither asyncio nor grpc, ray or torch.
+ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. Each message
+is a line of JSON; Ray's driver speaks so too. This module imports neither asyncio nor grpc, ray or torch.
 """
 
 from __future__ import annotations
@@ -24,31 +23,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "BEGUN",
-    "FIRST_CALL",
-    "LENGTH_BYTES",
-    "MAX_FRAME_BYTES",
-    "QUIET",
-    "FrameError",
-    "InvocationContext",
-    "body_length",
-    "frame",
-    "main",
-    "parse",
-    "read_frame",
-    "run_task",
-    "take_standard_streams",
-]
-
 FIRST_CALL = 1
 """Number of the first call to a worker; what it says unasked, that it cannot serve, answers that one."""
 
 BEGUN = b"begun"
 """What a task on Ray says first."""
 
-LENGTH_BYTES = 4
-MAX_FRAME_BYTES = 64 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20
 
 # On Lambda the operator wants a line and a set of metrics per invocation; on other machines nobody does.
 QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
@@ -59,39 +40,24 @@ _OVERTIME_S = 5.0
 _STDERR = 2
 
 
-class FrameError(Exception):
+class MessageError(Exception):
     """The other side sent what is no message."""
 
 
-def frame(message: dict[str, Any]) -> bytes:
-    """A message with its length."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+def line_of(message: dict[str, Any]) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def body_length(prefix: bytes) -> int:
-    """The length that follows from a message's first bytes."""
-    length = int.from_bytes(prefix, "big")
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a message of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return length
-
-
-def parse(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body."""
+def parse(line: bytes) -> dict[str, Any]:
+    """The message in a line."""
     try:
-        message = json.loads(body)
+        message = json.loads(line)
     except ValueError as error:
-        raise FrameError(f"a message is JSON: {error}") from error
+        raise MessageError(f"a message is JSON: {error}") from error
     if not isinstance(message, dict):
-        raise FrameError(f"a message is a mapping; not {type(message).__name__}")
+        raise MessageError(f"a message is a mapping; not {type(message).__name__}")
     return message
-
-
-def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """The next message; ``None`` where the stream has ended."""
-    prefix = stream.read(LENGTH_BYTES)
-    return parse(stream.read(body_length(prefix))) if prefix else None
 
 
 def take_standard_streams(output: int) -> tuple[BinaryIO, BinaryIO]:
@@ -169,7 +135,7 @@ def main(arguments: list[str]) -> int:
         _load(arguments[0])
     except Exception as error:  # noqa: BLE001  # whatever an import may raise is the answer to the first request
         words = {"error": type(error).__name__, "message": f"{arguments[0]}: {error}"}
-        answers_out.write(frame({"call": FIRST_CALL, **words}))
+        answers_out.write(line_of({"call": FIRST_CALL, **words}))
         answers_out.flush()
         return 1
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # the executor sends one at a time
@@ -183,9 +149,9 @@ def main(arguments: list[str]) -> int:
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Hand requests over; end the process at once when there will be no more."""
     try:
-        while (message := read_frame(requests_in)) is not None:
-            requests.put(message)
-    except (FrameError, OSError) as error:
+        for line in requests_in:
+            requests.put(parse(line))
+    except (MessageError, OSError) as error:
         print(f"super worker {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201  # no logger is set up in a worker
         os._exit(1)
     # Not sys.exit: the function may be busy for long, and nobody waits for its answer any more.
@@ -193,12 +159,12 @@ def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) ->
 
 
 def _serve(function: str, message: dict[str, Any]) -> bytes:
-    """The framed answer to one call, whose number it repeats: so it is never taken for the next one's."""
+    """The answer to one call, whose number it repeats: so it is never taken for the next one's."""
     call, timeout_s = message["call"], message["timeout_s"]
     context = InvocationContext("local", f"local-{os.getpid()}-{call}", timeout_s)
 
     def encoded(answer: dict[str, Any]) -> bytes:
-        return frame({"call": call, **answer, "ends": context.ends})
+        return line_of({"call": call, **answer, "ends": context.ends})
 
     return _invoke(function, message["event"], context, timeout_s, encoded)
 

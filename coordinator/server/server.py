@@ -147,7 +147,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     )
     stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
-    eligibility = Eligibility.of(manager.executors, settings.cache, cache.audit)
+    eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     service = CoordinatorService(
         engine, datasets, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings

@@ -186,8 +186,8 @@ class TrainerModel:
         self._asked = min(start + self.script.page, self.script.plan.batches_per_epoch)
         span = self.script.plan.span(self._epoch, start, self._asked, self.rank)
         for offset in range(len(span)):
-            batch = span.batch(offset)
-            self._page[start + offset] = (batch.indices, batch.padding)
+            part = slice(*span.offsets[offset : offset + 2])
+            self._page[start + offset] = (span.indices[part], span.padding[part])
         self._tell(start)
         self._go_on()
 

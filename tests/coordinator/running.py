@@ -21,7 +21,6 @@ from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
@@ -233,9 +232,7 @@ async def running(
         datasets = DatasetRegistry(max_age_s=300.0, lister=lister)
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        eligibility = Eligibility(
-            manager.executors, [Preflight(one, cache.address) for one in manager.executors]
-        )
+        eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
         service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"

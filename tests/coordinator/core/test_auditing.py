@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import CacheEvicted, CacheReset, JobClosed
-from superdl.coordinator.core.samples import footprint
+from superdl.coordinator.core.events import CacheEvicted, JobClosed
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 S = SampleState
-TAKEN = int(footprint(1000))
 
 
 def found_before(**settings) -> Driver:
@@ -28,31 +26,6 @@ def test_what_nobody_has_asked_about_is_asked_before_it_is_produced():
     assert driver.in_state(S.FAILED) == [2]
     driver.tell(second, [1000] * 8)
     assert len(driver.in_state(S.RESIDENT)) == 14
-
-
-def test_what_is_absent_returns_to_its_place_in_the_plan():
-    driver = Driver(size=32, known_absent=False, lookahead_batches=4, capacity=1, request_samples=8)
-    driver.open(shuffle=False)
-    driver.ask(0, 4)
-    while driver.audits:
-        driver.tell(driver.audits[-1], [0] * driver.audits[-1].indices.size)
-    order = []
-    while driver.requests:
-        order += driver.requests[0].indices.tolist()
-        driver.answer(driver.requests[0])
-    assert sorted(order) == list(range(32))
-    # Two requests were made for the first answers, the last batches; then the first batches come first.
-    assert order[16:24] == list(range(8))
-
-
-def test_after_a_reset_all_is_produced_again():
-    driver = Driver(size=16, lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 2)
-    driver.answer_all()
-    driver.step(CacheReset())
-    assert driver.core.resident_bytes == 0
-    assert sorted(driver.requested()) == list(range(16))
 
 
 def test_once_the_server_evicts_what_is_resident_is_asked_about_as_ranks_come_to_it():

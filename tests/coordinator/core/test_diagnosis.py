@@ -16,7 +16,7 @@ from superdl.coordinator.core.events import (
     JobClosed,
     RequestDone,
 )
-from superdl.coordinator.core.journal import RECENT_STALLS, Cause, Thrash
+from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
@@ -98,16 +98,6 @@ def test_functions_that_were_busy_are_the_cause_by_what_they_did(fetch_us, decod
     assert job.counters.stalls == 1
 
 
-def test_the_first_batches_of_a_job_can_have_nothing_ahead_of_them():
-    driver = Driver(lookahead_batches=2, capacity=64)
-    driver.open()
-    driver.ask(0, 8)
-    driver.read(5, missed=ALL)  # not looked ahead to so far
-    driver.answer_all()
-    stalled(driver, 5)
-    assert causes(driver) == [Cause.COLD_START]
-
-
 def test_functions_that_were_starting_are_the_cause():
     driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
     driver.open()
@@ -162,66 +152,6 @@ def test_a_record_that_the_cache_has_lost_is_the_cause():
     assert causes(driver) == [Cause.CACHE_MEMORY]
 
 
-def test_a_record_that_came_since_the_reader_looked_is_no_loss():
-    driver = driver_under_way()
-    driver.read(1, missed=ALL)
-    (audit,) = driver.audits
-    driver.tell(audit, [RECORD_BYTES] * 8)
-    stalled(driver, 1)
-    assert causes(driver) == [Cause.DECODE]
-
-
-def test_each_stall_is_in_the_totals_and_the_newest_are_told():
-    driver = driver_under_way()
-    for _ in range(RECENT_STALLS + 5):
-        stalled(driver, 1)
-    job = driver.core.job("job")
-    assert job is not None
-    assert sum(job.stalls.batches.values()) == job.counters.stalls == RECENT_STALLS + 5
-    assert len(job.stalls.recent) == RECENT_STALLS
-
-
-def test_readers_that_never_tell_the_end_do_not_fill_memory(monkeypatch):
-    monkeypatch.setattr("superdl.coordinator.core.journal._WAITS_MAX", 2)
-    driver = driver_under_way()
-    for position in (4, 5, 6):
-        driver.read(position, missed=(0,))
-    driver.answer_all()
-    for position in (4, 5, 6):
-        stalled(driver, position)
-    assert causes(driver) == [Cause.UNKNOWN, Cause.LATE_PLANNING, Cause.LATE_PLANNING]
-
-
-DATA = b"data"
-
-
-def note(thrash: Thrash, needed: int, again: int, now: float) -> bool:
-    thrash.needed(DATA, needed, now)
-    return thrash.produced_again(DATA, again, now)
-
-
-def test_producing_again_what_was_dropped_is_thrash_once_it_is_much():
-    thrash = Thrash()
-    began = [note(thrash, 100, 50, second) for second in range(10)]
-    assert began.count(True) == 1
-    assert thrash.thrashing
-
-
-def test_a_little_of_it_is_none():
-    thrash = Thrash()
-    assert not any(note(thrash, 100, 1, second) for second in range(100))
-
-
-def test_it_ends_and_may_begin_again():
-    thrash = Thrash()
-    for second in range(20):
-        note(thrash, 100, 90, second)
-    for second in range(20, 800):
-        note(thrash, 100, 0, second)
-    assert not thrash.thrashing
-    assert any(note(thrash, 100, 90, second) for second in range(800, 900))
-
-
 @pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])
 def test_a_server_with_the_memory_named_leaves_as_much_for_records(megabytes):
     budget_bytes = megabytes * 2**20
@@ -272,24 +202,3 @@ def test_the_life_of_a_batch():
     assert "request 1 ended: the executor takes no more requests now: because" in told
     assert "a reader missed 1 of its samples" in told
     assert told[-1] == "read, 8 samples at the first attempt"
-
-
-def test_a_request_that_was_made_for_another_job_is_told_of():
-    driver = Driver(size=64, capacity=1, request_samples=8)
-    driver.open("first", shuffle=False)
-    driver.open("second", shuffle=False)
-    driver.answer_all(Outcome.CACHED)
-    driver.ask(0, 2, job="second")
-    assert any("on account of first" in what for what in words(driver, 0, job="second"))
-
-
-def test_memory_is_bounded():
-    driver = Driver(size=6400, capacity=4, request_samples=4, lookahead_batches=4)
-    driver.open()
-    for position in range(600):
-        driver.ask(position, position + 1, yielded=position)
-        driver.answer_all()
-        driver.read(position)
-    assert len(driver.core.job("job").cursors[0].notes) == 256
-    assert words(driver, 599)
-    assert not any("read" in what for what in words(driver, 0))

@@ -54,19 +54,6 @@ def test_what_can_wait_is_kept_for_the_cheaper():
     assert name_of(eligible.choose(0.0, slack_s=2.6 - in_s - 1e-3, samples=8)) == "executor-1"
 
 
-def test_what_a_reader_waits_for_never_waits():
-    eligible = eligible_for(1, 8)
-    eligible.executors[0].in_flight = 1
-    assert name_of(eligible.choose(0.0, slack_s=0.0, soon=False)) == "executor-1"
-
-
-def test_nobody_waits_for_one_that_was_set_aside():
-    eligible = eligible_for(4, 8)
-    learn(eligible, 2.0, 0.5)
-    eligible.executors[0].breaker.refused("gone", 9.0, 10.0)
-    assert name_of(eligible.choose(10.0, slack_s=1e6, samples=8)) == "executor-1"
-
-
 def test_where_all_are_set_aside_no_pause_is_long():
     eligible = eligible_for(4, 8)
     for executor in eligible.executors:
@@ -92,31 +79,6 @@ def test_a_rival_runs_elsewhere_if_it_can():
     assert name_of(eligible.choose(0.0, other_than=0)) == "executor-1"
     eligible.executors[1].in_flight = 1
     assert name_of(eligible.choose(0.0, other_than=0)) == "executor-0"
-
-
-def test_what_failed_at_one_waits_for_another_in_good_health():
-    eligible = eligible_for(4, 1)
-    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-1"
-    eligible.executors[1].in_flight = 1
-    assert eligible.choose(0.0, failed_by=0) is None
-    eligible.executors[1].breaker.refused("gone", 0.0, 0.0)
-    assert name_of(eligible.choose(0.0, failed_by=0)) == "executor-0"
-
-
-def test_one_that_never_answers_is_late_when_the_slowest_other_would_be():
-    eligible = eligible_for(4, 4)
-    assert eligible.late_s(eligible.executors[0], 8, 0.95) == 5.0, "nobody has answered yet"
-    for _ in range(20):
-        eligible.executors[1].latency.observe(8, 0.5, 0.5)
-    assert eligible.late_s(eligible.executors[0], 8, 0.95) == pytest.approx(0.5)
-    assert eligible_for(4).late_s(eligible.executors[0], 8, 0.95) is None
-
-
-def test_looking_ahead_allows_for_one_after_the_other():
-    eligible = eligible_for(1, 8)
-    assert eligible.slow_s(8) is None
-    learn(eligible, 2.0, 0.5)
-    assert eligible.slow_s(8) == pytest.approx(2.5)
 
 
 def test_of_several_groups_the_one_with_the_earliest_deadline_goes_first():

@@ -69,14 +69,6 @@ def test_the_coordinator_is_a_part_of_what_is_paid_by_the_hour():
         Prices(hour=1.0, coordinator_hour=1.1)
 
 
-def test_before_anything_is_read_the_cost_is_whose_it_was_produced_for():
-    book = ledger()
-    book.produced(b"a", "one", 30, invoke(book))
-    book.produced(b"a", "two", 10, invoke(book))
-    assert book.job_costs("one").usd == 1.5
-    assert book.job_costs("two").usd == 0.5
-
-
 def test_shared_work_is_split_over_those_who_used_it():
     book = ledger()
     book.produced(b"a", "one", 100, invoke(book))
@@ -101,14 +93,6 @@ def test_hours_are_split_over_those_who_are_there():
     assert book.job_costs("one").usd == 2.0 + 2.0
     assert book.job_costs("two").usd == 2.0 + 1.0
     assert book.total_usd == 8.0
-
-
-def test_what_was_spent_lately_is_told_by_the_hour():
-    book = ledger()
-    for second in range(30):
-        invoke(book, now=float(second))
-    assert book.usd_per_hour(30.0) == pytest.approx(30 * 60)
-    assert book.usd_per_hour(200.0) == 0.0
 
 
 def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
@@ -165,22 +149,6 @@ def test_all_that_is_spent_is_borne(steps):
         assert book.total_costs().usd == pytest.approx(book.total_usd)
 
 
-def test_what_is_in_flight_costs_what_requests_have_cost():
-    book = ledger(Prices(invocation=1e-6, gb_s=1.0), max_usd=1000.0)
-    invoke(book, gb_s=10.0)
-    assert freedom(book, [(50, 100)]) is Spending.FREELY
-    assert freedom(book, [(99, 100)]) is Spending.STOPPED, "ten dollars each, whatever came of it"
-
-
-def test_free_requests_say_nothing_of_what_another_executors_cost():
-    book = Ledger([Prices(), Prices(gb_s=1.0)], max_usd=1000.0, max_usd_per_hour=math.inf)
-    invoke(book, gb_s=10.0, executor=1)
-    for _ in range(1000):
-        invoke(book, gb_s=10.0)
-    assert freedom(book, [(500, 5000), (50, 100)]) is Spending.FREELY
-    assert freedom(book, [(0, 0), (99, 100)]) is Spending.STOPPED
-
-
 ONE_USD_EACH = Prices(invocation=1.0)
 
 
@@ -207,24 +175,6 @@ def capped(**settings) -> Driver:
     )
 
 
-def test_near_the_hard_cap_only_what_is_waited_for_is_produced():
-    driver = capped(max_usd=20.0)
-    driver.open()
-    (warning,) = spend(driver)
-    assert "max_usd 20" in warning
-    assert driver.core.spending is Spending.SLOWED
-    assert 15 <= driver.core.ledger.total_usd <= 19
-    driver.ask(0, 40)
-    assert driver.requests == []
-    driver.read(39, missed=(0, 1, 2))
-    assert len(driver.requested()) == 3
-    spend(driver)
-    assert (
-        driver.core.states(driver.key(), driver.core.job("job").plan.batch(0, 39, 0).indices[:3])
-        == SampleState.RESIDENT
-    ).all()
-
-
 def test_at_the_hard_cap_readers_are_told_and_nothing_is_spent():
     driver = capped(max_usd=5.0)
     driver.open()
@@ -242,14 +192,3 @@ def test_at_the_hard_cap_readers_are_told_and_nothing_is_spent():
     assert (driver.core.states(told.samples, told.indices) == SampleState.FAILED).all()
     driver.wait(61.0)
     assert (driver.core.states(told.samples, told.indices) == SampleState.ABSENT).all()
-
-
-def test_beyond_the_cap_by_the_hour_it_goes_on_as_time_passes():
-    driver = capped(max_usd_per_hour=120.0)
-    driver.open()
-    (warning,) = spend(driver)
-    assert "max_usd_per_hour 120" in warning
-    before = driver.core.job("job").counters.invocations
-    assert before <= 12
-    driver.wait(95.0)
-    assert driver.core.job("job").counters.invocations > before

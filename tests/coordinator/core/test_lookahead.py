@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import BatchRead, ExecutorResized
+from superdl.coordinator.core.events import BatchRead
 from superdl.coordinator.core.samples import footprint
 from tests.coordinator.core.driver import NOTHING, RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
-
-
-def test_a_job_is_looked_ahead_for_at_once_in_plan_order():
-    driver = Driver(lookahead_batches=4, request_samples=8, capacity=64)
-    plan = driver.open()
-    expected = plan.span(0, 0, 4, 0).indices.tolist()
-    assert driver.requested() == expected
-
-
-def test_no_more_requests_than_keep_the_functions_busy():
-    driver = Driver(size=1000, capacity=3, request_samples=8, lookahead_batches=64)
-    driver.open()
-    assert len(driver.requests) == 6
-    driver.answer(driver.requests[0])
-    assert len(driver.requests) == 6
-
-
-def test_nothing_is_asked_of_no_function():
-    driver = Driver(capacity=0)
-    driver.open()
-    assert driver.requests == []
-    driver.step(ExecutorResized(1))
-    assert len(driver.requests) == 2
 
 
 def test_looking_ahead_crosses_epochs():
@@ -43,16 +19,6 @@ def test_looking_ahead_crosses_epochs():
     assert driver.requested() == expected
     epochs = [request.samples.epoch for request in driver.requests for _ in request.indices]
     assert epochs == [0] * 16 + [1] * 16
-
-
-def test_what_was_given_out_is_within_the_window_though_reports_stay_away():
-    driver = Driver(size=800, lookahead_batches=4, request_samples=8, capacity=64)
-    plan = driver.open()
-    driver.ask(0, 50)
-    driver.ask(50, 90, yielded=50)
-    driver.answer_all()
-    resident = set(driver.in_state(SampleState.RESIDENT))
-    assert resident == set(plan.span(0, 0, 52, 0).indices.tolist())
 
 
 def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
@@ -65,16 +31,6 @@ def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     driver.answer_all()
     # Half the budget for two ranks: three batches each; what the first had asked for before stays.
     assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
-
-
-def test_jobs_share_what_both_need():
-    driver = Driver(lookahead_batches=64, request_samples=8, capacity=64)
-    driver.open(seed=1)
-    driver.open("other", seed=2, batch_size=5)
-    requested = driver.requested()
-    assert len(requested) == len(set(requested)) == driver.size
-    driver.answer_all()
-    assert driver.core.job("job").counters.samples_produced == driver.size
 
 
 def test_the_earliest_deadline_comes_first_over_jobs():
@@ -139,13 +95,3 @@ def test_stalls_make_it_cautious_and_calm_lets_it_forget():
         driver.read(position, after_s=0.5)
         driver.answer_all()
     assert cursor.caution < 1.2
-
-
-@pytest.mark.parametrize("yielded", range(28, 36))
-def test_all_that_was_given_out_is_looked_at_whatever_the_stride(yielded):
-    driver = Driver(size=800, lookahead_batches=4, request_samples=8, capacity=64)
-    driver.open()
-    driver.ask(0, 64, yielded=30)
-    driver.ask(0, 64, yielded=yielded)
-    driver.answer_all()
-    assert driver.core.job("job").cursors[0].lookahead >= yielded

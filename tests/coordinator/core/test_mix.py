@@ -48,24 +48,6 @@ def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
     assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
 
 
-def test_what_the_cheapest_cannot_do_in_time_goes_to_the_next():
-    """It takes a second for a batch there, and the job wants ten."""
-    driver = mixed(size=1600, cheap=1, dear=100, request_samples=8, lookahead_batches=32, hedge_share=0.0)
-    driver.open()
-    due_s: dict[int, float] = {}
-    for position in range(100):
-        driver.ask(position, position + 4, yielded=position)
-        driver.read(position, after_s=0.05)
-        for request in driver.requests:
-            took_s = 1.0 if request.executor == 0 else 0.1
-            due_s.setdefault(request.request_id, driver.now_s + took_s)
-        for request in [one for one in driver.requests if due_s[one.request_id] <= driver.now_s]:
-            driver.answer(request, after_s=0.0)
-    cheap, dear = driver.state.fleet.executors
-    assert cheap.requests >= 4, "it is never idle"
-    assert dear.requests > 10 * cheap.requests
-
-
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
 def test_what_one_refuses_another_has_at_once(kind):
     driver = mixed(dear=100)
@@ -77,18 +59,6 @@ def test_what_one_refuses_another_has_at_once(kind):
     assert [request.executor for request in again] == [1] * len(again)
     assert sorted(index for one in again for index in one.indices) == sorted(refused.indices)
     assert not driver.state.set_of(driver.key()).attempts.any()
-
-
-def test_one_that_is_set_aside_is_tried_again_and_has_all_again():
-    driver = mixed(cheap=4, dear=1)
-    driver.open()
-    for request in [one for one in driver.requests if one.executor == 0]:
-        driver.fail(request, FailureKind.UNAVAILABLE)
-    assert there(driver) == [1]
-    driver.wait(0.6)
-    assert sorted(there(driver)) == [0, 1], "a single request tries it"
-    driver.answer(next(one for one in driver.requests if one.executor == 0))
-    assert sorted(there(driver)) == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.CACHE_ERROR, Outcome.STEP_ERROR])
@@ -134,17 +104,6 @@ def test_the_cap_on_money_holds_though_another_executor_is_free():
             break
         driver.answer(driver.requests[0])
     assert 0.03 < driver.state.ledger.total_usd <= 0.05
-
-
-def test_a_job_that_reads_nothing_yet_keeps_no_other_waiting():
-    """Validation is opened and not read: nothing is known of its pace, and its deadlines are long over."""
-    driver = mixed(cheap=1, dear=100, size=6400, request_samples=8, lookahead_batches=64, hedge_share=0.0)
-    driver.open("val")
-    for _ in range(60):
-        driver.answer(driver.requests[0], after_s=0.05)
-    driver.open("train", seed=5)
-    driver.wait(0.2)
-    assert "train" in {request.job for request in driver.requests}
 
 
 def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():

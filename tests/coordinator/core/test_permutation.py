@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from superdl.coordinator.core.permutation import (
     KEY_BYTES_MAX,
@@ -19,31 +16,10 @@ from superdl.coordinator.core.permutation import (
 )
 from superdl.super_wire.errors import PlanError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
 KEYS = st.binary(min_size=1, max_size=KEY_BYTES_MAX)
 
+
 # A sound permutation fails one test in a million. The keys are fixed: a test that passes once passes always.
-P_VALUE_MIN = 1e-6
-
-
-def chi_squared_p_value(values: NDArray[np.int64], outcomes: int, bins: int = 97) -> float:
-    """How likely values as uneven as these are, if all of ``range(outcomes)`` are equally likely."""
-    bins = min(bins, outcomes)
-    per_bin = np.diff(-(-np.arange(bins + 1, dtype=np.int64) * outcomes // bins))
-    expected = per_bin * (values.size / outcomes)
-    observed = np.bincount(values * bins // outcomes, minlength=bins)
-    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), bins - 1))
-
-
-def many_keys(size: int, positions: NDArray[np.int64], keys: int) -> NDArray[np.int64]:
-    """Where the positions go under each of many keys: int64 ``[keys, positions]``."""
-    return np.stack([Permutation(size, key.to_bytes(4, "little")).forward(positions) for key in range(keys)])
-
-
 def test_every_small_size_is_a_bijection_with_its_inverse() -> None:
     for size in range(1, 301):
         everything = np.arange(size)
@@ -52,16 +28,6 @@ def test_every_small_size_is_a_bijection_with_its_inverse() -> None:
         assert shuffled.dtype == np.int64
         assert np.array_equal(np.sort(shuffled), everything)
         assert np.array_equal(permutation.inverse(shuffled), everything)
-
-
-@given(size=st.integers(1, 100_000), key=KEYS)
-@settings(max_examples=60, deadline=None)
-def test_any_size_is_a_bijection_with_its_inverse(size: int, key: bytes) -> None:
-    everything = np.arange(size)
-    permutation = Permutation(size, key)
-    shuffled = permutation.forward(everything)
-    assert (np.bincount(shuffled, minlength=size) == 1).all()
-    assert np.array_equal(permutation.inverse(shuffled), everything)
 
 
 @given(data=st.data(), size=st.integers(1, SIZE_MAX), key=KEYS)
@@ -124,38 +90,18 @@ def test_orders_are_pinned(size: int) -> None:
     assert Permutation(size, b"golden").forward(positions).tolist() == PINNED[size]
 
 
-@pytest.mark.parametrize("size", [3, 97, PREFIX_SIZE_MAX, PREFIX_SIZE_MAX + 1, 1000, 1_281_167, SIZE_MAX])
-def test_a_position_goes_everywhere_equally_often(size: int) -> None:
-    positions = np.unique([0, 1, size // 2, size - 1])
-    for column in many_keys(size, positions, keys=5000).T:
-        assert chi_squared_p_value(column, size) > P_VALUE_MIN
-
-
-@pytest.mark.parametrize("size", [1000, 1797, 65_536, 300_007])
-@pytest.mark.parametrize("direction", [Permutation.forward, Permutation.inverse])
-def test_neighbours_within_one_order_are_unrelated(
-    size: int, direction: Callable[[Permutation, NDArray[np.int64]], NDArray[np.int64]]
-) -> None:
-    # Lags of a radix are where a Feistel network with too few rounds shows first.
-    left_radix = int(np.ceil(np.sqrt(size)))
-    right_radix = -(-size // left_radix)
-    lags = sorted({1, 2, 3, right_radix - 1, right_radix, right_radix + 1, 2 * right_radix})
-    orders = [direction(Permutation(size, b"key %d" % key), np.arange(size)) for key in range(20)]
-    for lag in lags:
-        differences = np.concatenate([order[lag:] - order[:-lag] for order in orders]) % size - 1
-        assert chi_squared_p_value(differences, size - 1) > P_VALUE_MIN
-
-
-@pytest.mark.parametrize("size", [0, -1, SIZE_MAX + 1])
-def test_a_size_out_of_bounds_is_refused(size: int) -> None:
-    with pytest.raises(PlanError, match=f"not {size}"):
-        Permutation(size, b"key")
-
-
-@pytest.mark.parametrize("key", [b"", b"x" * (KEY_BYTES_MAX + 1)])
-def test_a_key_out_of_bounds_is_refused(key: bytes) -> None:
-    with pytest.raises(PlanError, match=f"not {len(key)}"):
-        Permutation(10, key)
+@pytest.mark.parametrize(
+    ("size", "key", "words"),
+    [
+        (0, b"key", "not 0"),
+        (SIZE_MAX + 1, b"key", f"not {SIZE_MAX + 1}"),
+        (10, b"", "not 0"),
+        (10, b"x" * (KEY_BYTES_MAX + 1), f"not {KEY_BYTES_MAX + 1}"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(size: int, key: bytes, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Permutation(size, key)
 
 
 @pytest.mark.parametrize("size", [10, 1000])

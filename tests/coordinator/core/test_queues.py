@@ -52,29 +52,6 @@ def taken(queue: RetryQueue) -> list[list[int]]:
     return found
 
 
-def test_retries_come_when_they_are_due_in_that_order():
-    queue = RetryQueue()
-    for due_s, index in ((3.0, 3), (1.0, 1), (2.0, 2), (1.0, 4)):
-        queue.add(due_s, KEY, at(index), "job")
-    assert queue.next_due_s == 1.0
-    assert queue.take_due() is None
-    assert [retry.indices.tolist() for retry in queue.become_due(2.0)] == [[1], [4], [2]]
-    assert queue.next_due_s == 3.0
-    assert taken(queue) == [[1], [4], [2]]
-    assert len(queue) == 1
-
-
-def test_misses_come_first_in_order_of_arrival():
-    queue = RetryQueue()
-    queue.add(0.0, KEY, at(1), "job")
-    queue.become_due(0.0)
-    queue.add_urgent(KEY, at(2), PLACE)
-    queue.add_urgent(KEY, at(3), PLACE._replace(position=8))
-    assert queue.waiting
-    assert taken(queue) == [[2], [3], [1]]
-    assert not queue.waiting
-
-
 def test_repeated_misses_of_a_batch_are_one_retry():
     queue = RetryQueue()
     for _ in range(1000):
@@ -99,27 +76,6 @@ def test_what_is_put_back_comes_next(urgent):
     assert (again.indices.tolist(), again.urgent, again.alone) == ([10], urgent, not urgent)
     queue.put_back(again, at())
     assert taken(queue) == [[2, 10]]
-
-
-def test_nothing_is_no_retry():
-    queue = RetryQueue()
-    queue.add(0.0, KEY, at(), "job")
-    queue.add_urgent(KEY, at(), PLACE)
-    assert len(queue) == 0
-    assert queue.next_due_s is None
-
-
-OTHER = SetKey(b"other", 3)
-
-
-def test_the_last_report_of_a_batch_counts():
-    misses = ReportedMisses()
-    misses.report(PLACE, KEY, at(1, 2, 3), 0.0)
-    misses.report(PLACE._replace(position=8), KEY, at(9), 0.0)
-    misses.report(PLACE._replace(job="b"), OTHER, at(4), 0.0)
-    misses.report(PLACE, KEY, at(3), 1.0)
-    found = misses.by_set(1.0)
-    assert {key: sorted(indices.tolist()) for key, indices in found.items()} == {KEY: [3, 9], OTHER: [4]}
 
 
 def test_a_reader_that_fell_silent_is_not_waited_for():

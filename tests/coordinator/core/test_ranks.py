@@ -8,25 +8,14 @@ import pytest
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import BatchRead, CacheReset, JobClosed
 from superdl.coordinator.core.room import next_use_s
-from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.state import EPOCH_SETS_MAX
-from superdl.super_wire.request import Outcome
-from tests.coordinator.core.driver import DATASET, Driver
+from tests.coordinator.core.driver import Driver
 
 S = SampleState
 
 
 def cursor(driver: Driver, rank: int = 0):
     return driver.core.job("job").cursors[rank]
-
-
-def test_a_miss_of_what_is_absent_is_requested_at_once():
-    driver = Driver(lookahead_batches=2, request_samples=4, capacity=64)
-    plan = driver.open()
-    driver.ask(0, 8)
-    driver.answer_all()
-    driver.read(5, missed=(1, 3))
-    assert driver.requested() == plan.batch(0, 5, 0).indices[[1, 3]].tolist()
 
 
 def test_a_miss_of_what_is_believed_resident_has_the_cache_asked():
@@ -110,17 +99,6 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
     assert driver.core.failure(driver.key(), 0) == ""
 
 
-def test_reading_moves_the_rank_and_counts():
-    driver = Driver()
-    driver.open()
-    driver.ask(0, 8)
-    for position in (0, 2, 1):
-        driver.read(position, after_s=0.5)
-    assert cursor(driver).watermark == 3
-    counters = driver.core.job("job").counters
-    assert (counters.batches_read, counters.cache_hits, counters.cache_misses) == (3, 24, 0)
-
-
 def test_a_lost_report_holds_nobody_up_for_ever():
     driver = Driver(size=8 * 200)
     driver.open()
@@ -128,24 +106,6 @@ def test_a_lost_report_holds_nobody_up_for_ever():
     for position in range(1, 100):
         driver.read(position, after_s=0.01)
     assert cursor(driver).watermark == 100
-
-
-def test_reports_that_never_come_hold_nobody_up_for_ever():
-    driver = Driver(size=8 * 1000)
-    driver.open()
-    driver.ask(0, 600)
-    driver.ask(600, 700, yielded=600)
-    assert cursor(driver).watermark == 600 - 256
-
-
-def test_a_job_that_begins_in_the_middle_of_an_epoch_is_looked_ahead_for_there():
-    driver = Driver(lookahead_batches=2, capacity=64)
-    plan = driver.open()
-    before = len(driver.requests)
-    driver.ask(5, 8, epoch=3, yielded=5)
-    asked = [index for request in driver.requests[before:] for index in request.indices.tolist()]
-    already = set(plan.span(0, 0, 2, 0).indices.tolist())
-    assert asked == [index for index in plan.span(3, 5, 7, 0).indices.tolist() if index not in already]
 
 
 def test_two_iterators_of_one_sampler_both_get_their_batches():
@@ -162,23 +122,6 @@ def test_two_iterators_of_one_sampler_both_get_their_batches():
                 driver.answer_all()
             assert (driver.core.states(driver.key(epoch), wanted) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
-
-
-def test_after_the_last_job_nothing_is_requested_whatever_is_due():
-    driver = Driver(capacity=2, request_samples=4, attempts=3)
-    driver.open()
-    driver.ask(0, 8)
-    driver.read(6, missed=(0, 1))
-    for request in list(driver.requests):
-        driver.answer(request, Outcome.SOURCE_ERROR)
-    driver.step(JobClosed("job", 0))
-    for request in list(driver.requests):
-        driver.answer(request, Outcome.SOURCE_ERROR)
-    assert driver.requests == []
-    assert driver.wait(20.0) == []
-    assert driver.in_state(S.WAITING) == []
-    assert driver.wait(100.0) == []
-    assert not driver.core.knows(DATASET), "of which nobody has anything any more"
 
 
 @pytest.mark.parametrize("reopens", [True, False])
@@ -246,46 +189,6 @@ def two_jobs(**settings) -> Driver:
     return driver
 
 
-def test_asking_and_reading_renew_it():
-    driver = two_jobs()
-    for second in range(40):
-        driver.wait(1.0)
-        if second % 2:
-            driver.ask(0, 1, job="here")
-        else:
-            driver.read(0, job="here")
-    assert driver.core.job("gone").lapsed
-    assert not driver.core.job("here").lapsed
-
-
-def test_nothing_is_asked_for_a_job_that_has_lapsed():
-    driver = two_jobs()
-    driver.wait(20.0)
-    driver.ask(0, 1, job="here")
-    before = driver.core.job("gone").counters.invocations
-    driver.answer_all()
-    assert driver.core.job("gone").counters.invocations == before
-    assert driver.core.job("here").counters.invocations > 0
-    assert driver.core.job("gone").cursors[0].wanted_bytes == 0, "and it takes no share of the budget"
-
-
-def test_it_goes_on_where_it_was_when_it_comes_back():
-    driver = two_jobs()
-    driver.answer_all()
-    driver.ask(0, 8, job="gone", yielded=4)
-    for position in range(4):
-        driver.read(position, job="gone")
-    driver.wait(600.0)
-    assert driver.core.job("gone").lapsed
-    cursor = driver.core.job("gone").cursors[0]
-    assert cursor.watermark == 4
-    driver.ask(4, 8, job="gone", yielded=4)
-    driver.answer_all()
-    assert not driver.core.job("gone").lapsed
-    assert cursor.watermark == 4
-    assert cursor.lookahead > 8
-
-
 def test_it_is_forgotten_after_half_an_hour():
     driver = two_jobs(forget_s=1800.0)
     driver.wait(1790.0)
@@ -320,33 +223,3 @@ def test_one_silent_rank_does_not_hold_its_job_back():
     assert not job.lapsed
     assert [cursor.lapsed for cursor in job.cursors.values()] == [False, True]
     assert job.watermark == 15
-
-
-TAKEN = int(footprint(1000))
-
-
-def test_past_epochs_of_a_random_recipe_do_not_fill_memory():
-    driver = Driver(size=16, random=True, budget_bytes=20 * TAKEN, lookahead_batches=2)
-    driver.open()
-    for epoch in range(50):
-        for position in range(2):
-            driver.ask(position, position + 1, epoch=epoch, yielded=position)
-            driver.answer_all()
-            driver.read(position, epoch=epoch, after_s=20.0)
-            driver.answer_all()
-    driver.wait(40.0)
-    assert len(driver.state.sets) <= 4
-    assert driver.core.resident_bytes <= driver.core.budget_bytes
-
-
-def test_what_holds_something_is_kept():
-    driver = Driver(size=16, random=True, lookahead_batches=2)
-    driver.open()
-    driver.answer_all()
-    driver.ask(0, 2, epoch=9)
-    driver.answer_all()
-    driver.wait(100.0)
-    assert driver.key(0) in driver.state.sets
-    driver.step(CacheReset())
-    driver.wait(100.0)
-    assert driver.key(0) not in driver.state.sets

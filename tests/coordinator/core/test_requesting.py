@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from superdl.coordinator.core.samples import SampleState
-from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
 S = SampleState
@@ -47,22 +46,3 @@ def test_the_first_answer_wins_and_the_second_changes_nothing(first):
     assert driver.core.job("job").counters.samples_produced == before + one.indices.size
     assert driver.core.job("job").counters.requests_in_flight == driver.core.requests_in_flight
     assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())
-
-
-def test_what_the_first_answer_lacks_is_left_to_the_rival():
-    driver, straggler, rival = slow_one()
-    missing = int(straggler.indices[1])
-    driver.answer(straggler, but={missing: Outcome.SOURCE_ERROR})
-    assert driver.in_state(S.IN_FLIGHT) == [missing]
-    driver.answer(rival)
-    assert driver.core.states(rival.samples, rival.indices).tolist() == [S.RESIDENT] * 4
-    assert driver.state.samples_in_flight == 0
-
-
-def test_a_late_answer_does_not_bring_back_what_was_dropped():
-    driver, straggler, rival = slow_one()
-    driver.answer(rival)
-    samples = driver.state.set_of(rival.samples)
-    samples.move(rival.indices, S.ABSENT)
-    driver.answer(straggler)
-    assert (driver.core.states(rival.samples, rival.indices) != S.RESIDENT).all()

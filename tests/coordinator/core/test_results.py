@@ -8,16 +8,13 @@ import pytest
 
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import (
-    DatasetAdded,
     ExecutorResized,
     FailureKind,
-    JobOpened,
     RecordReadBack,
 )
 from superdl.coordinator.core.settings import ExecutorFacts
-from superdl.coordinator.core.state import FAILURES_MAX
 from superdl.super_wire.request import Outcome
-from tests.coordinator.core.driver import DATASET, Driver
+from tests.coordinator.core.driver import Driver
 
 S = SampleState
 GUILTY = [
@@ -54,16 +51,6 @@ def attempts_until_quiet(driver: Driver, outcome: Outcome | FailureKind, index: 
         else:
             driver.answer(request, outcome)
     return tried
-
-
-def test_what_was_cached_is_resident_and_counted():
-    driver = one_batch()
-    driver.answer(driver.requests[0])
-    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
-    counters = driver.core.job("job").counters
-    assert (counters.samples_produced, counters.record_bytes, counters.source_bytes) == (4, 4000, 10)
-    assert (counters.fetch_us, counters.decode_us, counters.push_us) == (1, 2, 3)
-    assert (counters.invocations, counters.requests_in_flight) == (1, 0)
 
 
 def test_a_permanent_tombstone_is_not_tried_again_and_says_why():
@@ -149,66 +136,11 @@ def test_a_tombstone_that_expires_is_tried_again():
     assert driver.requested() == [1]
 
 
-def test_remembered_reasons_are_bounded():
-    driver = Driver(size=1)
-    size = FAILURES_MAX + 100
-    driver.step(DatasetAdded(b"large", size, False, 100, True))
-    plan = driver.open().__class__(size, 4096)
-    driver.step(JobOpened("large", b"large", plan, 0))
-    driver.answer_all(Outcome.TOMBSTONE)
-    assert len(driver.state.failures) == FAILURES_MAX
-    assert DATASET in driver.state.datasets
-
-
-def test_what_expired_in_a_queue_is_tried_again_without_counting():
-    driver = one_batch(attempts=2, backoff_max_s=1.0)
-    for _ in range(4):
-        for request in list(driver.requests):
-            driver.answer(request, Outcome.EXPIRED, after_s=61.0)
-        driver.wait(1.5)
-    assert driver.tombstones == []
-    driver.answer_all()
-    assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
-
-
 def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_clocks():
     driver = one_batch(attempts=3, backoff_max_s=1.0)
     assert attempts_until_quiet(driver, Outcome.EXPIRED) == 3
     assert "why 0; it answered so after 1.1 s of the 60 s" in driver.tombstones[0].messages[0]
     assert "clocks of the function and of the coordinator differ" in driver.tombstones[0].messages[0]
-
-
-def test_a_function_whose_time_was_short_for_a_part_of_the_samples_is_asked_for_the_rest():
-    driver = one_batch(attempts=1, backoff_max_s=1.0)
-    driver.answer(driver.requests[0], but={2: Outcome.EXPIRED, 3: Outcome.EXPIRED})
-    driver.wait(1.5)
-    assert driver.tombstones == []
-    assert driver.requested() == [2, 3]
-
-
-def test_people_are_told_when_nothing_succeeds_and_why():
-    driver = one_batch(backoff_s=0.2, backoff_max_s=1.0)
-    for _ in range(60):
-        for request in list(driver.requests):
-            driver.answer(request, Outcome.CACHE_ERROR, after_s=0.0)
-        while not driver.requests:
-            driver.wait(driver.core.wake_at_s - driver.now_s)
-    assert len(driver.warnings) >= 2
-    assert driver.warnings[0].message.startswith("8 times in a row")
-    assert "why 0" in driver.warnings[0].message
-
-
-def test_answers_while_the_cache_is_away_teach_nothing_of_latency():
-    driver = Driver(size=4000, capacity=4, request_samples=8)
-    driver.open()
-    for _ in range(30):
-        driver.answer(driver.requests[0], after_s=0.5)
-    slow_s = driver.state.fleet.executors[0].latency.quantile_s(8, 0.99)
-    for _ in range(60):
-        driver.wait(1.0)
-        for request in list(driver.requests):
-            driver.answer(request, Outcome.CACHE_ERROR, after_s=0.001)
-    assert driver.state.fleet.executors[0].latency.quantile_s(8, 0.99) == slow_s
 
 
 LOST = FailureKind.LOST
@@ -245,14 +177,6 @@ def test_the_first_silence_is_no_samples_fault_and_lowers_the_concurrency():
     assert driver.in_state(SampleState.RESIDENT) == list(range(64))
     counters = driver.core.job("job").counters
     assert counters.invocations == CAPACITY + 1  # asked for again together, not one by one
-
-
-def test_functions_that_begin_late_lower_the_concurrency_as_throttling_does():
-    driver = queueing()
-    driver.answer(driver.requests[0], after_s=LATE_S)
-    assert limit(driver) == CAPACITY // 2
-    driver.answer(driver.requests[0], after_s=1.1)
-    assert limit(driver) < CAPACITY // 2
 
 
 def test_silence_among_late_functions_is_excused_a_few_times_more():

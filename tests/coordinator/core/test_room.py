@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
-from superdl.coordinator.core.events import CacheGrew, CacheResized, Tick
+from superdl.coordinator.core.events import CacheGrew, CacheResized
 from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
@@ -52,36 +52,6 @@ def read_epoch(driver: Driver, epoch: int, *, reports_misses: bool = True) -> in
     return asked
 
 
-def test_a_rank_without_room_goes_on_when_it_has_read():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.read(0, after_s=0.1)
-    driver.answer_all()
-    driver.wait(1.0)
-    driver.answer_all()
-    assert set(driver.in_state(S.RESIDENT)) >= set(range(8, 24))
-
-
-def test_waiting_for_room_costs_nothing_while_nothing_happens():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.wait(0.2)
-    searches = driver.state.evictions
-    assert driver.wait(20.0) == []
-    driver.step(Tick())
-    assert driver.state.evictions <= searches + 1
-
-
-def test_searches_in_vain_are_few_however_many_events_come():
-    driver = crowded(16)
-    driver.answer_all()
-    driver.wait(1.0)
-    before = driver.state.evictions
-    for _ in range(1000):
-        driver.ask(0, 8)
-    assert driver.state.evictions - before <= 2
-
-
 def test_a_reader_that_died_blocks_others_for_seconds_only():
     driver = crowded(2)
     driver.read(5, missed=(0, 1))
@@ -121,15 +91,6 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     driver.wait(1.0)
     driver.answer_all()
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
-
-
-def test_what_was_held_back_after_refusals_comes_back_with_the_looks():
-    driver = crowded(64)
-    driver.answer(driver.requests[0], Outcome.CACHE_FULL)
-    assert driver.state.free_bytes < 0
-    for _ in range(40):
-        driver.step(CacheResized(64 * TAKEN), after_s=1.0)
-    assert driver.state.withheld_bytes == 0
 
 
 def test_readers_are_served_though_others_have_all_the_memory():
@@ -209,13 +170,6 @@ def test_next_use_of_a_random_recipe_is_in_its_own_epoch(plan, data):
     assert found.tolist() == [brute_force_s(key, index, job) for index in range(plan.size)]
 
 
-def test_what_was_given_out_is_needed_now():
-    job = job_at(Plan(40, 4, shuffle=False), 2)
-    job.cursors[0].yielded = 5
-    uses_s = next_use_s(SetKey(NAME, EVERY_EPOCH), np.arange(40), [job])
-    assert uses_s[8:24].tolist() == [0.0] * 12 + [3.0] * 4
-
-
 @given(plans, plans, st.data())
 def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     other = Plan(plan.size, other.batch_size, other.replicas, other.seed, other.shuffle)
@@ -238,21 +192,6 @@ def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     assert sorted((uses_s[index] for index in chosen), reverse=True) == candidates[:wanted]
     assert len(set(chosen)) == len(chosen)
     assert sum(victim.freed_bytes for victim in victims) == len(chosen) * RECORD
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.integers(0, 3), st.integers(1, 60)
-)
-def test_epochs_of_a_random_recipe_go_in_the_order_of_their_use(epochs, epoch, wanted):
-    plan = Plan(20, 4, seed=5)
-    job = job_at(plan, epoch * plan.batches_per_epoch + 2, random=True)
-    sets = {SetKey(NAME, number): residents(SetKey(NAME, number), 20, list(range(20))) for number in epochs}
-    victims = choose_victims(sets, [job], wanted_bytes=wanted * RECORD, later_than_s=-1.0, turn=1, spared={})
-    uses_s = {(key, index): brute_force_s(key, index, job) for key in sets for index in range(20)}
-    chosen = [(victim.samples, index) for victim in victims for index in victim.indices.tolist()]
-    farthest = sorted(uses_s.values(), reverse=True)[: len(chosen)]
-    assert len(chosen) == min(wanted, 20 * len(epochs))
-    assert sorted((uses_s[one] for one in chosen), reverse=True) == farthest
 
 
 def test_what_readers_wait_for_stays():

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.samples import CacheMemory, SampleSet, footprint
+from superdl.coordinator.core.samples import _LEGAL, CacheMemory, SampleSet, footprint
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 S = SampleState
-LEGAL = {
-    (S.UNKNOWN, S.CHECKING),
-    (S.CHECKING, S.RESIDENT),
-    (S.CHECKING, S.FAILED),
-    (S.CHECKING, S.ABSENT),
-    (S.ABSENT, S.IN_FLIGHT),
-    (S.IN_FLIGHT, S.RESIDENT),
-    (S.IN_FLIGHT, S.FAILED),
-    (S.IN_FLIGHT, S.WAITING),
-    (S.ABSENT, S.FAILED),
-    (S.WAITING, S.ABSENT),
-    (S.RESIDENT, S.ABSENT),
-    (S.RESIDENT, S.CHECKING),
-    (S.FAILED, S.ABSENT),
-    (S.FAILED, S.CHECKING),
-}
-# A way from UNKNOWN to each state.
-WAYS = {
-    S.UNKNOWN: (),
-    S.CHECKING: (S.CHECKING,),
-    S.ABSENT: (S.CHECKING, S.ABSENT),
-    S.IN_FLIGHT: (S.CHECKING, S.ABSENT, S.IN_FLIGHT),
-    S.WAITING: (S.CHECKING, S.ABSENT, S.IN_FLIGHT, S.WAITING),
-    S.RESIDENT: (S.CHECKING, S.RESIDENT),
-    S.FAILED: (S.CHECKING, S.FAILED),
-}
 # jemalloc's size classes from 16 bytes to 1 MiB (jemalloc(3), "Size classes", 16-byte quantum)
 CLASSES = sorted(
     {16, 32, 48, 64, 80, 96, 112, 128}
@@ -53,27 +25,6 @@ def sample_set(size: int = 4, *, known_absent: bool = False, memory: CacheMemory
 
 def at(*indices: int) -> np.ndarray:
     return np.array(indices, dtype=np.int64)
-
-
-def move(samples: SampleSet, indices: np.ndarray, to: SampleState) -> None:
-    if to == S.RESIDENT:
-        samples.store(indices, np.full(indices.size, 1000))
-    else:
-        samples.move(indices, to)
-
-
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(S, S)), ids=lambda state: state.name)
-def test_only_changes_of_the_table_are_legal(before, after):
-    samples = sample_set()
-    for state in WAYS[before]:
-        move(samples, at(1), state)
-    if (before, after) in LEGAL:
-        move(samples, at(1), after)
-        assert samples.state.tolist() == [S.UNKNOWN, after, S.UNKNOWN, S.UNKNOWN]
-        assert list(samples.problems()) == []
-    else:
-        with pytest.raises(RuntimeError, match=rf"{before.name} to {after.name}"):
-            move(samples, at(1), after)
 
 
 def test_an_illegal_change_of_one_changes_none():
@@ -116,21 +67,6 @@ def test_what_is_resident_is_accounted_until_it_is_known_to_be_gone():
     assert list(samples.problems()) == []
 
 
-def test_the_expected_size_follows_what_is_stored():
-    samples = sample_set(100, known_absent=True)
-    samples.move(np.arange(100), S.IN_FLIGHT)
-    samples.store(np.arange(100), np.full(100, 20_000))
-    assert samples.sample_bytes == footprint(np.array([20_000]))[0]
-
-
-def test_a_set_is_idle_when_nothing_is_in_the_cache_or_on_its_way():
-    for state, way in WAYS.items():
-        samples = sample_set()
-        for step in way:
-            move(samples, at(3), step)
-        assert samples.idle == (state in {S.UNKNOWN, S.ABSENT, S.FAILED})
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(S)), st.sets(st.integers(0, 9)), st.integers(1, 10**6)), max_size=40
@@ -140,7 +76,7 @@ def test_the_account_adds_up_after_any_changes(changes):
     memory = CacheMemory()
     samples = sample_set(10, known_absent=True, memory=memory)
     for to, chosen, size_bytes in changes:
-        able = [index for index in sorted(chosen) if (SampleState(samples.state[index]), to) in LEGAL]
+        able = [index for index in sorted(chosen) if _LEGAL[samples.state[index], to]]
         indices = np.array(able, dtype=np.int64)
         if to == S.RESIDENT:
             samples.store(indices, np.full(indices.size, size_bytes))

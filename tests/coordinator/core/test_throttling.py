@@ -17,13 +17,6 @@ def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf) -> Concurrency:
     return concurrency
 
 
-def test_a_backlog_keeps_functions_from_idling():
-    concurrency = made(4, backlog=4)
-    assert concurrency.places(0, 0.0) == 8
-    assert concurrency.idle(3, 0.0) == 1
-    assert concurrency.idle(6, 0.0) == 0
-
-
 def test_a_ramp_is_followed():
     concurrency = made(1000, burst=10, per_s=5.0)
     assert concurrency.limit(0.0) == 10
@@ -35,14 +28,6 @@ def test_a_ramp_is_followed():
     concurrency.used(15, 1.0)
     assert concurrency.places(0, 1.0) == 15, "environments that were in use are warm"
     assert concurrency.limit(1000.0) == 25, "no more than a burst is saved up"
-
-
-def test_environments_that_are_not_used_are_gone():
-    concurrency = made(1000, burst=10, per_s=0.001)
-    concurrency.used(10, 0.0)
-    concurrency.used(1, 301.0)
-    concurrency.used(1, 602.0)
-    assert concurrency.limit(602.0) == 1
 
 
 def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
@@ -81,22 +66,8 @@ def test_the_limit_lies_between_one_and_what_is_stated(steps):
         assert more_at_s is None or more_at_s > now
 
 
-def test_a_backlog_does_not_hide_the_first_throttling():
-    concurrency = made(100, backlog=100)
-    concurrency.throttled(199, 0.0)
-    assert concurrency.limit(0.0) == 50
-
-
 def until_s(breaker: CircuitBreaker) -> float:
     return breaker.open_until_s()
-
-
-def test_a_refusal_sets_aside_at_once():
-    breaker = CircuitBreaker()
-    breaker.refused("throttled", 10.0, 10.0)
-    assert breaker.tripped
-    assert breaker.reason == "throttled"
-    assert until_s(breaker) > 10.0
 
 
 def test_failures_set_aside_once_there_are_several_in_a_row():
@@ -131,14 +102,3 @@ def test_many_that_fail_together_make_one_pause():
     assert until_s(breaker) == first_s
     breaker.refused("gone", 1.02, 1.03)
     assert until_s(breaker) > first_s, "that one was made to see whether it works again"
-
-
-def test_success_ends_all_doubt():
-    breaker = CircuitBreaker()
-    breaker.refused("gone", 1.0, 1.0)
-    breaker.refused("gone", 60.0, 60.0)
-    breaker.worked()
-    assert not breaker.tripped
-    assert breaker.reason == ""
-    breaker.refused("gone", 100.0, 100.0)
-    assert until_s(breaker) == pytest.approx(100.5)

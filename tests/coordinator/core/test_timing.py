@@ -38,28 +38,6 @@ def test_a_quantile_tells_how_long_the_slow_ones_take_for_any_size():
     assert model.quantile_s(50, 0.99) < slow_s
 
 
-def test_a_queue_that_comes_and_goes_is_no_overhead_of_an_invocation():
-    model = LatencyModel()
-    for number in range(60):
-        model.observe(10, 0.1 + (0.5 if number % 2 else 0.002), 0.1)
-    assert model.invocation_s < 0.01
-    assert model.expected_s(10) > 0.2
-
-
-def test_old_answers_fade():
-    model = taught(sample_s=0.001)
-    for number in range(400):
-        samples = (4, 16, 64)[number % 3]
-        model.observe(samples, 0.02 + samples * 0.01, 0.02 + samples * 0.01)
-    assert model.sample_s == pytest.approx(0.01, rel=0.02)
-
-
-def test_an_answer_that_names_no_duration_counts_whole():
-    model = LatencyModel()
-    model.observe(10, 0.5, 0.0)
-    assert model.expected_s(10) == pytest.approx(0.5)
-
-
 def taught_sizing(*, invocation_s: float, sample_s: float) -> LatencyModel:
     model = LatencyModel()
     for samples in (4, 16, 64) * 20:
@@ -71,13 +49,6 @@ def taught_sizing(*, invocation_s: float, sample_s: float) -> LatencyModel:
 @pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
 def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
     assert request_size(LatencyModel(), wanted=256, idle=idle, slack_s=5.0, most=64) == size
-
-
-def test_in_steady_state_the_invocation_is_a_twentieth_at_most():
-    model = taught_sizing(invocation_s=0.01, sample_s=0.005)
-    size = request_size(model, wanted=256, idle=4, slack_s=60.0, most=4096)
-    assert size == 38
-    assert model.invocation_s / (model.invocation_s + model.sample_s * size) == pytest.approx(0.05, rel=0.02)
 
 
 def test_a_near_deadline_makes_requests_small():
@@ -111,11 +82,6 @@ def test_a_steady_pace_is_found(interval_s):
     assert after([(interval_s * n, False) for n in range(1, count)]) == pytest.approx(interval_s, rel=0.02)
 
 
-def test_clumps_do_not_make_it_fast():
-    reads = [(0.1 * (n - n % 20 + 20), False) for n in range(400)]
-    assert after(reads) == pytest.approx(0.1, rel=0.1)
-
-
 def test_waiting_is_no_slow_pace():
     steady = [(0.1 * n, False) for n in range(1, 200)]
     waiting = [(20.0 + 2.0 * n, True) for n in range(1, 50)]
@@ -132,13 +98,3 @@ def test_a_faster_pace_is_believed_though_readers_wait():
     slow = [(1.0 * n, False) for n in range(1, 30)]
     fast = [(30.0 + 0.1 * n, True) for n in range(1, 300)]
     assert after(slow + fast) == pytest.approx(0.1, rel=0.02)
-
-
-def test_a_new_beginning_does_not_count_the_time_before():
-    pace = Pace(0.0)
-    for number in range(1, 200):
-        pace.read(1, 0.1 * number, stalled=False)
-    pace.restart(1000.0)
-    for number in range(1, 20):
-        pace.read(1, 1000.0 + 0.1 * number, stalled=False)
-    assert pace.interval_s == pytest.approx(0.1, rel=0.05)

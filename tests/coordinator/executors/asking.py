@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+from PIL import Image
+
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import unpack
 from superdl.super_wire.request import PrefetchRequest
 
 TIMEOUT_S = 30.0
@@ -27,3 +31,21 @@ def ask(request_id="plain", bucket="file:///nowhere", keys=("k",), versions=("1-
         versions=tuple(versions),
         ids=tuple(one.hex() for one in ids),
     )
+
+
+def ask_for_images(directory, cache):
+    """A request for eight images of a directory, which are written there, and their pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    names, versions = [f"{n}.png" for n in range(8)], []
+    for n, name in enumerate(names):
+        Image.fromarray(pixels + n).save(directory / name)
+        status = (directory / name).stat()
+        versions.append(f"{status.st_size}-{status.st_mtime_ns}")
+    return ask("real", f"file://{directory.resolve()}", names, versions, cache), pixels
+
+
+def assert_cached(valkey, request, pixels):
+    """The cache holds the pixels of all images of :func:`ask_for_images`."""
+    with valkey.client() as client:
+        for n, one in enumerate(request.ids):
+            assert np.array_equal(unpack(client.get(f"super:r1:{one}"))[1], pixels + n)

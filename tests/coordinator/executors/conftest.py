@@ -77,7 +77,7 @@ def answering_twice(event, context):
 
 def answering_what_was_not_asked(event, context):
     import __main__
-    __main__._serve = lambda *arguments: __main__.frame({"call": 10**6, "result": {}})
+    __main__._serve = lambda *arguments: __main__.line_of({"call": 10**6, "result": {}})
     return WARM
 
 def disagreeing(event, context):

@@ -7,7 +7,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors.ray_executor import RayExecutor
+from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.ray_executor import RayExecutor, RaySettings
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.fixtures.node_function import FUNCTION
 
@@ -24,10 +25,8 @@ async def connected(
     cluster: RayCluster, *, cache: str = "", start: bool = True, **options: Any
 ) -> AsyncIterator[RayExecutor]:
     """An executor that is started, and in the end closed; without a cache, nodes need not reach one."""
-    executor = RayExecutor(
-        cache=cache or "redis://127.0.0.1", address=cluster.address, function=FUNCTION, **options
-    )
-    executor._cache = cache
+    settings = RaySettings(cluster.address, **{f"ray_{name}": value for name, value in options.items()})
+    executor = RayExecutor(settings, ExecutorContext(cache, FUNCTION))
     if start:
         await executor.start()
     try:

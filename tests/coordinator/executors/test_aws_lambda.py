@@ -13,7 +13,6 @@ from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
-    Scaling,
     ThrottledError,
     aws_lambda,
 )
@@ -62,13 +61,6 @@ def test_environments_and_their_connections_are_open_before_the_first_request(
     lambda_service.deploy(handler=handler_of("gathering"), environment=environment)
     using(executor_for(lambda_service, warm=3), nothing)
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_it_scales_as_lambda_does(lambda_service):
-    executor = executor_for(lambda_service, concurrency=40)
-    assert (executor.name, executor.remote) == ("lambda", True)
-    assert executor.scaling == Scaling(40, burst=40, per_s=100.0, backlog=0)
-    assert executor_for(lambda_service, concurrency=9000).scaling.burst == 1000
 
 
 @pytest.mark.parametrize(
@@ -158,18 +150,6 @@ def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handle
         using(executor_for(lambda_service, warm=2), nothing)
 
 
-def test_a_function_that_was_deployed_anew_is_asked_for_the_pixels_that_it_began_with(lambda_service):
-    lambda_service.deploy(handler=handler_of("decoding_otherwise"))
-
-    async def work(executor):
-        await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # it is asked for what it said when it was warmed
-        lambda_service.deploy(handler="superdl.lambda_prefetch.handler.handler")
-        with pytest.raises(FunctionRaisedError, match="this function decodes the reference images"):
-            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-
-    using(executor_for(lambda_service), work)
-
-
 def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch, caplog):
     monkeypatch.setattr(aws_lambda, "_THROTTLED_PAUSE_S", 0.01)
     lambda_service.deploy(handler=handler_of("misbehaving"))
@@ -182,13 +162,6 @@ def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkey
     with pytest.raises(ThrottledError, match="raise the function's reserved concurrency"):
         using(executor_for(lambda_service), nothing)
     assert lambda_service.refused - refused == 30
-
-
-def test_some_warm_events_may_fail(lambda_service, caplog):
-    lambda_service.deploy(handler=handler_of("misbehaving"))
-    lambda_service.crash_next()
-    using(executor_for(lambda_service, warm=2), nothing)
-    assert "1 of 2 environments did not start: the function super-prefetch" in caplog.text
 
 
 def test_never_more_at_once_than_is_set(lambda_service, tmp_path):

@@ -1,40 +1,102 @@
-"""Which executors can produce a dataset: each is tried alone, and one that can is enough."""
+"""What functions elsewhere cannot do is told before a job opens; one executor that can is enough."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
+import threading
 
+import boto3
 import numpy as np
 import pytest
+from moto.server import ThreadedMotoServer
 
-from superdl.coordinator.executors import ExecutorError
+from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.packed import PackedStrings
+from superdl.coordinator.catalog.regions import bucket_region
+from superdl.coordinator.executors import (
+    ExecutorError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    ThrottledError,
+)
 from superdl.coordinator.executors import eligibility as eligibility_module
 from superdl.coordinator.executors import manager as manager_module
 from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.executors.ray_executor import RayExecutor
-from superdl.super_wire.errors import ConfigError, SourceForbiddenError
+from superdl.coordinator.server.datasets import Dataset, Listing
+from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key
 from superdl.super_wire.request import Outcome
-from tests.coordinator.executors.test_preflight import Remote, dataset_of, explain
-from tests.coordinator.running import ENOUGH_S, ScriptedExecutor, manager_of
+from tests.coordinator.running import ENOUGH_S, RECIPE, ScriptedExecutor, manager_of, record_of
+
+KEYS = [f"cat/{number}.jpg" for number in range(9)]
+
+
+def dataset_of(keys=KEYS, bucket="s3://photos"):
+    packed = PackedStrings.pack(key.encode() for key in keys)
+    versions = PackedStrings.pack(b"1" for _ in keys)
+    labels = np.zeros(len(keys), dtype=np.int64)
+    catalog = Catalog.build(bucket, packed, versions, labels, ("cat",))
+    ids = np.frombuffer(catalog.sample_ids(RECIPE.digest), dtype=np.uint8).reshape(-1, ID_BYTES)
+    return Dataset(b"d" * 16, RECIPE, Listing("s3://photos/train", "", catalog=catalog), ids)
+
+
+class Remote(ScriptedExecutor):
+    """Its functions run elsewhere; one whose ``comes`` is unset does not start."""
+
+    remote = True
+    region = "us-east-1"
+
+    def __init__(self, cache, name="lambda"):
+        super().__init__(cache)
+        self.name = name
+        self.comes = True
+
+    async def start(self):
+        if not self.comes:
+            raise ExecutorError("asleep")
+
+    def fails_with(self, error):
+        async def fail(_request):
+            raise error
+
+        self.before = fail
+
+
+def explain(outcome, message):
+    """An answer that says so of every sample."""
+
+    def edit(result):
+        count = len(result.outcomes)
+        messages = {str(place): message for place in range(count)}
+        return dataclasses.replace(result, outcomes=(outcome,) * count, messages=messages)
+
+    return edit
+
+
+def as_it_is(result):
+    return result
+
 
 REFUSE = explain(Outcome.REFUSED, "403: grant it")
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
+def no_pauses(monkeypatch):
     monkeypatch.setattr(preflight_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
 
 
-def using(executors, work):
+def using(executors, work, *, region_of=lambda _bucket: "", **options):
     async def body():
         manager = await manager_of(*executors)
-        preflights = [
-            Preflight(one, "redis://cache", region_of=lambda _bucket: "") for one in manager.executors
-        ]
-        eligibility = Eligibility(manager.executors, preflights)
+        eligibility = Eligibility(manager.executors, "redis://cache", region_of=region_of, **options)
         try:
             async with asyncio.timeout(ENOUGH_S):
                 return await work(eligibility)
@@ -45,210 +107,312 @@ def using(executors, work):
     return asyncio.run(body())
 
 
+def try_out(executor, dataset=None, *, times=1, **options):
+    """Tries a dataset so often, one after the other; the warnings."""
+    dataset = dataset or dataset_of()
+
+    async def work(eligibility):
+        for _ in range(times):
+            await eligibility.check(dataset, ENOUGH_S)
+        assert eligibility.is_known(dataset)
+        return " ".join(eligibility.warnings(dataset))
+
+    return using([executor], work, **options)
+
+
 @pytest.fixture
-def remotes(valkey):
-    one, two = Remote(valkey.unix_url), Remote(valkey.unix_url)
-    one.name, two.name = "one", "two"
-    return one, two
+def executor(valkey):
+    return Remote(valkey.unix_url)
 
 
-def test_all_that_pass_are_fit(remotes):
+@pytest.fixture
+def two(valkey):
+    return Remote(valkey.unix_url, "one"), Remote(valkey.unix_url, "two")
+
+
+@pytest.mark.parametrize(("keys", "asked"), [(KEYS, [KEYS[0], KEYS[4], KEYS[8]]), (KEYS[:1], KEYS[:1])])
+def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
+    assert try_out(executor, dataset_of(keys), times=3) == ""
+    assert executor.keys_asked == asked
+    assert [request.cache for request in executor.requests] == ["redis://cache"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says", "error", "words"),
+    [
+        (
+            Outcome.REFUSED,
+            "403: grant it",
+            SourceForbiddenError,
+            "may not read s3://photos/train: 403: grant",
+        ),
+        (Outcome.CACHE_ERROR, "NOPERM this user", CacheError, "redis://cache .*NOPERM.*docs/cache.md"),
+    ],
+)
+def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says, error, words):
+    executor.edit = explain(outcome, says)
+
+    async def work(eligibility):
+        dataset = dataset_of()
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                await eligibility.check(dataset, ENOUGH_S)
+            assert not eligibility.is_known(dataset)
+        executor.edit = as_it_is
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.is_known(dataset)
+
+    assert using([executor], work)
+    assert len(executor.requests) == 2 * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "words"),
+    [
+        ("RecipeError: no module their_steps", ConfigError, "refuse what s3://photos/train .*their_steps"),
+        ("CacheRefusedError: refuses the outcome: NOPERM xadd", CacheError, "may not write .*xadd"),
+    ],
+)
+def test_functions_that_raise_are_asked_again_once(executor, raised, error, words):
+    executor.fails_with(FunctionRaisedError(raised))
+    with pytest.raises(error, match=words):
+        try_out(executor)
+    assert len(executor.requests) == 2
+
+
+def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
+    executor.outcomes = {KEYS[0]: Outcome.REFUSED, KEYS[4]: Outcome.TOMBSTONE, KEYS[8]: Outcome.MISSING}
+    assert try_out(executor) == ""
+    executor.requests.clear()
+    executor.edit = lambda result: REFUSE(result) if len(executor.requests) == 1 else result
+    assert try_out(executor) == ""
+    assert len(executor.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome.SOURCE_ERROR, "could produce none of 3 samples that were tried: the weather"),
+        (Outcome.CACHE_ERROR, "could produce none of 3 samples that were tried: the weather"),
+        (Outcome.EXPIRED, "the clocks of the function and of this machine differ"),
+        (ThrottledError("busy"), "no function took the request: busy"),
+        (FunctionTimedOutError("30 s"), "30 s; a function in a VPC reaches S3 by a gateway endpoint"),
+    ],
+)
+def test_what_may_pass_is_a_warning_and_holds_nobody_up(executor, caplog, outcome, words):
+    if isinstance(outcome, Exception):
+        executor.fails_with(outcome)
+    else:
+        executor.edit = explain(outcome, "the weather")
+    assert words in try_out(executor)
+    assert words in caplog.text
+
+
+def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_for_none(executor):
+    async def work(eligibility):
+        go_on, dataset = asyncio.Event(), dataset_of()
+        executor.before = lambda _request: go_on.wait()
+        await eligibility.check(dataset, 0.0)
+        assert not eligibility.is_known(dataset)
+        ranks = [asyncio.create_task(eligibility.check(dataset, ENOUGH_S)) for _ in range(4)]
+        go_on.set()
+        await asyncio.gather(*ranks)
+        assert eligibility.is_known(dataset)
+        assert len(executor.requests) == 1
+        go_on.clear()
+        await eligibility.check(dataset_of(KEYS[:3]), 0.0)
+        async with asyncio.timeout(ENOUGH_S):
+            await eligibility.close()
+
+    using([executor], work)
+
+
+def test_what_functions_have_made_is_not_refused(two, valkey):
+    """As after a coordinator's restart: the cache holds samples."""
+    two[0].outcomes = two[1].outcomes = dict.fromkeys(KEYS, Outcome.REFUSED)
+    dataset = dataset_of()
+
+    async def work(eligibility):
+        with pytest.raises(SourceForbiddenError):
+            await eligibility.check(dataset, ENOUGH_S)
+        with valkey.client() as client:
+            sample_id = bytes(dataset.ids(np.array([8]), 0))
+            client.set(cache_key(sample_id), record_of(KEYS[8], sample_id))
+        await eligibility.check(dataset, ENOUGH_S)
+        known, warnings = eligibility.is_known(dataset), eligibility.warnings(dataset)
+        return known, eligibility.ineligible(dataset), len(warnings)
+
+    async def with_cache(ids):
+        cache = Cache(valkey.unix_url, owner="test")
+        try:
+            return await cache.audit(ids)
+        finally:
+            await cache.close()
+
+    async def broken(_ids):
+        raise CacheError("nobody answers")
+
+    assert using(two, work, audit=with_cache) == (True, frozenset(), 2)
+    with pytest.raises(SourceForbiddenError):
+        try_out(two[0], audit=broken)
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        (
+            "eu-west-3",
+            "s3://photos/train: it lies in the region eu-west-3 and the functions run in us-east-1",
+        ),
+        (SourceError("no answer"), "its region is not known: no answer"),
+        ("us-east-1", ""),
+        ("", ""),
+    ],
+)
+def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
+    def region_of(_bucket):
+        if isinstance(region, Exception):
+            raise region
+        return region
+
+    assert words in try_out(executor, region_of=region_of)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert bool(told) == bool(words)
+
+
+def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait(executor, monkeypatch):
+    monkeypatch.setattr(preflight_module, "_REGION_S", 0.05)
+    answer = threading.Event()
+    try:
+        assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
+    finally:
+        answer.set()
+
+
+def test_the_store_tells_a_buckets_region(monkeypatch):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "SUPER_S3_ENDPOINT_URL": f"http://{host}:{port}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
+    try:
+        client.create_bucket(
+            Bucket="far-tried", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
+        )
+        client.create_bucket(Bucket="near-tried")
+        assert (bucket_region("far-tried"), bucket_region("near-tried")) == ("eu-west-3", "us-east-1")
+        assert bucket_region("none") == ""
+    finally:
+        client.close()
+        server.stop()
+
+
+def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):
+    two[0].edit = REFUSE
+
     async def work(eligibility):
         dataset = dataset_of()
         assert not eligibility.is_known(dataset)
         await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.is_known(dataset), eligibility.ineligible(dataset), eligibility.warnings(dataset)
-
-    assert using(remotes, work) == (True, frozenset(), ())
-
-
-def test_one_that_may_not_read_is_left_out_with_a_warning(remotes, caplog):
-    remotes[0].edit = REFUSE
-
-    async def work(eligibility):
-        dataset = dataset_of()
+        assert eligibility.is_known(dataset)
+        assert eligibility.ineligible(dataset) == {0}
+        said = "the executor one is left out: functions may not read s3://photos/train: 403: grant it"
+        assert eligibility.warnings(dataset) == (said,)
+        assert "the executor one is left out for s3://photos/train" in caplog.text
+        two[0].edit = as_it_is
+        asked = len(two[0].requests)
         await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.is_known(dataset), eligibility.ineligible(dataset), eligibility.warnings(dataset)
+        assert len(two[0].requests) == asked, "not at once"
+        later_s = eligibility._clock() + eligibility_module._AGAIN_S
+        monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
+        await eligibility.check(dataset, ENOUGH_S)
+        return eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
-    passed, ineligible, warnings = using(remotes, work)
-    assert (passed, ineligible) == (True, {0})
-    assert warnings == (
-        "the executor one is left out: functions may not read s3://photos/train: 403: grant it",
-    )
-    assert "the executor one is left out for s3://photos/train" in caplog.text
+    assert using(two, work) == (frozenset(), ())
 
 
-def test_where_all_fail_the_first_says_why_and_all_are_tried_again(remotes):
-    remotes[0].edit = remotes[1].edit = REFUSE
+def test_where_all_fail_the_first_says_why_and_all_are_tried_again(two):
+    two[0].edit, two[1].edit = REFUSE, explain(Outcome.REFUSED, "404")
 
     async def work(eligibility):
         dataset = dataset_of()
         with pytest.raises(SourceForbiddenError, match="grant it"):
             await eligibility.check(dataset, ENOUGH_S)
         assert not eligibility.is_known(dataset)
-        remotes[0].edit = lambda result: result
+        two[0].edit = as_it_is
         await eligibility.check(dataset, ENOUGH_S)
         return eligibility.ineligible(dataset)
 
-    assert using(remotes, work) == {1}
+    assert using(two, work) == {1}
 
 
-def test_one_that_failed_is_tried_again_for_a_later_run(remotes, monkeypatch):
-    remotes[0].edit = REFUSE
+def test_files_are_for_the_functions_of_this_machine(two, valkey):
+    two[0].files_remedy = two[1].files_remedy = RayExecutor.files_remedy
 
-    async def work(eligibility):
-        dataset = dataset_of()
-        await eligibility.check(dataset, ENOUGH_S)
-        remotes[0].edit = lambda result: result
-        asked = len(remotes[0].requests)
-        await eligibility.check(dataset, ENOUGH_S)
-        assert len(remotes[0].requests) == asked, "not at once"
-        assert eligibility.ineligible(dataset) == {0}
-        later_s = eligibility._clock() + eligibility_module._AGAIN_S
-        monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
-        await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.ineligible(dataset), eligibility.is_known(dataset)
-
-    assert using(remotes, work) == (frozenset(), True)
-
-
-def test_files_are_for_the_functions_of_this_machine(remotes, valkey):
     async def work(eligibility):
         eligibility.check_source("file:///data")
         dataset = dataset_of(bucket="file:///data")
         await eligibility.check(dataset, ENOUGH_S)
         return eligibility.ineligible(dataset), eligibility.is_known(dataset), eligibility.warnings(dataset)
 
-    remotes[0].name, remotes[0].files_remedy = "ray", RayExecutor.files_remedy
-    ineligible, passed, warnings = using([remotes[0], ScriptedExecutor(valkey.unix_url)], work)
-    assert (ineligible, passed) == ({0}, True)
-    [warning] = warnings
-    assert "the executor ray is left out: its functions do not see" in warning
-    assert "SUPER_RAY_SHARED_FILES=1 (--ray-shared-files)" in warning
-    assert not remotes[0].requests
+    ineligible, known, [warning] = using([two[0], ScriptedExecutor(valkey.unix_url)], work)
+    assert (ineligible, known) == ({0}, True)
+    assert "the executor one is left out: its functions do not see" in warning
+    assert not two[0].requests
 
+    async def refused(eligibility):
+        eligibility.check_source("s3://bucket/train")
+        for source in ("file:///data", "/data", "data"):
+            with pytest.raises(ConfigError, match=r"coordinator's machine.*SUPER_RAY_SHARED_FILES=1"):
+                eligibility.check_source(source)
 
-def test_a_directory_that_no_function_sees_is_refused(remotes):
-    async def work(eligibility):
-        with pytest.raises(ConfigError, match="is a directory of the coordinator's machine"):
-            eligibility.check_source("file:///data")
-
-    using(remotes, work)
-
-
-async def all_there(ids):
-    return np.ones(len(ids) // ID_BYTES, dtype=np.int64)
-
-
-def using_records(executors, work):
-    """As after a coordinator's restart: the cache holds samples."""
-
-    async def body():
-        manager = await manager_of(*executors)
-        for executor in executors:
-            executor.region = ""
-        eligibility = Eligibility.of(manager.executors, "redis://cache", all_there)
-        try:
-            async with asyncio.timeout(ENOUGH_S):
-                return await work(eligibility)
-        finally:
-            await eligibility.close()
-            await manager.close()
-
-    return asyncio.run(body())
-
-
-def test_records_say_nothing_of_who_made_them(remotes):
-    remotes[1].edit = REFUSE
-
-    async def work(eligibility):
-        dataset = dataset_of()
-        await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.ineligible(dataset)
-
-    assert using_records(remotes, work) == {1}
-    assert using_records(remotes[1:], work) == frozenset(), "its own, where it is alone"
-
-
-def test_a_dataset_of_which_there_are_records_is_not_refused(remotes):
-    remotes[0].edit = remotes[1].edit = REFUSE
-
-    async def work(eligibility):
-        dataset = dataset_of()
-        await eligibility.check(dataset, ENOUGH_S)
-        return (
-            eligibility.is_known(dataset),
-            eligibility.ineligible(dataset),
-            len(eligibility.warnings(dataset)),
-        )
-
-    assert using_records(remotes, work) == (True, frozenset(), 2)
-
-
-class Late(Remote):
-    """Starts when the test says so."""
-
-    name = "late"
-
-    def __init__(self, cache):
-        super().__init__(cache)
-        self.comes = False
-
-    async def start(self):
-        if not self.comes:
-            raise ExecutorError("asleep")
-
-
-@pytest.fixture
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
+    using(two, refused)
 
 
 async def until_told(eligibility, dataset):
     """What the core is told, second by second, until trials that come late have ended."""
     told = []
     eligibility.tell_changes([dataset], told.append)
-    while eligibility._late:
-        await asyncio.wait(eligibility._late.values())
+    while late := [trial.task for trial in eligibility._trials.values() if trial.task is not None]:
+        await asyncio.wait(late)
         eligibility.tell_changes([dataset], told.append)
     return [event.executors for event in told]
 
 
-@pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize(("edit", "changes"), [(lambda result: result, [{1}, set()]), (REFUSE, [{1}])])
-def test_one_that_comes_later_is_tried_then_and_the_core_is_told(remotes, valkey, edit, changes):
+@pytest.mark.parametrize(("edit", "changes"), [(as_it_is, [{1}, set()]), (REFUSE, [{1}])])
+def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
     """It gets nothing before it was tried."""
-    late = Late(valkey.unix_url)
-    late.edit = edit
+    late = two[1]
+    late.edit, late.comes = edit, False
 
     async def work(eligibility):
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
         assert eligibility.event_for(dataset).executors == frozenset()
-        assert eligibility.warnings(dataset) == ("the executor late is missing: asleep",)
+        assert eligibility.warnings(dataset) == ("the executor two is missing: asleep",)
         late.comes = True
         while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
         assert eligibility.is_known(dataset), "it holds no job up"
         assert not late.requests
         told = await until_told(eligibility, dataset)
-        assert late.requests
         return told, eligibility.ineligible(dataset), eligibility.warnings(dataset)
 
-    told, left_out, warnings = using([remotes[0], late], work)
+    told, left_out, warnings = using(two, work)
     assert told == changes
     assert left_out == changes[-1]
     assert len(warnings) == len(left_out), "that it was missing is told no more"
 
 
-async def no_nodes(_request):
-    raise ExecutorError("no nodes")
-
-
-def test_a_trial_that_told_nothing_is_made_again(remotes):
-    remotes[1].before = no_nodes
+def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
+    two[1].fails_with(ExecutorError("no nodes"))
 
     async def work(eligibility):
         dataset = dataset_of()
@@ -256,36 +420,11 @@ def test_a_trial_that_told_nothing_is_made_again(remotes):
         assert eligibility.ineligible(dataset) == frozenset()
         assert "no function took the request: no nodes" in eligibility.warnings(dataset)[0]
         eligibility.event_for(dataset)
-        remotes[1].before, remotes[1].edit = None, REFUSE
-        return await until_told(eligibility, dataset), eligibility.warnings(dataset)
-
-    told, warnings = using(remotes, work)
-    assert told == [{1}]
-    assert warnings == (
-        "the executor two is left out: functions may not read s3://photos/train: 403: grant it",
-    )
-
-
-def test_one_that_passes_while_nobody_waits_is_fit(remotes, monkeypatch):
-    remotes[0].edit = REFUSE
-
-    async def work(eligibility):
-        dataset = dataset_of()
-        await eligibility.check(dataset, ENOUGH_S)
-        remotes[0].edit = lambda result: result
+        two[1].before, two[1].edit = None, REFUSE
         later_s = eligibility._clock() + eligibility_module._AGAIN_S
         monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
-        await eligibility.check(dataset, 0.0)
-        await asyncio.wait(eligibility._preflights[0]._under_way.values())
-        return eligibility.ineligible(dataset), eligibility.warnings(dataset)
+        return await until_told(eligibility, dataset), eligibility.warnings(dataset)
 
-    assert using(remotes, work) == (frozenset(), ())
-
-
-def test_a_directory_that_ray_alone_would_read_names_the_setting(remotes):
-    async def work(eligibility):
-        with pytest.raises(ConfigError, match=r"set SUPER_RAY_SHARED_FILES=1 \(--ray-shared-files\)"):
-            eligibility.check_source("file:///data")
-
-    remotes[0].name, remotes[0].files_remedy = "ray", RayExecutor.files_remedy
-    using([remotes[0]], work)
+    told, [warning] = using(two, work)
+    assert told == [{1}]
+    assert "the executor two is left out: functions may not read" in warning

@@ -21,9 +21,7 @@ from superdl.coordinator.executors import (
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
-from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.request import OUTCOME_FIELD, PrefetchFailure, pack_outcome
-from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
 
 ALONE_S = 1.0
@@ -95,15 +93,6 @@ def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
     assert threads <= 32
     assert [result.request_id for result in results] == [one.request_id for one in requests]
     assert lambda_service.most_at_once <= 2
-
-
-def test_what_the_function_raises_is_told_with_its_time(lambda_service, valkey):
-    async def work(executor, _outcomes):
-        with pytest.raises(FunctionRaisedError, match="raised RecipeError: ") as caught:
-            await executor.invoke(replace(ask(cache=valkey.url), recipe="{}"), timeout_s=TIMEOUT_S)
-        return caught.value.ran_s
-
-    assert using(lambda_service, valkey, work) > 0
 
 
 def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, valkey):
@@ -188,22 +177,3 @@ def test_functions_that_answer_into_another_cache_are_told(lambda_service, objec
             await executor.invoke(request, timeout_s=3 * ALONE_S)
 
     using(lambda_service, valkey, work)
-
-
-def test_a_time_that_no_function_may_run_is_not_billed(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 1)
-
-    async def work(executor, outcomes):
-        await executor.invoke(request, timeout_s=TIMEOUT_S)  # the way back is known from here on
-        lambda_service.crash_next()
-        invoking = asyncio.create_task(executor.invoke(request, timeout_s=TIMEOUT_S))
-        failure = PrefetchFailure(
-            request.request_id, installed_version(), "E", "words", duration_us=2**62, memory_mb=1769
-        )
-        with valkey.client() as client:
-            client.xadd(outcomes.stream, {OUTCOME_FIELD: pack_outcome(failure)})
-        with pytest.raises(FunctionRaisedError, match="which no function may") as caught:
-            await invoking
-        return caught.value.ran_s
-
-    assert using(lambda_service, valkey, work) == 0

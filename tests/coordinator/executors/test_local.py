@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from superdl.coordinator.executors import (
     ExecutorError,
@@ -21,9 +19,7 @@ from superdl.coordinator.executors import (
     LocalExecutor,
     ThrottledError,
 )
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.record import unpack
-from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 
 
 @contextlib.asynccontextmanager
@@ -63,14 +59,7 @@ def misbehaving(functions):
 
 
 def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    versions = []
-    for n in range(8):
-        Image.fromarray(pixels + n).save(tmp_path / f"{n}.png")
-        status = (tmp_path / f"{n}.png").stat()
-        versions.append(f"{status.st_size}-{status.st_mtime_ns}")
-    bucket = f"file://{tmp_path.resolve()}"
-    request = ask("real", bucket, [f"{n}.png" for n in range(8)], versions, valkey.unix_url)
+    request, pixels = ask_for_images(tmp_path, valkey.unix_url)
 
     async def main():
         async with pool("superdl.lambda_prefetch.handler:handler") as executor:
@@ -83,29 +72,7 @@ def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey):
     first, second = asyncio.run(main())
     assert first.outcomes == second.outcomes == ("cached",) * 8
     assert not second.cold_start  # the warm event was
-    with valkey.client() as client:
-        for n in range(8):
-            assert np.array_equal(unpack(client.get(f"super:r1:{request.ids[n]}"))[1], pixels + n)
-
-
-def test_who_waits_first_is_served_first(misbehaving, tmp_path):
-    async def main():
-        async with pool(misbehaving) as executor:
-            gate, order = tmp_path / "gate", []
-
-            async def call(name):
-                await executor.invoke(ask(name), timeout_s=TIMEOUT_S)
-                order.append(name)
-
-            calls = [asyncio.create_task(call(f"wait:{gate}"))]
-            for n in range(5):
-                await asyncio.sleep(0)
-                calls.append(asyncio.create_task(call(f"plain:{n}")))
-            gate.touch()
-            await asyncio.gather(*calls)
-            return order[1:]
-
-    assert asyncio.run(main()) == [f"plain:{n}" for n in range(5)]
+    assert_cached(valkey, request, pixels)
 
 
 def test_a_worker_that_asks_for_its_end_is_ended_once_it_has_answered(misbehaving):
@@ -134,32 +101,6 @@ def test_a_crash_costs_its_request_and_nothing_else(misbehaving, does, words):
             with pytest.raises(FunctionCrashedError, match=words):
                 await executor.invoke(ask(does), timeout_s=TIMEOUT_S)
             assert await pid_of(executor) != before
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_dies_idle_is_replaced_unnoticed(misbehaving):
-    async def main():
-        async with pool(misbehaving) as executor:
-            before = await pid_of(executor)
-            os.kill(before, signal.SIGKILL)
-            await until(lambda: before not in executor.worker_pids)
-            assert await pid_of(executor) != before
-
-    asyncio.run(main())
-
-
-def test_a_crash_leaves_the_other_workers_alone(misbehaving, tmp_path):
-    async def main():
-        async with pool(misbehaving, workers=2) as executor:
-            await until(lambda: len(executor.worker_pids) == 2)
-            gate = tmp_path / "gate"
-            slow = asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S))
-            await asyncio.sleep(0)
-            with pytest.raises(FunctionCrashedError):
-                await executor.invoke(ask("kill"), timeout_s=TIMEOUT_S)
-            gate.touch()
-            assert (await slow).outcomes == ("cached",)
 
     asyncio.run(main())
 
@@ -227,15 +168,6 @@ def test_what_the_function_prints_disturbs_no_answer(misbehaving, capfd):
     assert "written to standard output" in captured.err
 
 
-def test_the_real_function_is_quiet_on_a_training_machine(functions, capfd):
-    async def main():
-        async with pool("superdl.lambda_prefetch.handler:handler") as executor:
-            await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-
-    asyncio.run(main())
-    assert capfd.readouterr() == ("", "")
-
-
 def test_nobody_waits_for_ever_for_a_free_worker(misbehaving, tmp_path):
     async def main():
         async with pool(misbehaving) as executor:
@@ -261,17 +193,6 @@ def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(misbehaving, tmp
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert await pid_of(executor) != before
-
-    asyncio.run(main())
-
-
-def test_closing_ends_a_busy_worker_too(misbehaving, tmp_path):
-    async def main():
-        async with pool(misbehaving) as executor:
-            call = asyncio.create_task(executor.invoke(ask(f"hang:{tmp_path}/hangs"), timeout_s=TIMEOUT_S))
-            await until((tmp_path / "hangs").exists)
-        with pytest.raises(ExecutorError):
-            await call
 
     asyncio.run(main())
 
@@ -303,12 +224,6 @@ def test_workers_that_decode_otherwise_are_refused(functions, caplog):
             assert executor.fingerprint == fingerprint
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(("workers", "function"), [(0, "a:b"), (-1, "a:b"), (1, "a"), (1, ":b"), (1, "a:")])
-def test_a_pool_that_cannot_be_meant(workers, function):
-    with pytest.raises(ConfigError):
-        LocalExecutor(workers, function=function)
 
 
 COORDINATOR = """

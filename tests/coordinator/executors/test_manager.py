@@ -92,11 +92,6 @@ def test_one_alone_that_does_not_start_is_the_error():
         using([Startable(fails=[ConfigError("no such function")])], presence)
 
 
-def test_one_alone_that_decodes_otherwise_is_the_error():
-    with pytest.raises(ConfigError, match="other pixels"):
-        using([Startable(fingerprint="bb")], presence)
-
-
 def test_several_of_which_none_starts_say_all_why():
     executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", fingerprint="bb")]
     with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
@@ -128,18 +123,6 @@ def test_one_that_decodes_otherwise_is_left_out():
         return await presence(manager)
 
     assert using([Startable("one", fingerprint="bb"), Startable("two")], work) == ["other pixels", ""]
-
-
-def test_one_that_takes_long_holds_nobody_up():
-    async def work(manager):
-        told = await presence(manager)
-        slow.waits.set()
-        return told, await until_there(manager)
-
-    slow = Startable("one", waits=asyncio.Event())
-    told, capacities = using([slow, Startable("two")], work)
-    assert told == ["it has not been started", ""]
-    assert capacities == [2, 2]
 
 
 def test_a_start_under_way_is_given_up_at_the_end():
@@ -177,31 +160,6 @@ def test_whatever_one_fails_by_is_its_absence_alone(caplog):
     assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
 
 
-def test_one_that_cannot_be_made_anew_is_tried_again():
-    """As where a file that a setting names is not there for a while."""
-    made, second = [ConfigError("no such file")], Startable("two", fails=[ExecutorError("asleep")])
-    known = [second]
-
-    def make():
-        if known:
-            return known.pop()
-        if made:
-            raise made.pop()
-        return second
-
-    async def body():
-        manager = ExecutorManager([lambda: Startable("one"), make])
-        async with asyncio.timeout(ENOUGH_S):
-            await manager.start()
-            await manager.agree(agree_on)
-            told = await until_there(manager)
-            await manager.close()
-            return told
-
-    assert asyncio.run(body()) == [2, 2]
-    assert not made
-
-
 def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
     monkeypatch.setattr(manager_module, "_CLOSE_S", 0.05)
     second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
@@ -211,10 +169,3 @@ def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
 
     assert using([Startable("one"), second], work) == [2, 2]
     assert "the executor two did not end within 0.05 s" in caplog.text
-
-
-def test_one_that_ends_badly_is_told_and_the_others_end(caplog):
-    executors = [Startable("one", closing=OSError("no space")), Startable("two")]
-    using(executors, presence)
-    assert [executor.closes for executor in executors] == [1, 1]
-    assert "the executor one did not end well" in caplog.text

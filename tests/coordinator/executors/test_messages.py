@@ -60,21 +60,25 @@ def test_what_is_no_answer_of_ours_is_refused(text, reason):
         result_in(read_object(text, "it"))
 
 
+def answered(answer):
+    return {"node": "n1", "ran_s": 0.5, "answer": json.dumps(answer)}
+
+
 def test_words_of_nodes_are_short_and_in_one_line():
     told = {"error": "E" * 1_000_000, "message": "\x1b[31mred\nand\r" + "x" * 1_000_000}
     with pytest.raises(FunctionRaisedError) as caught:
-        _result_of(json.dumps(told), "mine")
+        _result_of(answered(told), "mine")
     assert len(str(caught.value)) < 800
     assert str(caught.value).isprintable()
     assert "E: [31mred and xxx" in str(caught.value)
     messages = {"0": "\x00no\n" + "x" * 1_000_000}
     answer = {"result": {**RESULT, "outcomes": ["missing"], "messages": messages}}
-    result = _result_of(json.dumps(answer), "mine")
+    result = _result_of(answered(answer), "mine")
     assert result.messages["0"].startswith("no xxx")
     assert len(result.messages["0"]) == 600
     answer["result"]["messages"] = {"0": "a", "1": "b"}
     with pytest.raises(FunctionRaisedError, match="2 messages for 1 samples"):
-        _result_of(json.dumps(answer), "mine")
+        _result_of(answered(answer), "mine")
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(100.0, "behind"), (-100.0, "ahead of")])
