@@ -1,13 +1,11 @@
 """The models that a spec may name: each takes uint8 images as they come and normalises them on the device.
 
-torchvision is optional, and imported here only, when one of its models is made. Pretrained weights are left
-to `experiments.weights`, training to `experiments.training`.
+torchvision is optional, and imported here only, when one of its models is made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +13,18 @@ from torch import Tensor, nn
 from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "fit_transformer"]
+__all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "stretch_positions"]
 
 _CLASSES_MIN = 2
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
 _STD = (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, slots=True)
-class _Transformer:
-    patch: int
-    layers: int
-    heads: int
-    hidden: int
-    mlp: int
-
-
 _TRANSFORMERS = {
-    "vit_b_32": _Transformer(patch=32, layers=12, heads=12, hidden=768, mlp=3072),
-    "vit_mini": _Transformer(patch=8, layers=4, heads=4, hidden=128, mlp=256),  # for CPUs: 0.56 M parameters
+    "vit_b_32": {"patch_size": 32, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072},
+    "vit_mini": {"patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
 }
+"""By torchvision's names of arguments; `vit_mini`, for CPUs, has 0.56 M parameters."""
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
@@ -133,43 +120,26 @@ class NormalisedNetwork(nn.Module):
 def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
     """A vision transformer for square images of ``side`` pixels."""
     shape = _TRANSFORMERS[name]
-    if side % shape.patch:
+    if side % shape["patch_size"]:
         raise ConfigError(
-            f"model.name {name} cuts images into patches of {shape.patch} pixels: set recipe.crop to a "
-            f"multiple of it, not {side}"
+            f"model.name {name} cuts images into patches of {shape['patch_size']} pixels: set recipe.crop to "
+            f"a multiple of it, not {side}"
         )
-    network = _torchvision_models().VisionTransformer(
-        image_size=side,
-        patch_size=shape.patch,
-        num_layers=shape.layers,
-        num_heads=shape.heads,
-        hidden_dim=shape.hidden,
-        mlp_dim=shape.mlp,
-        num_classes=num_classes,
-    )
-    return NormalisedNetwork(network, side)
+    transformer = _torchvision_models().VisionTransformer
+    return NormalisedNetwork(transformer(image_size=side, num_classes=num_classes, **shape), side)
 
 
 _POSITIONS = "encoder.pos_embedding"
-_RENAMED = ((".mlp.linear_1.", ".mlp.0."), (".mlp.linear_2.", ".mlp.3."))
 
 
-def fit_transformer(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a vision transformer with the present names of layers, and positions for its images.
-
-    torchvision's published files have older names; positions are stretched to images of another side.
-    """
-    fitted = {}
-    for name, value in weights.items():
-        for older, newer in _RENAMED:
-            name = name.replace(older, newer)  # noqa: PLW2901  # one after the other
-        fitted[name] = value
-    mine, theirs = network.state_dict().get(_POSITIONS), fitted.get(_POSITIONS)
+def stretch_positions(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a vision transformer with positions for its images, if these have another side."""
+    mine, theirs = network.state_dict().get(_POSITIONS), weights.get(_POSITIONS)
     if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
-        return fitted
+        return weights
     side, patch = int(network.image_size), int(network.patch_size)  # type: ignore[arg-type]  # torchvision's own
     stretched: dict[str, Tensor] = _torchvision_models().vision_transformer.interpolate_embeddings(
-        side, patch, fitted
+        side, patch, weights
     )
     return stretched
 

@@ -2,7 +2,7 @@
 
 The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
 validation, class by class, by a seeded hash, so that the split is the same on every machine. Drawn pictures
-are `experiments.data.pictures`'s, the table of sets `experiments.data.made_sets`'s. Reading the files is left
+are `experiments.data.pictures`'s, the table of sets `experiments.image_sets`'s. Reading the files is left
 to the loaders.
 """
 
@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.data.made_sets import SPLITS, MadeSet
 from superdl.experiments.data.whole_directory import (
     MANIFEST,
     check_room,
@@ -25,6 +24,7 @@ from superdl.experiments.data.whole_directory import (
     manifest_of,
     written_whole,
 )
+from superdl.experiments.image_sets import SPLITS, MadeSet
 from superdl.sampler.embedded.host import usable_cores
 from superdl.super_wire.errors import ConfigError, SourceError
 

@@ -19,8 +19,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.experiments.data.made_sets import PUBLISHED_SETS
 from superdl.experiments.data.whole_directory import check_room, is_vacant, manifest_of, written_whole
+from superdl.experiments.image_sets import PUBLISHED_SETS
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:

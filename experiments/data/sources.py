@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 from superdl.experiments.data.making import made_in, make_digits, make_set
 from superdl.experiments.data.published import find_published
+from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 
 if TYPE_CHECKING:

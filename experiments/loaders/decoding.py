@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.experiments.loader_counters import LoaderCounters
 from superdl.experiments.loaders.workers import end_workers
+from superdl.experiments.records import LoaderCounters
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

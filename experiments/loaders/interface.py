@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from superdl.experiments.loader_counters import CountedLoader
+from superdl.experiments.records import CountedLoader
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_th
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.loader_counters import LoaderStats
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
+    from superdl.experiments.records import LoaderStats
     from superdl.experiments.spec import RecipeSpec
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import Recipe, SuperDataset

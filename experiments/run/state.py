@@ -22,8 +22,8 @@ from superdl.experiments.output import write_json
 from superdl.experiments.records import Listener
 from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.run.listeners import say
-from superdl.experiments.run_report import RunReport, print_report
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type
 from superdl.experiments.training.strategies import strategy_name
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.experiments.loader_counters import LoaderCounters
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import EpochSummary
+    from superdl.experiments.records import EpochSummary, LoaderCounters
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
     from superdl.experiments.training import Trainer

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.loaders import Loader
     from superdl.experiments.records import Listener
-    from superdl.experiments.run_report import RunReport
+    from superdl.experiments.reporting.run_report import RunReport
     from superdl.experiments.spec import Spec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.loader_counters import CounterLaps, LoaderCounters, added
-from superdl.experiments.records import EpochSummary, PassTotals
+from superdl.experiments.records import CounterLaps, EpochSummary, LoaderCounters, PassTotals, added
 from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint

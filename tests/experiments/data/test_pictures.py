@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.data.made_sets import MADE_SETS
 from superdl.experiments.data.pictures import (
     DISTINCT_CLASSES,
     _outline,
@@ -19,6 +18,7 @@ from superdl.experiments.data.pictures import (
     picture_file,
     picture_pixels,
 )
+from superdl.experiments.image_sets import MADE_SETS
 from superdl.experiments.models import build_model
 from superdl.lambda_prefetch.decode import decode
 from tests.experiments.data.small_sets import drawn

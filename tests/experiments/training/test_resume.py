@@ -23,7 +23,7 @@ from tests.experiments.training.resuming import (
 )
 
 if TYPE_CHECKING:
-    from superdl.experiments.run_report import RunReport
+    from superdl.experiments.reporting.run_report import RunReport
 
 
 @pytest.mark.parametrize(
