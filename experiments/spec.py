@@ -129,7 +129,7 @@ class LoaderSpec:
 class ModelSpec:
     """Which model; its number of classes follows from the data.
 
-    ``weights`` are pretrained ones, of a local path or a URL; a classifier for other classes is left out.
+    ``weights`` are a file of pretrained ones; a classifier for other classes is left out.
     """
 
     name: Annotated[str, one_of(MODEL_NAMES)] = "small_cnn"

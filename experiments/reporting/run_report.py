@@ -23,9 +23,9 @@ __all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
 REPORT_FORMAT = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunReport:
-    """All that is known of a run at its end.
+    """All that is known of a run, gathered while it goes on.
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what

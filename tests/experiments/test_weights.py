@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from superdl.experiments.models import build_model
-from superdl.experiments.weights import load_weights
+from superdl.experiments.models import build_model, load_weights
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

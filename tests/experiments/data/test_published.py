@@ -12,7 +12,7 @@ from PIL import Image
 
 from superdl.coordinator.catalog import list_source
 from superdl.experiments.data import prepare_data
-from superdl.experiments.data.published import find_published
+from superdl.experiments.data.sources import find_published
 from superdl.experiments.spec import DataSpec
 from superdl.super_wire.errors import ConfigError, SourceError
 from tests.experiments.data.small_sets import files_of, write_images

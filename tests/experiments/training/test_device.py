@@ -10,12 +10,12 @@ from superdl.experiments.training.device import (
     ComputeSpan,
     autocast,
     compute_type,
+    make_strategy,
     pick_device,
     random_states,
     restore_random_states,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks
-from superdl.experiments.training.strategies import make_strategy
 from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
+from superdl.experiments.training.device import strategy_name
 from superdl.experiments.training.ranks import ProcessRank, Ranks, process_rank
-from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.ranks_of_a_run import Ended, launch
 
