@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 import os
@@ -32,18 +31,19 @@ def new_directory(output: str | Path, name: str) -> Path:
 
     """
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in itertools.count(1):
+    number = 1
+    while True:
         directory = Path(output).expanduser() / (stem if number == 1 else f"{stem}-{number}")
         try:
             directory.mkdir(parents=True)
-            break
         except FileExistsError:
-            continue
+            number += 1
         except OSError as error:
             raise ConfigError(
                 f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
             ) from error
-    return directory.resolve()
+        else:
+            return directory.resolve()
 
 
 def finite(value: object) -> object:

@@ -51,9 +51,13 @@ def _images_class(kind: str) -> Any:
     declare_operators()
     base: Any
     if kind == _MDS:
-        from streaming import StreamingDataset as base  # noqa: N813  # a class of either package
+        from streaming import StreamingDataset as MdsDataset
+
+        base = MdsDataset
     else:
-        from litdata import StreamingDataset as base  # noqa: N813  # the same
+        from litdata import StreamingDataset as LitDataset
+
+        base = LitDataset
 
     class Images(base):  # type: ignore[misc]  # untyped
         """Decodes; each iteration in a process is the next epoch."""

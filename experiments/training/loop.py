@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import astuple, replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import asdict, astuple, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -335,8 +335,11 @@ def _of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
 
     The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
     """
-    sums = ranks.sums([float(getattr(totals, name)) for name in (*_SUMMED, *_MEANS)])
-    whole = {name: type(getattr(totals, name))(value) for name, value in zip(_SUMMED, sums, strict=False)}
-    means = {name: value / ranks.process.replicas for name, value in zip(_MEANS, sums[7:], strict=True)}
+    own = asdict(totals)
+    sums = dict(
+        zip((*_SUMMED, *_MEANS), ranks.sums([own[name] for name in (*_SUMMED, *_MEANS)]), strict=True)
+    )
+    whole: dict[str, Any] = {name: type(own[name])(sums[name]) for name in _SUMMED}
+    means = {name: sums[name] / ranks.process.replicas for name in _MEANS}
     first, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])
     return replace(totals, **whole, **means, first_batch_s=first, has_top5=has_top5 > 0)
