@@ -54,6 +54,20 @@ class Converted:
         }
 
 
+def need_package(module: str, kind: str, note: str = "") -> None:
+    """See that the package that a loader imports is installed; ``kind`` names the loader and its extra.
+
+    Raises:
+        ConfigError: it is not; ``note`` says what else its user should know.
+
+    """
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"loader.kind {kind} needs the package {module}, which is not installed: "
+            f"pip install 'superdl[{kind}]'{f' ({note})' if note else ''}, or set another loader.kind"
+        )
+
+
 def convert_once(
     samples: Samples, kind: str, write: Write, request: LoaderRequest, *, version: int = 1
 ) -> Converted:
@@ -99,17 +113,3 @@ def convert_once(
     written = written_once(directory, manifest, what, fill)
     cost = json.loads((directory / _COST).read_text(encoding="utf-8"))
     return Converted(directory / _IMAGES, reused=not written, **cost)
-
-
-def need_package(module: str, kind: str, note: str = "") -> None:
-    """See that the package that a loader imports is installed; ``kind`` names the loader and its extra.
-
-    Raises:
-        ConfigError: it is not; ``note`` says what else its user should know.
-
-    """
-    if find_spec(module) is None:
-        raise ConfigError(
-            f"loader.kind {kind} needs the package {module}, which is not installed: "
-            f"pip install 'superdl[{kind}]'{f' ({note})' if note else ''}, or set another loader.kind"
-        )

@@ -340,6 +340,6 @@ def _of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
         zip((*_SUMMED, *_MEANS), ranks.sums([own[name] for name in (*_SUMMED, *_MEANS)]), strict=True)
     )
     whole: dict[str, Any] = {name: type(own[name])(sums[name]) for name in _SUMMED}
-    means = {name: sums[name] / ranks.process.replicas for name in _MEANS}
+    whole |= {name: sums[name] / ranks.process.replicas for name in _MEANS}
     first, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])
-    return replace(totals, **whole, **means, first_batch_s=first, has_top5=has_top5 > 0)
+    return replace(totals, **whole, first_batch_s=first, has_top5=has_top5 > 0)

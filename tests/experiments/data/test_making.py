@@ -52,7 +52,7 @@ def test_what_is_there_is_taken_and_what_is_not_ours_left_alone(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     assert make_set(made, tmp_path, samples=8) == place
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
-    with pytest.raises(SourceError, match="something else .* 'train': 8.* there, .* 'train': 9.* is wanted"):
+    with pytest.raises(SourceError, match="something else .*'train': 8.* there, .*'train': 9.* is wanted"):
         make_set(made, tmp_path, samples=9)
     with pytest.raises(SourceError, match="seed is 0 there, 3 is wanted"):
         make_set(made, tmp_path, samples=8, seed=3)
