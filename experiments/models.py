@@ -1,13 +1,13 @@
-"""The models that a spec may name: each takes uint8 images as they come and normalises them on the device.
+"""The models that a spec may name, and their pretrained weights.
 
-torchvision is optional, and imported here only, when one of its models is made. Pretrained weights are left
-to `experiments.weights`, training to `experiments.training`.
+Each takes uint8 images as they come and normalises them on the device. torchvision is optional, and imported
+here only, when one of its models is made. Nothing in a file of weights is run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +15,18 @@ from torch import Tensor, nn
 from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "fit_transformer"]
+__all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
 
 _CLASSES_MIN = 2
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
 _STD = (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, slots=True)
-class _Transformer:
-    patch: int
-    layers: int
-    heads: int
-    hidden: int
-    mlp: int
-
-
 _TRANSFORMERS = {
-    "vit_b_32": _Transformer(patch=32, layers=12, heads=12, hidden=768, mlp=3072),
-    "vit_mini": _Transformer(patch=8, layers=4, heads=4, hidden=128, mlp=256),  # for CPUs: 0.56 M parameters
+    "vit_b_32": {"patch_size": 32, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072},
+    "vit_mini": {"patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
 }
+"""By torchvision's names of arguments; `vit_mini`, for CPUs, has 0.56 M parameters."""
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
@@ -133,45 +122,13 @@ class NormalisedNetwork(nn.Module):
 def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
     """A vision transformer for square images of ``side`` pixels."""
     shape = _TRANSFORMERS[name]
-    if side % shape.patch:
+    if side % shape["patch_size"]:
         raise ConfigError(
-            f"model.name {name} cuts images into patches of {shape.patch} pixels: set recipe.crop to a "
-            f"multiple of it, not {side}"
+            f"model.name {name} cuts images into patches of {shape['patch_size']} pixels: set recipe.crop to "
+            f"a multiple of it, not {side}"
         )
-    network = _torchvision_models().VisionTransformer(
-        image_size=side,
-        patch_size=shape.patch,
-        num_layers=shape.layers,
-        num_heads=shape.heads,
-        hidden_dim=shape.hidden,
-        mlp_dim=shape.mlp,
-        num_classes=num_classes,
-    )
-    return NormalisedNetwork(network, side)
-
-
-_POSITIONS = "encoder.pos_embedding"
-_RENAMED = ((".mlp.linear_1.", ".mlp.0."), (".mlp.linear_2.", ".mlp.3."))
-
-
-def fit_transformer(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a vision transformer with the present names of layers, and positions for its images.
-
-    torchvision's published files have older names; positions are stretched to images of another side.
-    """
-    fitted = {}
-    for name, value in weights.items():
-        for older, newer in _RENAMED:
-            name = name.replace(older, newer)  # noqa: PLW2901  # one after the other
-        fitted[name] = value
-    mine, theirs = network.state_dict().get(_POSITIONS), fitted.get(_POSITIONS)
-    if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
-        return fitted
-    side, patch = int(network.image_size), int(network.patch_size)  # type: ignore[arg-type]  # torchvision's own
-    stretched: dict[str, Tensor] = _torchvision_models().vision_transformer.interpolate_embeddings(
-        side, patch, fitted
-    )
-    return stretched
+    transformer = _torchvision_models().VisionTransformer
+    return NormalisedNetwork(transformer(image_size=side, num_classes=num_classes, **shape), side)
 
 
 def _torchvision_models() -> Any:
@@ -205,3 +162,83 @@ def declare_operators() -> None:
     for schema in _OPERATORS:
         library.define(schema)  # type: ignore[no-untyped-call]  # the same
     _LIBRARIES.append(library)
+
+
+# ----------------------------------------------------------------------------------- pretrained weights
+
+_POSITIONS = "encoder.pos_embedding"
+_REASON_MAX = 500
+_NESTED = ("model", "state_dict")
+_PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of our wrapper
+
+
+def load_weights(model: nn.Module, place: str) -> str:
+    """Load the weights of the file at ``place`` and return a line about what was taken.
+
+    A classifier of another number of classes is left out.
+
+    Raises:
+        ConfigError: there is no such file, it is damaged, it holds code, or it is of another model.
+
+    """
+    network = model.network if isinstance(model, NormalisedNetwork) else model
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"{type(network).__name__} is no module")
+    weights = _stretched(network, _read(Path(place).expanduser()))
+    mine = network.state_dict()
+    head = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+    left_out = [
+        name
+        for name in mine
+        if name.startswith(f"{head}.") and (name not in weights or weights[name].shape != mine[name].shape)
+    ]
+    if left_out:
+        weights = {name: value for name, value in weights.items() if not name.startswith(f"{head}.")}
+        weights |= {name: mine[name] for name in left_out}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:  # torch names what is lacking, besides, or of another shape
+        reason = " ".join(str(error).split())[:_REASON_MAX]
+        raise ConfigError(f"model.weights: {place} is of another model: {reason}") from error
+    if left_out:
+        return (
+            f"weights of {place}, but for the classifier ({', '.join(left_out)}), which is of other classes"
+        )
+    return f"weights of {place}"
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ConfigError(f"model.weights: there is no file {path}")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes it raise whatever there is
+        raise ConfigError(
+            f"model.weights: {path} is no file of weights that torch.load reads with weights_only=True "
+            f"({type(error).__name__}); save it with torch.save(model.state_dict(), path)"
+        ) from error
+    for key in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"model.weights: {path} holds no state dict but {type(content).__name__}")
+    return {_bare(str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _bare(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _stretched(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a vision transformer with positions for its images, if these have another side."""
+    mine, theirs = network.state_dict().get(_POSITIONS), weights.get(_POSITIONS)
+    if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
+        return weights
+    side, patch = int(network.image_size), int(network.patch_size)  # type: ignore[arg-type]  # torchvision's own
+    stretched: dict[str, Tensor] = _torchvision_models().vision_transformer.interpolate_embeddings(
+        side, patch, weights
+    )
+    return stretched

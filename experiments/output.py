@@ -1,7 +1,7 @@
 """The files that runs and comparisons write: a directory of their own, strict JSON, rows as they happen.
 
 JSON is strict, so that every reader accepts it: a number that is not finite (the loss of a diverged model)
-becomes null. What is written is left to `experiments.run`, `experiments.monitoring` and the reports.
+becomes null.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RowLog", "finite", "new_directory", "strict_json", "write_json"]
 
-_NAMES_MAX = 1000
-
 
 def new_directory(output: str | Path, name: str) -> Path:
     """Make ``<output>/<name>-<time>``, with a number after it where that is taken.
@@ -32,22 +30,20 @@ def new_directory(output: str | Path, name: str) -> Path:
         ConfigError: it cannot be made.
 
     """
-    parent = Path(output).expanduser()
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(1, _NAMES_MAX + 1):
-        directory = parent / (stem if number == 1 else f"{stem}-{number}")
+    number = 1
+    while True:
+        directory = Path(output).expanduser() / (stem if number == 1 else f"{stem}-{number}")
         try:
             directory.mkdir(parents=True)
-            return directory.resolve()
         except FileExistsError:
-            continue
+            number += 1
         except OSError as error:
             raise ConfigError(
                 f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
             ) from error
-    raise ConfigError(
-        f"{parent} has {_NAMES_MAX} directories named {stem} already; set another output or name"
-    )
+        else:
+            return directory.resolve()
 
 
 def finite(value: object) -> object:
@@ -86,23 +82,22 @@ class RowLog:
         self._columns = tuple(columns)
         self._lines = (directory / f"{name}.jsonl").open("wb", buffering=0)
         self._table = (directory / f"{name}.csv").open("wb", buffering=0)
-        self._table.write(_csv([self._columns]))
+        self._write_table([self._columns])
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Append rows, each of which has every column."""
         if not rows:
             return
-        ordered = [{name: row[name] for name in self._columns} for row in rows]
+        ordered = [{name: finite(row[name]) for name in self._columns} for row in rows]
         self._lines.write("".join(strict_json(row) + "\n" for row in ordered).encode())
-        self._table.write(_csv([[finite(value) for value in row.values()] for row in ordered]))
+        self._write_table([tuple(row.values()) for row in ordered])
+
+    def _write_table(self, rows: Sequence[tuple[object, ...]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._table.write(text.getvalue().encode())
 
     def close(self) -> None:
         """Close both files."""
         self._lines.close()
         self._table.close()
-
-
-def _csv(rows: Sequence[Sequence[object]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()

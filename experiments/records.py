@@ -1,22 +1,144 @@
-"""What a run measures: a record per step, a summary per pass and per epoch, and who listens to them.
+"""What a run measures: records of steps, counters of loaders, summaries of passes, and who listens.
 
-Plain values only, so that reports need no torch. Taking the measurements is left to `experiments.training`,
-writing them to `experiments.report` and the listeners, a job's counters to `experiments.loader_counters`.
+Plain values only, so that reports need no torch. `experiments.training` takes the measurements.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from superdl.super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from superdl.experiments.loader_counters import LoaderCounters
-    from superdl.experiments.stalls import StallSummary
-    from superdl.experiments.training.ranks import Ranks
+    from superdl.sampler.stats import SamplerStats
 
-__all__ = ["EpochSummary", "Listener", "PassSummary", "PassTotals", "StepRecord", "StepTime"]
+__all__ = [
+    "CauseTotal",
+    "CountedLoader",
+    "CounterLaps",
+    "EpochSummary",
+    "Listener",
+    "LoaderCounters",
+    "LoaderStats",
+    "PassSummary",
+    "PassTotals",
+    "StallSummary",
+    "StepRecord",
+    "StepTime",
+    "added",
+]
+
+_log = logging.getLogger(__name__)
+
+LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
+"""A job's counters since it was opened, of the coordinator or of a loader that decodes by itself."""
+
+
+# ------------------------------------------------------------------------------------------- counters
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderCounters:
+    """One reading of a job's counters, or the difference of two; seconds are sums.
+
+    Functions made ``invocations`` with ``gb_s`` GB-seconds, fetched (``source_requests`` GETs of
+    ``source_bytes``), decoded and pushed ``record_bytes`` into the cache. Readers found ``cache_hits`` at
+    their first look, missed ``cache_misses`` and read ``read_bytes``. ``samples_reused`` were resident when
+    planned, ``retries`` asked for again; ``usd`` is the job's share of what was spent. The counters of status
+    are of this process: calls for pages of the plan, their seconds and CPU seconds in a thread of their own,
+    and the seconds that the loop waited for a page.
+    """
+
+    invocations: int = 0
+    fetch_s: float = 0.0
+    decode_s: float = 0.0
+    push_s: float = 0.0
+    samples_produced: int = 0
+    samples_failed: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    samples_reused: int = 0
+    retries: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    source_bytes: int = 0
+    record_bytes: int = 0
+    read_bytes: int = 0
+    usd: float = 0.0
+    status_calls: int = 0
+    status_s: float = 0.0
+    status_cpu_s: float = 0.0
+    status_wait_s: float = 0.0
+
+    @property
+    def recent_stalls(self) -> tuple[()]:
+        """None: a loader that decodes by itself has nobody who could tell."""
+        return ()
+
+    @classmethod
+    def read(cls, stats: LoaderStats) -> LoaderCounters:
+        """Copy the counters out of what a loader told."""
+        return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
+
+    def since(self, earlier: LoaderCounters) -> LoaderCounters:
+        """Return what was counted after ``earlier``.
+
+        A counter that went down was reset (the coordinator was restarted): then all of it is new, which is
+        how Prometheus treats counters. Not so ``usd``, a share, which falls when other jobs use the samples
+        that it is for: it was reset if anything else was.
+        """
+        changes = {}
+        was_reset = False
+        for item in fields(self):
+            now, before = getattr(self, item.name), getattr(earlier, item.name)
+            changes[item.name] = now - before if now >= before else now
+            was_reset = was_reset or (now < before and item.name != "usd")
+        changes["usd"] = self.usd if was_reset else self.usd - earlier.usd
+        return LoaderCounters(**changes)
+
+
+def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
+    """All of them together."""
+    parts = list(counters)
+    return LoaderCounters(
+        **{item.name: sum(getattr(one, item.name) for one in parts) for item in fields(LoaderCounters)}
+    )
+
+
+class CountedLoader(Protocol):
+    """What can tell a job's counters: a sampler, or a loader that decodes by itself."""
+
+    def job_stats(self) -> LoaderStats:
+        """Return the counters as they are now."""
+
+
+class CounterLaps:
+    """Cuts a loader's counters into laps. The first begins with the job, before the first epoch."""
+
+    def __init__(self, loader: CountedLoader) -> None:
+        """Cut the counters of ``loader``."""
+        self._loader = loader
+        self._last = LoaderCounters()
+
+    def lap(self) -> LoaderCounters | None:
+        """Return what was counted since the last lap.
+
+        None if the coordinator did not answer; the next lap then covers both.
+        """
+        try:
+            now = LoaderCounters.read(self._loader.job_stats())
+        except CoordinatorError as error:
+            _log.warning("the coordinator gave no job statistics: %s", error)
+            return None
+        lap, self._last = now.since(self._last), now
+        return lap
+
+
+# --------------------------------------------------------------------------------- steps, passes, epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +185,24 @@ class StepTime:
     step: int
     steps: int
     mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTotal:
+    """How many steps of a pass stalled for one cause, and how many seconds the trainer waited in them."""
+
+    steps: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallSummary:
+    """The stalls of a pass. All other steps were bound by computing; there were ``steps`` in all."""
+
+    steps: int
+    stalled: int
+    wait_s: float
+    causes: dict[str, CauseTotal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,73 +261,59 @@ class Listener:
         """An epoch is done, validation included."""
 
 
+@dataclass(slots=True)
 class PassTotals:
-    """Adds step records up to a pass."""
+    """The sums of a pass's steps; loss and right answers are weighed by samples."""
 
-    def __init__(self) -> None:
-        """Start from nothing."""
-        self._samples = self._batches = self._hits = self._misses = self._size_bytes = 0
-        self._wait_s = self._read_s = self._compute_s = self._first_batch_s = 0.0
-        self._loss_sum = self._correct = self._correct5 = 0.0
-        self._has_top5 = False
+    samples: int = 0
+    batches: int = 0
+    hits: int = 0
+    misses: int = 0
+    size_bytes: int = 0
+    wait_s: float = 0.0
+    read_s: float = 0.0
+    compute_s: float = 0.0
+    first_batch_s: float = 0.0
+    loss: float = 0.0
+    correct: float = 0.0
+    correct5: float = 0.0
+    has_top5: bool = False
 
     def add(self, step: StepRecord) -> None:
         """Count one step."""
-        if self._batches == 0:
-            self._first_batch_s = step.wait_s
-        self._batches += 1
-        self._samples += step.samples
-        self._hits += step.hits
-        self._misses += step.misses
-        self._size_bytes += step.size_bytes
-        self._wait_s += step.wait_s
-        self._read_s += step.read_s
-        self._compute_s += step.compute_s
-        self._loss_sum += step.loss * step.samples if step.samples else 0.0
-        self._correct += step.accuracy * step.samples
+        if self.batches == 0:
+            self.first_batch_s = step.wait_s
+        self.batches += 1
+        for name in ("samples", "hits", "misses", "size_bytes", "wait_s", "read_s", "compute_s"):
+            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.loss += step.loss * step.samples if step.samples else 0.0  # the mean of no samples is NaN
+        self.correct += step.accuracy * step.samples
         if step.top5_accuracy is not None:
-            self._has_top5 = True
-            self._correct5 += step.top5_accuracy * step.samples
-
-    def over_ranks(self, ranks: Ranks) -> PassTotals:
-        """Return the totals of all ranks: samples and what they gave are sums, seconds means over ranks.
-
-        The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
-        """
-        counted = [self._samples, self._hits, self._misses, self._size_bytes]
-        learnt = [self._loss_sum, self._correct, self._correct5]
-        whole = ranks.sums([*counted, *learnt, self._wait_s, self._read_s, self._compute_s, 1.0])
-        replicas = whole[10]
-        together = PassTotals()
-        together._batches = self._batches
-        together._samples, together._hits, together._misses, together._size_bytes = map(int, whole[:4])
-        together._loss_sum, together._correct, together._correct5 = whole[4:7]
-        together._wait_s, together._read_s, together._compute_s = (value / replicas for value in whole[7:10])
-        together._first_batch_s, has_top5 = ranks.largest([self._first_batch_s, float(self._has_top5)])
-        together._has_top5 = has_top5 > 0
-        return together
+            self.has_top5 = True
+            self.correct5 += step.top5_accuracy * step.samples
 
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
+        samples = max(self.samples, 1)
         return PassSummary(
-            samples=self._samples,
-            batches=self._batches,
+            samples=self.samples,
+            batches=self.batches,
             wall_s=wall_s,
-            first_batch_s=self._first_batch_s,
-            wait_s=self._wait_s,
-            read_s=self._read_s,
-            compute_s=self._compute_s,
+            first_batch_s=self.first_batch_s,
+            wait_s=self.wait_s,
+            read_s=self.read_s,
+            compute_s=self.compute_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,
-            hits=self._hits,
-            misses=self._misses,
-            size_bytes=self._size_bytes,
-            loss=self._loss_sum / max(self._samples, 1),
-            accuracy=self._correct / max(self._samples, 1),
-            images_per_s=self._samples / wall_s if wall_s > 0 else 0.0,
+            hits=self.hits,
+            misses=self.misses,
+            size_bytes=self.size_bytes,
+            loss=self.loss / samples,
+            accuracy=self.correct / samples,
+            images_per_s=self.samples / wall_s if wall_s > 0 else 0.0,
             job=job,
-            top5_accuracy=self._correct5 / max(self._samples, 1) if self._has_top5 else None,
+            top5_accuracy=self.correct5 / samples if self.has_top5 else None,
             stalls=stalls,
         )

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic.dataclasses import dataclass
 
-from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS
 from superdl.experiments.schema import (
     KNOWN_KEYS,
     NULL_IS_EMPTY,
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
-_DATA_KINDS = ("auto", "directory", "url", *_DATA_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
 MODEL_NAMES = ("small_cnn", "resnet18", "resnet50", "vit_b_32", "vit_mini")
@@ -68,7 +67,7 @@ class DataSpec:
     are the training images of a set that is drawn; null: those that are there, else the whole set.
     """
 
-    kind: Annotated[str, one_of(_DATA_KINDS)] = "auto"
+    kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
     directory: Text | None = None
     samples: AtLeastOne | None = None
     train: Text | None = None
@@ -83,20 +82,12 @@ class DataSpec:
                 f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
-            raise ConfigError(
-                f"data.samples is for the sets that are drawn ({', '.join(MADE_SETS)} and what they stand in "
-                f"for), not for data.kind {self.kind}"
-            )
+            raise ConfigError(f"data.samples is for the sets that are drawn, not for data.kind {self.kind}")
         if self.kind in ("directory", "url") and not self.train:
             raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
-        if self.val and not self.train:
-            raise ConfigError("data.val is given without data.train; name both, or neither for the digits")
-        for split, source, key_list in (
-            ("train", self.train, self.train_key_list),
-            ("val", self.val, self.val_key_list),
-        ):
-            if key_list and not source:
-                raise ConfigError(f"data.{split}_key_list is given without data.{split}, the source it lists")
+        for name, needed in (("val", "train"), ("train_key_list", "train"), ("val_key_list", "val")):
+            if getattr(self, name) and not getattr(self, needed):
+                raise ConfigError(f"data.{name} is given without data.{needed}")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -115,9 +106,7 @@ class RecipeSpec:
     def __post_init__(self) -> None:
         """Refuse a crop that would have to invent pixels."""
         if self.crop > self.resize:
-            raise ConfigError(
-                f"recipe.crop ({self.crop}) must not be larger than recipe.resize ({self.resize})"
-            )
+            raise ConfigError(f"recipe.crop ({self.crop}) must not exceed recipe.resize ({self.resize})")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -140,7 +129,7 @@ class LoaderSpec:
 class ModelSpec:
     """Which model; its number of classes follows from the data.
 
-    ``weights`` are pretrained ones, of a local path or a URL; a classifier for other classes is left out.
+    ``weights`` are a file of pretrained ones; a classifier for other classes is left out.
     """
 
     name: Annotated[str, one_of(MODEL_NAMES)] = "small_cnn"
@@ -276,21 +265,12 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
         ConfigError: the file is missing or not YAML, a key or a value is not allowed, or it has no ``quick``.
 
     """
-    with _SPECS.opened(name) as content:
-        full, small = _variants(content)
-        if quick and small is None:
+    with _SPECS.opened(name) as full:
+        if "quick" not in full and quick:
             raise ConfigError("it has no section quick, so there is no quick variant of it")
-        return parse_spec(apply_overrides(small if quick and small is not None else full, overrides))
-
-
-def _variants(mapping: Any) -> tuple[Any, dict[str, Any] | None]:
-    """A spec as it is, and its quick variant, checked, if it has one."""
-    if not isinstance(mapping, Mapping) or "quick" not in mapping:
-        return mapping, None
-    values = mapping["quick"]
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
-    full = {key: value for key, value in mapping.items() if key != "quick"}
-    small = apply_values(full, values)
-    parse_spec(small)
-    return full, small
+        values = full.pop("quick", None) or {}
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
+        small = apply_values(full, values)
+        parse_spec(small)
+        return parse_spec(apply_overrides(small if quick else full, overrides))

@@ -1,35 +1,25 @@
 """Which steps of a pass waited for data, and why.
 
-A step stalled if the trainer waited for more than a twentieth of its time, and a millisecond at least. Of a
-batch that a reader had to wait for the coordinator tells the cause; of one that was all in the cache, and of
-loaders that decode by themselves, the step's own figures do. `docs/runs.md` lists the causes.
+A step stalled if the trainer waited for more than a twentieth of its time, and a millisecond at least. The
+coordinator tells the cause for a batch that a reader had to wait for. The step's own figures tell it for a
+batch that was all in the cache, and for loaders that decode by themselves. `docs/runs.md` lists the causes.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from superdl.experiments.records import CauseTotal, StallSummary
 from superdl.super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from superdl.experiments.loader_counters import CountedLoader
-    from superdl.experiments.records import StepRecord
+    from superdl.experiments.records import CountedLoader, StepRecord
 
-__all__ = [
-    "STALL_COLUMNS",
-    "CauseTotal",
-    "StallMeter",
-    "StallSummary",
-    "StalledStep",
-    "cause_of",
-    "is_stalled",
-    "stall_rows",
-    "stall_summary",
-]
+__all__ = ["STALL_COLUMNS", "StallMeter", "StalledStep", "cause_of", "is_stalled", "stall_summary"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,26 +46,8 @@ class StalledStep:
 STALL_COLUMNS = tuple(StalledStep.__dataclass_fields__)
 
 
-@dataclass(frozen=True, slots=True)
-class CauseTotal:
-    """How many steps of a pass stalled for one cause, and how many seconds the trainer waited in them."""
-
-    steps: int
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StallSummary:
-    """The stalls of a pass. All other steps were bound by computing; there were ``steps`` in all."""
-
-    steps: int
-    stalled: int
-    wait_s: float
-    causes: dict[str, CauseTotal]
-
-
 def is_stalled(step: StepRecord) -> bool:
-    """Whether the trainer waited noticeably for the batch of a step."""
+    """Whether the trainer waited for data for too much of a step."""
     return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
 
 
@@ -132,18 +104,9 @@ class StallMeter:
 
     def _ask(self) -> None:
         told = self._told() if any(step.misses for step in self._waiting) else {}
-        self._known += [
-            StalledStep(
-                step.epoch,
-                step.split,
-                step.step,
-                step.batch_id,
-                step.wait_s,
-                step.misses,
-                cause_of(step, told),
-            )
-            for step in self._waiting
-        ]
+        for step in self._waiting:
+            same = {name: getattr(step, name) for name in STALL_COLUMNS if name != "cause"}
+            self._known.append(StalledStep(**same, cause=cause_of(step, told)))
         self._waiting, self._missed = [], 0
 
     def _told(self) -> dict[tuple[int, int], str]:
@@ -163,8 +126,3 @@ def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSumma
     totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
     longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
     return StallSummary(steps, len(stalls), sum(wait_s for _, wait_s in stalls), longest_first)
-
-
-def stall_rows(stalls: Iterable[StalledStep]) -> list[dict[str, object]]:
-    """Rows of ``stalls.jsonl`` and ``stalls.csv``."""
-    return [asdict(stall) for stall in stalls]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.find_batch_size:
         from superdl.experiments.run import largest_batch
 
-        told = largest_batch(spec, console=console).to_mapping()
+        told = asdict(largest_batch(spec, console=console))
     else:
         told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
     if arguments.json and process_rank().rank == 0:

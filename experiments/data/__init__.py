@@ -6,9 +6,9 @@ Imports fast (no torch, no scikit-learn), as the command line loads it. Reading 
 
 from __future__ import annotations
 
-from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 from superdl.experiments.data.making import DIGITS_FORMAT, make_digits, make_set
 from superdl.experiments.data.sources import PreparedData, Source, prepare_data
+from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 
 __all__ = [
     "DIGITS_FORMAT",

@@ -1,37 +1,39 @@
 """Writes an image set once, whole or not at all: scikit-learn's digits, or a set of drawn pictures.
 
 The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
-validation, class by class, by a seeded hash, so that the split is the same on every machine. Drawn pictures
-are `experiments.data.pictures`'s, the table of sets `experiments.data.made_sets`'s. Reading the files is left
-to the loaders.
+validation, class by class, by a seeded hash, so that the split is the same on every machine.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.data.made_sets import SPLITS, MadeSet
-from superdl.experiments.data.whole_directory import (
-    MANIFEST,
-    check_room,
-    is_vacant,
-    manifest_of,
-    written_whole,
-)
+from superdl.experiments.data.whole_directory import MANIFEST, check_room, manifest_of, written_once
+from superdl.experiments.image_sets import SPLITS, MadeSet
 from superdl.sampler.embedded.host import usable_cores
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DIGITS_COUNTS", "DIGITS_FORMAT", "DigitsFormat", "made_in", "make_digits", "make_set"]
+__all__ = ["DIGITS_FORMAT", "made_in", "make_digits", "make_set"]
+
+DIGITS_FORMAT: Mapping[str, Any] = {
+    "name": "digits",
+    "format": 1,
+    "side_pixels": 64,
+    "jpeg_quality": 95,
+    "split_seed": 0,
+    "val_percent": 20,
+    "counts": {"train": 1438, "val": 359},
+}
+"""What decides the digits; stored in the set's manifest and compared when it is reused."""
 
 _TOLD_TIMES = 10
 _AT_ONCE = 50  # pictures that a thread draws before it tells
@@ -39,22 +41,6 @@ _MEGABYTE = 1e6
 
 
 # -------------------------------------------------------------------------------------------- digits
-
-
-@dataclass(frozen=True, slots=True)
-class DigitsFormat:
-    """What decides the digits; stored in the set's manifest and compared when it is reused."""
-
-    name: str = "digits"
-    format: int = 1
-    side_pixels: int = 64
-    jpeg_quality: int = 95
-    split_seed: int = 0
-    val_percent: int = 20
-
-
-DIGITS_FORMAT = DigitsFormat()
-DIGITS_COUNTS: Mapping[str, int] = {"train": 1438, "val": 359}
 
 
 def make_digits(directory: str | Path) -> Path:
@@ -70,11 +56,8 @@ def make_digits(directory: str | Path) -> Path:
 
     """
     target = Path(directory).expanduser().absolute()
-    manifest = {**asdict(DIGITS_FORMAT), "counts": dict(DIGITS_COUNTS)}
-    if not _stands(target, manifest, "the digits"):
-        with written_whole(target, manifest) as staging:
-            _write_digits(staging)
-    return target
+    written_once(target, DIGITS_FORMAT, "the digits", _write_digits)
+    return _checked(target, DIGITS_FORMAT["counts"], "the digits")
 
 
 def _write_digits(root: Path) -> None:
@@ -91,28 +74,39 @@ def _write_digits(root: Path) -> None:
     grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # [1797, 8, 8], 16 is white
     labels = [int(label) for label in digits.target]
     held_out = _validation_indices(labels)
-    side = DIGITS_FORMAT.side_pixels
+    side = DIGITS_FORMAT["side_pixels"]
     for index, label in enumerate(labels):
         folder = root / ("val" if index in held_out else "train") / str(label)
         folder.mkdir(parents=True, exist_ok=True)
         enlarged = Image.fromarray(grey[index]).resize((side, side), Image.Resampling.BICUBIC)
-        enlarged.convert("RGB").save(folder / f"{index:04d}.jpg", quality=DIGITS_FORMAT.jpeg_quality)
+        enlarged.convert("RGB").save(folder / f"{index:04d}.jpg", quality=DIGITS_FORMAT["jpeg_quality"])
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
     """Return the indices held out: of each class the same share, chosen by a seeded hash of the index."""
 
     def split_key(index: int) -> bytes:
-        return hashlib.blake2b(f"{DIGITS_FORMAT.split_seed}:{index}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
 
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):
         by_class[label].append(index)
     held_out: set[int] = set()
     for indices in by_class.values():
-        share = round(len(indices) * DIGITS_FORMAT.val_percent / 100)
+        share = round(len(indices) * DIGITS_FORMAT["val_percent"] / 100)
         held_out.update(sorted(indices, key=split_key)[:share])
     return held_out
+
+
+def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
+    """Refuse a set that lacks images."""
+    found = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
+    if found != counts:
+        raise SourceError(
+            f"{what} in {target} is damaged: there are {found} images, not {counts}; delete the directory "
+            "and make it again"
+        )
+    return target
 
 
 # ------------------------------------------------------------------------------------ drawn pictures
@@ -147,22 +141,32 @@ def make_set(
         SourceError: something else is there, or a set that is damaged.
 
     """
+    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # numpy: not for a look
+
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
-    manifest = _manifest(made, counts, seed)
-    if _stands(target, manifest, made.name):
-        return target
-    total = sum(counts.values())
-    size = made.disk_bytes(total)
-    less = f"ask for fewer images ({made.classes:,} is the least)"
-    check_room(target, size_bytes=size, files=total, what=f"{made.name} of {total:,} images", less=less)
-    with written_whole(target, manifest) as staging:
+    modes = Counter(colour_mode(made, index) for count in counts.values() for index in range(count))
+    manifest = {
+        "name": made.name,
+        "format": PICTURE_FORMAT,
+        "seed": seed,
+        "counts": counts,
+        "colour_modes": dict(sorted(modes.items())),
+        "made": asdict(made),
+    }
+
+    def fill(staging: Path) -> None:
+        total = sum(counts.values())
+        size = made.disk_bytes(total)
+        check_room(target, size, f"{made.name} of {total:,} images")
         tell(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
             f"about {size / _MEGABYTE:,.0f} MB, into {target}"
         )
         _draw(made, seed, counts, staging, threads or usable_cores(), tell)
-    return target
+
+    written_once(target, manifest, made.name, fill)
+    return _checked(target, counts, made.name)
 
 
 def _draw(
@@ -174,7 +178,7 @@ def _draw(
     tell: Callable[[str], None],
 ) -> None:
     """Draw all pictures below ``root``, and tell each tenth with the rate."""
-    from superdl.experiments.data.pictures import label_of, picture_file  # numpy and Pillow: not for a look
+    from superdl.experiments.data.pictures import label_of, picture_file
 
     def draw_some(split: str, start: int, digits: int) -> int:
         some = range(start, min(start + _AT_ONCE, counts[split]))
@@ -207,23 +211,6 @@ def _draw(
             raise
 
 
-def _manifest(made: MadeSet, counts: dict[str, int], seed: int) -> dict[str, Any]:
-    """What decides the content, as JSON has it; compared when a set is used again."""
-    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode
-
-    modes = Counter(colour_mode(made, index) for count in counts.values() for index in range(count))
-    manifest = {
-        "name": made.name,
-        "format": PICTURE_FORMAT,
-        "seed": seed,
-        "counts": counts,
-        "colour_modes": dict(sorted(modes.items())),
-        "made": asdict(made),
-    }
-    loaded: dict[str, Any] = json.loads(json.dumps(manifest))
-    return loaded
-
-
 def made_in(directory: Path) -> dict[str, Any] | None:
     """The manifest of the drawn set that stands in a directory; None where there is none.
 
@@ -238,38 +225,3 @@ def made_in(directory: Path) -> dict[str, Any] | None:
     if not isinstance(counts, dict) or not all(isinstance(counts.get(split), int) for split in SPLITS):
         raise SourceError(f"{directory / MANIFEST} is damaged; delete {directory} and make the set again")
     return manifest
-
-
-# -------------------------------------------------------------------------------- what stands already
-
-
-def _stands(target: Path, manifest: Mapping[str, Any], what: str) -> bool:
-    """Whether the set that the manifest describes stands there, whole; raise if something else does."""
-    if is_vacant(target):
-        return False
-    found = manifest_of(target)
-    if found is None or "name" not in found:
-        raise SourceError(
-            f"cannot write {what} to {target}: it holds other files; name a new or an empty directory"
-        )
-    if found != manifest:
-        raise SourceError(
-            f"{target} holds another set ({_described(found)}) than the one wanted ({_described(manifest)}; "
-            f"{MANIFEST} has all of it): delete it, or name another directory"
-        )
-    counts = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
-    if counts != manifest["counts"]:
-        raise SourceError(
-            f"{what} in {target} is damaged: there are {counts} images, not {manifest['counts']}; "
-            "delete the directory and make it again"
-        )
-    return True
-
-
-def _described(manifest: Mapping[str, Any]) -> str:
-    counts = manifest.get("counts")
-    train = counts.get("train") if isinstance(counts, dict) else None
-    return (
-        f"{manifest.get('name')} of {train} training images, seed {manifest.get('seed')}, format "
-        f"{manifest.get('format')}"
-    )

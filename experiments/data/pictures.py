@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from superdl.experiments.data.made_sets import SPLITS
+from superdl.experiments.image_sets import SPLITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.experiments.data.made_sets import MadeSet
+    from superdl.experiments.image_sets import MadeSet
 
     Plane = NDArray[np.float32]
 

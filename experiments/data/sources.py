@@ -1,25 +1,34 @@
 """Turns a spec's `data` section into source URLs, writing a set first where it is asked for and not there.
 
-What a URL holds is left to the coordinator, which lists it; only a missing local directory is refused early.
+A published set is found in the layout that its archive unpacks to. Nothing is written into a user's set. What
+it lacks for our loaders (labels of validation images in folders, images in files) is written once beside it,
+into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gzip
+import os
+import struct
+import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.experiments.data.made_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 from superdl.experiments.data.making import made_in, make_digits, make_set
-from superdl.experiments.data.published import find_published
-from superdl.super_wire.errors import ConfigError, SourceNotFoundError
+from superdl.experiments.data.whole_directory import check_room, written_once
+from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
+from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from superdl.experiments.spec import DataSpec
 
-__all__ = ["PreparedData", "Source", "prepare_data"]
+__all__ = ["PreparedData", "Source", "find_published", "prepare_data"]
 
 _SCHEMES = ("file", "s3")
 
@@ -30,19 +39,6 @@ class Source:
 
     url: str
     key_list: str | None = None
-
-    @property
-    def local_directory(self) -> Path | None:
-        """The directory of a ``file://`` source; None for any other."""
-        return Path(self.url.removeprefix("file://")) if self.url.startswith("file://") else None
-
-    @property
-    def local_key_list(self) -> Path | None:
-        """The CSV file on this machine that is the key list; None for any other."""
-        if self.key_list is None or not self.key_list.lower().endswith(".csv"):
-            return None
-        path = self.key_list.removeprefix("file://")
-        return None if "://" in path else Path(path).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +80,19 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
     """The published set where it is, else the drawn one that stands in for it, and never silently."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
-    if made_in(place) is None:
-        layout = find_published(data.kind, place, tell)
-        if layout is not None:
-            note = f"the images are {data.kind} as published, in {place}"
-            if data.samples is not None:
-                note += "; all of them: data.samples is for sets that are drawn"
-            if layout.val is None:
-                note += "; there are no validation images"
-                return PreparedData(Source(_file_url(layout.train)), None, note)
-            key_list = None if layout.val_key_list is None else _file_url(layout.val_key_list)
-            return PreparedData(
-                Source(_file_url(layout.train)), Source(_file_url(layout.val), key_list), note
-            )
-    drawn = _splits_of(_made(data, MADE_SETS[published.like], tell))
+    found = None if made_in(place) is not None else find_published(data.kind, place, tell)
+    if found is not None:
+        note = f"the images are {data.kind} as published, in {place}"
+        if data.samples is not None:
+            note += "; all of them: data.samples is for sets that are drawn"
+        if found.val is None:
+            note += "; there are no validation images"
+        return replace(found, note=note)
     note = (
         f"{data.kind} as published is not in {place}: the images are {published.like}, which are drawn; "
         "accuracies do not compare with those of the published set"
     )
-    return PreparedData(drawn.train, drawn.val, note)
+    return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
 
 
 def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
@@ -146,3 +136,187 @@ def _existing(directory: Path, key: str) -> str:
 def _file_url(directory: Path) -> str:
     """Return the directory's absolute real path as a URL; not percent-encoded, as sources are not."""
     return f"file://{directory.resolve()}"
+
+
+# ------------------------------------------------------------------------------------ published sets
+
+_TRAIN = ("train", "training")
+_VAL = ("val", "test", "valid", "testing")
+_ANNOTATIONS = "val_annotations.txt"
+
+
+def find_published(
+    name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
+) -> PreparedData | None:
+    """Find the set called ``name`` in ``directory``; None if nothing at all is there.
+
+    Raises:
+        SourceError: something is there, but not this set, or parts of it are missing or damaged.
+        ConfigError: what has to be written beside the set cannot be.
+
+    """
+    directory = directory.expanduser().absolute()
+    try:
+        return _find(name, directory, tell) if any(directory.iterdir()) else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceError(
+            f"cannot look for {name} in {directory}: {error.strerror}: {error.filename}; data.directory "
+            "names a directory that you may read"
+        ) from error
+
+
+def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedData:
+    if name == "mnist":
+        files = _find_mnist(directory)
+        if files is not None:
+            converted = _convert_mnist(files, _beside(directory), tell)
+            return _splits_of(converted)
+    train = _class_folders(directory, _TRAIN)
+    if train is None:
+        raise SourceError(
+            f"{directory} holds something, but not {name} as it is published "
+            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
+        )
+    if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
+        return _with_annotations(directory, train)
+    val = _class_folders(directory, _VAL)
+    if val is None and any((directory / split).is_dir() for split in _VAL):
+        raise SourceError(
+            f"the validation images of {directory} are in no class folders, and nothing tells their classes: "
+            f"sort them into folders as {PUBLISHED_SETS[name].layout}, or give data.train, data.val and "
+            "data.val_key_list"
+        )
+    return PreparedData(Source(_file_url(train)), None if val is None else Source(_file_url(val)))
+
+
+def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
+    """The first directory of ``names`` that has folders in it, other than one called images."""
+    for name in names:
+        try:
+            with os.scandir(directory / name) as entries:
+                if any(entry.is_dir() and entry.name != "images" for entry in entries):
+                    return directory / name
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return None
+
+
+def _with_annotations(directory: Path, train: Path) -> PreparedData:
+    """Tiny ImageNet, whose validation images lie in one folder: their classes become a key list.
+
+    A line of its annotations has an image's file, its class and a box, with tabs between.
+    """
+    annotations = directory / "val" / _ANNOTATIONS
+    rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
+    if any(len(row) < 2 for row in rows):  # noqa: PLR2004  # file and class
+        raise SourceError(f"{annotations} has no file and class in each line: unpack the archive again")
+    key_list = _beside(directory) / "val.csv"
+    _write_once(key_list, "key,label\n" + "".join(f"{key},{label}\n" for key, label in sorted(rows)))
+    images = Source(_file_url(directory / "val" / "images"), _file_url(key_list))
+    return PreparedData(Source(_file_url(train)), images)
+
+
+def _beside(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}-superdl")
+
+
+def _write_once(path: Path, content: str) -> None:
+    """Write a file whole, unless it is there and the same."""
+    try:
+        if path.is_file() and path.read_text(encoding="utf-8") == content:
+            return
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the classes of the validation images cannot be written to {path}: {error.strerror}; link the "
+            "set into a directory that you may write (ln -s) and name the link"
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------- MNIST
+
+_MNIST_PREFIXES = {"train": "train", "val": "t10k"}
+_MNIST_PLACES = (".", "raw", "MNIST/raw", "mnist/raw")
+_DIGITS = 10
+_MNIST_BYTES = 0x800  # bytes, in so many dimensions
+_FILE_BYTES = 4096
+_MnistFiles = dict[str, tuple[Path, Path]]
+"""Of each split the files of images and of labels."""
+
+
+def _find_mnist(directory: Path) -> _MnistFiles | None:
+    """Find the four files in a directory, or where torchvision puts them below it; None if none is there."""
+    for place in _MNIST_PLACES:
+        found = {
+            f"{prefix}-{kind}": _file(directory / place, f"{prefix}-{kind}")
+            for prefix in _MNIST_PREFIXES.values()
+            for kind in ("images-idx3", "labels-idx1")
+        }
+        there = {stem: path for stem, path in found.items() if path is not None}
+        if there and len(there) < len(found):
+            absent = sorted(f"{stem}-ubyte" for stem in found.keys() - there.keys())
+            raise SourceError(
+                f"{directory / place} has a part of MNIST; these are not there, as .gz or unpacked: "
+                f"{', '.join(absent)}"
+            )
+        if there:
+            return {
+                split: (there[f"{prefix}-images-idx3"], there[f"{prefix}-labels-idx1"])
+                for split, prefix in _MNIST_PREFIXES.items()
+            }
+    return None
+
+
+def _convert_mnist(files: _MnistFiles, directory: Path, tell: Callable[[str], None]) -> Path:
+    """Write the images as ``train/<digit>/*.png`` and ``val/<digit>/*.png`` below ``directory``, once."""
+    versions = {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns] for pair in files.values() for path in pair
+    }
+
+    def fill(staging: Path) -> None:
+        total = sum(len(_read_bytes(images, 3)) for images, _ in files.values())
+        check_room(directory, total * _FILE_BYTES, f"MNIST as {total:,} PNG files")
+        tell(f"writing MNIST's {total:,} images as PNG files to {directory}, once")
+        for split, (images, labels) in files.items():
+            _write_split(images, labels, staging / split)
+
+    written_once(directory, {"name": "mnist", "format": 1, "files": versions}, "MNIST as PNG files", fill)
+    return directory
+
+
+def _file(directory: Path, stem: str) -> Path | None:
+    names = (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte")
+    return next((directory / name for name in names if (directory / name).is_file()), None)
+
+
+def _write_split(images: Path, labels: Path, split: Path) -> None:
+    from PIL import Image
+
+    pixels, digits = _read_bytes(images, 3), _read_bytes(labels, 1)
+    if len(pixels) != len(digits) or digits.max() >= _DIGITS:
+        raise SourceError(f"{images} and {labels} do not fit together: download them again")
+    for digit in range(_DIGITS):
+        (split / str(digit)).mkdir(parents=True)
+    for index, (image, digit) in enumerate(zip(pixels, digits, strict=True)):
+        Image.fromarray(image).save(split / str(digit) / f"{index:05d}.png", compress_level=3)
+
+
+def _read_bytes(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array in one of MNIST's files: a magic number with the dimensions, their sizes, then the bytes."""
+    import numpy as np  # not for a look at which sets there are
+
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            content = stream.read()
+        magic, *sizes = struct.unpack_from(f">{dimensions + 1}I", content)
+        array = np.frombuffer(content, dtype=np.uint8, offset=4 * (dimensions + 1)).reshape(sizes)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}): download it again") from error
+    if magic != _MNIST_BYTES + dimensions:
+        raise SourceError(f"{path} begins with {magic:#x}, not as MNIST's files do: download it again")
+    return array

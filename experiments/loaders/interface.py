@@ -1,66 +1,48 @@
-"""What training asks of a loader: batches with their figures, the classes, and the job's counters.
-
-How batches come to be is left to the modules beside this one.
-"""
+"""What training asks of a loader: batches with their figures, the classes, and the job's counters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from torch import Tensor
-
-from superdl.experiments.loader_counters import CountedLoader
+from superdl.experiments.records import CountedLoader
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from superdl.experiments.data import Source
     from superdl.experiments.spec import LoaderSpec, RecipeSpec
+    from superdl.super_dataset import BatchInfo
 
-__all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest"]
-
-
-class BatchFigures(Protocol):
-    """What is known of one batch; `super_dataset.BatchInfo` has it. Seconds are float."""
-
-    @property
-    def batch_id(self) -> bytes:
-        """Which samples it holds, in which order."""
-
-    @property
-    def read_s(self) -> float:
-        """Seconds that a worker spent reading the cache."""
-
-    @property
-    def fetch_s(self) -> float:
-        """Seconds that fetching its samples from the source once took, summed."""
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds that decoding its samples once took, summed."""
-
-    @property
-    def hits(self) -> int:
-        """Samples that the first look into the cache found."""
-
-    @property
-    def misses(self) -> int:
-        """Samples that it did not find."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its images."""
-
-    @property
-    def padding(self) -> NDArray[np.bool_] | None:
-        """Which samples are there only to make ranks equally long; None: none of them."""
+__all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "WorkerFigures"]
 
 
-Batch = tuple[Tensor, Tensor, BatchFigures]
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """What a worker measured while it made one batch; there is no cache to read, hit or miss.
+
+    ``batch_id`` tells which samples it holds, in which order. Seconds are sums over them. ``padding`` marks
+    samples that are there only to make ranks equally long; None: none of them.
+    """
+
+    batch_id: bytes
+    fetch_s: float
+    decode_s: float
+    size_bytes: int
+    read_s: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    padding: NDArray[np.bool_] | None = None
+
+
+BatchFigures: TypeAlias = "BatchInfo | WorkerFigures"
+"""What is known of one batch."""
+
+Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
 """uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures."""
 
 
@@ -111,10 +93,6 @@ class Loader(CountedLoader, Protocol):
         """End the workers and the job; the loader is of no use after it."""
 
 
-def _no_one(_: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
     """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order.
@@ -133,7 +111,7 @@ class LoaderRequest:
     rank: int = 0
     replicas: int = 1
     converted: Path = Path("data/converted")
-    tell: Callable[[str], None] = _no_one
+    tell: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
         """The options of a DataLoader that the spec decides; they are settings of the report, too."""

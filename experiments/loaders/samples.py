@@ -1,7 +1,5 @@
 """What the loaders that decode by themselves read: a source's samples, listed as SUPER's coordinator does it.
 
-So classes, labels and key order are those of SUPER, whichever loader is compared with it.
-
 Decoding is in the process that calls. ``recipe.resize`` and ``recipe.crop`` are done by Pillow as a torch
 user writes it, without the functions' code, so that a fault in that shows as a difference. ``recipe.steps``,
 which may be random, are done by the functions' own code: the same pixels for the same CPU time.
@@ -11,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,13 @@ if TYPE_CHECKING:
     from superdl.experiments.data import Source
     from superdl.experiments.spec import RecipeSpec
 
-__all__ = ["ImageMaker", "Samples", "decode_image", "list_samples", "recipe_pixels"]
+__all__ = ["ImageMaker", "Samples", "decode_image", "list_samples"]
 
 _CHANNELS = 3
 _SIZED = 64  # objects whose size is asked for, where the listing does not tell it
 
 
+@dataclass
 class Samples:
     """The samples of a source in key order; it pickles, and each process that reads has its own connections.
 
@@ -39,16 +39,12 @@ class Samples:
     ``fingerprint`` is of all that the listing told, sizes and modification times of files with it.
     """
 
-    def __init__(
-        self, bucket: str, keys: list[str], labels: list[int], classes: tuple[str, ...], fingerprint: bytes
-    ) -> None:
-        self.bucket = bucket
-        self.keys = keys
-        self.labels = labels
-        self.classes = classes
-        self.fingerprint = fingerprint
-        # Any: boto3 makes its clients' methods at run time. The process that made it is beside it.
-        self._made: tuple[int, Any] | None = None
+    bucket: str
+    keys: list[str]
+    labels: list[int]
+    classes: tuple[str, ...]
+    fingerprint: bytes
+    _client: tuple[int, Any] = (0, None)  # this process's, by its id: a fork makes its own
 
     def __len__(self) -> int:
         """How many there are."""
@@ -56,7 +52,7 @@ class Samples:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the connections."""
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_client": (0, None)}
 
     def read(self, index: int) -> bytes:
         """The bytes of one object.
@@ -77,10 +73,12 @@ class Samples:
             raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
 
     def _read_object(self, key: str) -> bytes:
-        from superdl.coordinator.catalog.s3_client import s3_failures
+        from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
+        if self._client[0] != os.getpid():
+            self._client = os.getpid(), make_s3_client()
         with s3_failures(f"{self.bucket}/{key}"):
-            answer = self._client().get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
+            answer = self._client[1].get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
             with answer["Body"] as body:
                 content: bytes = body.read()
         return content
@@ -90,18 +88,8 @@ class Samples:
         if not self.bucket.startswith("s3://"):
             root = Path(self.bucket.removeprefix("file://"))
             return sum((root / key).stat().st_size for key in self.keys)
-        some = self.keys[:: max(len(self.keys) // _SIZED, 1)]
-        name = self.bucket.removeprefix("s3://")
-        sizes = [int(self._client().head_object(Bucket=name, Key=key)["ContentLength"]) for key in some]
-        return sum(sizes) * len(self.keys) // len(sizes)
-
-    def _client(self) -> Any:
-        """This process's client, made when it is first needed."""
-        if self._made is None or self._made[0] != os.getpid():
-            from superdl.coordinator.catalog.s3_client import make_s3_client
-
-            self._made = os.getpid(), make_s3_client()
-        return self._made[1]
+        some = range(0, len(self), max(len(self) // _SIZED, 1))
+        return sum(len(self.read(index)) for index in some) * len(self) // len(some)
 
 
 def list_samples(source: Source, kind: str) -> Samples:
@@ -118,7 +106,10 @@ def list_samples(source: Source, kind: str) -> Samples:
     """
     from superdl.coordinator.catalog.lister import list_source
 
-    catalog = list_source(source.url, _expanded(source.key_list))
+    key_list = source.key_list
+    if key_list is not None and "://" not in key_list:
+        key_list = str(Path(key_list).expanduser())
+    catalog = list_source(source.url, key_list)
     if not catalog.classes:
         raise ConfigError(
             f"the labels in {source.key_list} are numbers, and loader.kind {kind} takes class names alone; "
@@ -126,12 +117,6 @@ def list_samples(source: Source, kind: str) -> Samples:
         )
     keys = [key.decode() for key in catalog.keys]
     return Samples(catalog.bucket, keys, catalog.labels.tolist(), catalog.classes, catalog.fingerprint)
-
-
-def _expanded(key_list: str | None) -> str | None:
-    if key_list is None or "://" in key_list:
-        return key_list
-    return str(Path(key_list).expanduser())
 
 
 class ImageMaker:
@@ -150,27 +135,18 @@ class ImageMaker:
     def __init__(self, recipe: RecipeSpec, bucket: str) -> None:
         from superdl.lambda_prefetch.settings import FunctionSettings
 
-        modules = (
-            FunctionSettings.from_environment().step_modules if recipe.steps is not None else frozenset()
-        )
-        self._set_up(recipe, bucket, modules)
-        if recipe.steps is not None:
-            self._program_of(0)  # a recipe that cannot be is refused now, not in a worker
-
-    def _set_up(self, recipe: RecipeSpec, bucket: str, modules: frozenset[str]) -> None:
         self._recipe = recipe
         self._bucket = bucket
-        self._modules = modules
+        self._modules: frozenset[str] = frozenset()
         self._epoch = -1
         self._program: Any = None
+        if recipe.steps is not None:
+            self._modules = FunctionSettings.from_environment().step_modules
+            self._program_of(0)  # a recipe that cannot be is refused now, not in a worker
 
-    def __getstate__(self) -> tuple[RecipeSpec, str, frozenset[str]]:
-        """What it was made from; a worker makes the rest again."""
-        return self._recipe, self._bucket, self._modules
-
-    def __setstate__(self, state: tuple[RecipeSpec, str, frozenset[str]]) -> None:
-        """Make the rest again."""
-        self._set_up(*state)
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the program, which a worker makes again."""
+        return {**self.__dict__, "_epoch": -1, "_program": None}
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
         """The pixels of one file: uint8 of shape (height, width, 3).
@@ -224,27 +200,13 @@ class ImageMaker:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Decode one image file; gives what :func:`recipe_pixels` gives."""
-    with Image.open(io.BytesIO(content)) as image:
-        return recipe_pixels(image, resize=resize, crop=crop)
-
-
-def recipe_pixels(image: Image.Image, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Upright RGB of shape (crop, crop, 3), its shorter side resized before."""
-    upright = ImageOps.exif_transpose(image).convert("RGB")
-    return np.asarray(_centre_crop(_resize_shorter(upright, resize), crop))
-
-
-def _resize_shorter(image: Image.Image, size: int) -> Image.Image:
+    """Decode one image file: upright RGB of shape (crop, crop, 3), its shorter side resized before."""
+    with Image.open(io.BytesIO(content)) as opened:
+        image = ImageOps.exif_transpose(opened).convert("RGB")
     width, height = image.size
-    if min(width, height) == size:
-        return image
-    if width < height:
-        return image.resize((size, int(size * height / width)), Image.Resampling.BILINEAR)
-    return image.resize((int(size * width / height), size), Image.Resampling.BILINEAR)
-
-
-def _centre_crop(image: Image.Image, size: int) -> Image.Image:
-    left = round((image.width - size) / 2)
-    top = round((image.height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
+    shorter = min(width, height)
+    if shorter != resize:
+        size = (int(resize * width / shorter), int(resize * height / shorter))
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = round((image.width - crop) / 2), round((image.height - crop) / 2)
+    return np.asarray(image.crop((left, top, left + crop, top + crop)))

@@ -1,31 +1,25 @@
 """MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, read from local disk.
 
 As their documentation writes it: a dataset of one's own whose ``__getitem__`` decodes, and a DataLoader. MDS
-takes the batch size, so that it deals out whole batches. It finds the rank by itself, in ``RANK``,
-``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``, and makes ranks equal by repeating samples.
-
-LitData has a DataLoader of its own. For several ranks it drops the last samples of an epoch, its default,
-since it would else give them all to one rank. Its validation asks for samples by index, which keeps their
-order.
+takes the batch size; LitData has a DataLoader of its own, and its validation asks for samples by index, which
+keeps their order.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import time
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from superdl.experiments.loaders.conversion import Format, convert_once, need_package
+from superdl.experiments.loaders.conversion import convert_once, need_package
 from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
-from superdl.experiments.loaders.torch_loader import epoch_sampler, pads
-from superdl.experiments.loaders.workers import collate, decoded, leave_sigterm_to_the_run
+from superdl.experiments.loaders.torch_loader import epoch_sampler
+from superdl.experiments.loaders.workers import collate, data_loader, decoded
 from superdl.experiments.models import declare_operators
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,13 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["open_litdata", "open_mds", "write_chunks", "write_shards"]
 
 _MDS, _LITDATA = "mds", "litdata"
-_MDS_DOCUMENTATION = "https://docs.mosaicml.com/projects/streaming/en/stable/"
 _MDS_NOTE = "it holds numpy below 2.2, so best in an environment of its own"
-_LITDATA_DOCUMENTATION = "https://github.com/Lightning-AI/litData"
 _SHARD_BYTES = 2**26  # the default of both packages, the most here
 _CHUNK_BYTES_MIN = 2**20
 _CHUNKS = 48  # of a set that is too small for so many of them
-_SAMPLE_BYTES = 32
 _BATCH_DECODE = 1  # what LitData's "auto" takes for rows that are images
 
 
@@ -73,13 +64,9 @@ def _images_class(kind: str) -> Any:
 
         def __init__(self, samples: Samples, make: ImageMaker, **options: Any) -> None:
             super().__init__(**options)
-            self._samples = samples
+            self.samples = samples
             self._make = make
             self.decoded_epoch = -1
-
-        @property
-        def sample_count(self) -> int:
-            return len(self._samples)
 
         def __iter__(self) -> Any:
             self.decoded_epoch += 1
@@ -89,7 +76,7 @@ def _images_class(kind: str) -> Any:
             start_s = time.perf_counter()
             item = super().__getitem__(place)
             fetch_s = time.perf_counter() - start_s
-            key = self._samples.keys[item["index"]]
+            key = self.samples.keys[item["index"]]
             return decoded(item["image"], int(item["label"]), key, self.decoded_epoch, self._make, fetch_s)
 
         def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
@@ -125,58 +112,31 @@ def open_mds(request: LoaderRequest) -> Loader:
     """Open a split, converted into shards first unless it has been.
 
     Raises:
-        ConfigError: the package is not installed, the shards cannot be written, or the environment names
-            another rank than the run has.
+        ConfigError: the package is not installed, or the shards cannot be written.
         SourceError: the source cannot be listed or read.
 
     """
     need_package("streaming", _MDS, _MDS_NOTE)
-    images = _images_class(_MDS)
-    nodes, ranks_of_node = _nodes(request)
     samples = list_samples(request.source, _MDS)
     make = ImageMaker(request.recipe, samples.bucket)
-    converted = convert_once(samples, Format(_MDS, 1, _SAMPLE_BYTES, _write_mds), request)
-    shuffle: dict[str, Any] = {"shuffle": request.training}
+    converted = convert_once(samples, _MDS, _write_mds, request)
+    arguments: dict[str, Any] = {"shuffle": request.training, "batch_size": request.loader.batch_size}
     if request.training:
-        shuffle |= {"shuffle_algo": "py1e", "shuffle_seed": request.seed}
+        arguments |= {"shuffle_algo": "py1e", "shuffle_seed": request.seed}
     else:
-        shuffle |= {"num_canonical_nodes": nodes}  # what keeps the order
-    batch = request.loader.batch_size
-    dataset = images(samples, make, local=str(converted.directory), batch_size=batch, **shuffle)
-    options = request.worker_options()
-    share = ceil(ceil(len(samples) / nodes) / ranks_of_node)
+        arguments |= {"num_canonical_nodes": 1}  # what keeps the order
+    dataset = _images_class(_MDS)(samples, make, local=str(converted.directory), **arguments)
     return DecodingLoader(
-        DataLoader(
-            dataset,
-            batch_size=batch,
-            collate_fn=collate,
-            worker_init_fn=leave_sigterm_to_the_run,
-            **options,
-        ),
-        length=ceil(share / batch),
+        data_loader(dataset, request, batch_size=request.loader.batch_size, collate_fn=collate),
+        length=ceil(len(samples) / request.loader.batch_size),
         samples=samples,
         settings={
-            **options,
-            **shuffle,
+            **request.worker_options(),
+            **arguments,
             "size_limit": _SHARD_BYTES,
-            "repeated_samples": share * request.replicas - len(samples),
             **converted.settings(),
-            "documentation": _MDS_DOCUMENTATION,
         },
-        pads=nodes == 1 and pads(len(samples), request),  # over several nodes it repeats other samples, too
     )
-
-
-def _nodes(request: LoaderRequest) -> tuple[int, int]:
-    """Nodes and ranks of each, as the package finds them; see that it finds the run's rank."""
-    found = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if found != (request.rank, request.replicas):
-        raise ConfigError(
-            f"loader.kind mds takes its rank from RANK and WORLD_SIZE, which say {found[0]} of {found[1]}, "
-            f"and this process is rank {request.rank} of {request.replicas}: start the run with torchrun"
-        )
-    ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(request.replicas // ranks_of_node, 1), ranks_of_node
 
 
 # ------------------------------------------------------------------------------------------- LitData
@@ -209,74 +169,36 @@ def open_litdata(request: LoaderRequest) -> Loader:
 
     """
     need_package("litdata", _LITDATA)
-    images = _images_class(_LITDATA)
+    from litdata import StreamingDataLoader
+
     samples = list_samples(request.source, _LITDATA)
     make = ImageMaker(request.recipe, samples.bucket)
-    converted = convert_once(samples, Format(_LITDATA, 1, _SAMPLE_BYTES, _write_litdata), request)
-    drop_last = request.training and request.replicas > 1
+    converted = convert_once(samples, _LITDATA, _write_litdata, request)
     arguments: dict[str, Any] = {
         "shuffle": request.training,
         "seed": request.seed,
-        "drop_last": drop_last,
+        "drop_last": False,
         "batch_decode": _BATCH_DECODE,
     }
-    dataset = images(samples, make, input_dir=str(converted.directory), **arguments)
-    # It finds a rank by torch.distributed, or by GLOBAL_RANK, which torchrun does not set.
-    dataset.distributed_env = type(dataset.distributed_env)(request.replicas, request.rank, 1)
-    options = request.worker_options()
-    open_split = _shuffled if request.training else _in_order
-    batches, length, total = open_split(dataset, request, options)
-    return DecodingLoader(
-        batches,
-        length=length,
-        samples=samples,
-        settings={
-            **options,
-            **arguments,
-            "dropped_samples": max(len(samples) - total, 0),
-            "repeated_samples": max(total - len(samples), 0),
-            **converted.settings(),
-            "documentation": _LITDATA_DOCUMENTATION,
-        },
-        pads=not request.training and pads(len(samples), request),
-    )
-
-
-def _shuffled(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> tuple[Any, int, int]:
-    """Training: the batches, how many they are, and how many samples all ranks get together."""
-    from litdata import StreamingDataLoader
-
-    batch, workers = request.loader.batch_size, max(request.loader.num_workers, 1)
-    batches = StreamingDataLoader(
-        dataset,
-        batch_size=batch,
-        drop_last=dataset.drop_last,
-        collate_fn=collate,
-        worker_init_fn=leave_sigterm_to_the_run,
-        **options,
-    )
-    len(batches)  # makes the shuffler
-    _, intervals = dataset.shuffler.get_chunks_and_intervals_per_workers(
-        dataset.distributed_env, workers, batch, 1
-    )
-    counts = [sum(end - start for _, start, end, _ in one) for one in intervals]
-    own = counts[request.rank * workers :][:workers]
-    return batches, sum(ceil(count / batch) for count in own), sum(counts)
-
-
-def _in_order(dataset: Any, request: LoaderRequest, options: dict[str, Any]) -> tuple[Any, int, int]:
-    """Validation, by index: the same."""
-    places = _ByIndex(dataset)
-    sampler = epoch_sampler(places, request)
-    batches: DataLoader[Any] = DataLoader(
-        places,
-        batch_size=request.loader.batch_size,
-        sampler=sampler,
-        collate_fn=collate,
-        worker_init_fn=leave_sigterm_to_the_run,
-        **options,
-    )
-    return batches, len(batches), len(sampler) * request.replicas
+    dataset = _images_class(_LITDATA)(samples, make, input_dir=str(converted.directory), **arguments)
+    batch = request.loader.batch_size
+    if request.training:
+        batches = data_loader(
+            dataset, request, StreamingDataLoader, batch_size=batch, drop_last=False, collate_fn=collate
+        )
+        len(batches)  # makes the shuffler
+        _, intervals = dataset.shuffler.get_chunks_and_intervals_per_workers(
+            dataset.distributed_env, max(request.loader.num_workers, 1), batch, 1
+        )
+        counts = [sum(end - start for _, start, end, _ in one) for one in intervals]
+        length = sum(ceil(count / batch) for count in counts)
+    else:
+        places = _ByIndex(dataset)
+        sampler = epoch_sampler(places, request)
+        batches = data_loader(places, request, batch_size=batch, sampler=sampler, collate_fn=collate)
+        length = len(batches)
+    settings = {**request.worker_options(), **arguments, **converted.settings()}
+    return DecodingLoader(batches, length=length, samples=samples, settings=settings)
 
 
 class _ByIndex(Dataset[Any]):
@@ -286,8 +208,7 @@ class _ByIndex(Dataset[Any]):
         self._dataset = dataset
 
     def __len__(self) -> int:
-        count: int = self._dataset.sample_count
-        return count
+        return len(self._dataset.samples)
 
     def __getitem__(self, place: tuple[int, int]) -> DecodedSample:
         self._dataset.decoded_epoch, index = place

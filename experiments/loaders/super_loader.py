@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
-from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+from superdl.experiments.loaders.workers import data_loader, end_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.loader_counters import LoaderStats
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
     from superdl.experiments.spec import RecipeSpec
     from superdl.sampler import SuperSampler
@@ -23,11 +20,8 @@ __all__ = ["open_super", "open_super_threads"]
 def open_super(request: LoaderRequest) -> Loader:
     """Open a split through the coordinator that the spec names, else the default one."""
     dataset, sampler = _open(request)
-    options = {"batch_size": None, **request.worker_options()}
-    batches: DataLoader[Any] = DataLoader(
-        dataset, sampler=sampler, worker_init_fn=leave_sigterm_to_the_run, **options
-    )
-    return _SuperLoader(dataset, sampler, batches, options)
+    batches = data_loader(dataset, request, batch_size=None, sampler=sampler)
+    return _SuperLoader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
 def open_super_threads(request: LoaderRequest) -> Loader:
@@ -73,6 +67,8 @@ def _recipe(spec: RecipeSpec) -> Recipe:
 class _SuperLoader:
     """A dataset, its sampler and the loader over both."""
 
+    resumes_within_epochs = True
+
     def __init__(
         self,
         dataset: SuperDataset,
@@ -83,7 +79,10 @@ class _SuperLoader:
         self._dataset = dataset
         self._sampler = sampler
         self._batches: Iterable[Any] | None = batches
-        self._settings = settings
+        self.settings = settings
+        self.set_epoch = sampler.set_epoch
+        self.load_state_dict = sampler.load_state_dict
+        self.job_stats = sampler.job_stats
 
     @property
     def classes(self) -> Sequence[str]:
@@ -94,36 +93,19 @@ class _SuperLoader:
         return len(self._dataset)
 
     @property
-    def settings(self) -> Mapping[str, object]:
-        return {**self._settings, "documentation": "README.md"}
-
-    @property
     def fingerprint(self) -> str:
         return str(self._sampler.state_dict()["fingerprint"])
-
-    @property
-    def resumes_within_epochs(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def set_epoch(self, epoch: int) -> None:
-        self._sampler.set_epoch(epoch)
-
     def state_dict(self, batches: int) -> dict[str, Any]:
         return self._sampler.state_dict(batches_consumed=batches)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
             raise RuntimeError("the loader is closed")
         return iter(self._batches)
-
-    def job_stats(self) -> LoaderStats:
-        return self._sampler.job_stats()
 
     def close(self) -> None:
         batches, self._batches = self._batches, None  # the last reference: threads end with it

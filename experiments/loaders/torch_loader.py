@@ -1,19 +1,19 @@
-"""The plain way: a map-style dataset that decodes files with Pillow inside DataLoader workers.
+"""The plain way: a map-style dataset that decodes with Pillow inside DataLoader workers.
 
-The baseline that SUPER is measured against, and the loader that tests train with. It reads files, or objects
-of a bucket by boto3.
+The baseline that SUPER is measured against. It reads files, or objects of a bucket by boto3.
 """
 
 from __future__ import annotations
 
 import time
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
-from superdl.experiments.loaders.workers import DecodedSample, collate, decoded, leave_sigterm_to_the_run
+from superdl.experiments.loaders.workers import DecodedSample, collate, data_loader, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from superdl.experiments.loaders.interface import Loader, LoaderRequest
     from superdl.experiments.loaders.samples import Samples
 
-__all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch", "pads"]
-
-_DOCUMENTATION = "https://docs.pytorch.org/docs/stable/data.html"
+__all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch"]
 
 
 class SourceImages(Dataset[DecodedSample]):
@@ -82,11 +80,6 @@ def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler
     )
 
 
-def pads(samples: int, request: LoaderRequest) -> bool:
-    """Whether the last sample of this rank is one that another has: DistributedSampler fills up so."""
-    return request.rank >= (samples - 1) % request.replicas + 1
-
-
 def open_torch(request: LoaderRequest) -> Loader:
     """Open a split of a directory or a bucket.
 
@@ -99,27 +92,19 @@ def open_torch(request: LoaderRequest) -> Loader:
     in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples.bucket))
     sampler = epoch_sampler(dataset, request)
-    options = request.worker_options()
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size=request.loader.batch_size,
-        sampler=sampler,
-        collate_fn=collate,
-        worker_init_fn=leave_sigterm_to_the_run,
-        **options,
-    )
     return DecodingLoader(
-        batches,
-        length=len(batches),
+        data_loader(
+            dataset, request, batch_size=request.loader.batch_size, sampler=sampler, collate_fn=collate
+        ),
+        length=ceil(len(sampler) / request.loader.batch_size),
         samples=samples,
         settings={
-            **options,
+            **request.worker_options(),
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",
             "repeated_samples": len(sampler) * request.replicas - len(samples),
             "reads": "objects by boto3" if in_bucket else "files",
-            "documentation": _DOCUMENTATION,
         },
         tell_epoch=sampler.set_epoch,
-        pads=pads(len(samples), request),
+        pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler fills up so
         requests=int(in_bucket),
     )

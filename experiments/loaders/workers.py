@@ -1,8 +1,7 @@
 """What happens in the worker processes of a DataLoader: samples are decoded and become batches.
 
-Which samples come in which order is left to the loaders' own modules. Workers leave SIGTERM to the run: a
-scheduler sends it to a whole process group (torchrun, Slurm, systemd), and the run then takes its last step
-and keeps a checkpoint, as `experiments.training.ending` has it, for which it needs its workers.
+Workers leave SIGTERM to the run: a scheduler sends it to a whole process group (torchrun, Slurm, systemd),
+and the run then takes its last step and keeps a checkpoint, for which it needs its workers.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
+from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,33 +25,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from superdl.experiments.loaders.interface import Batch
+    from superdl.experiments.loaders.interface import Batch, LoaderRequest
     from superdl.experiments.loaders.samples import ImageMaker
 
 __all__ = [
     "DecodedSample",
-    "WorkerFigures",
     "collate",
+    "data_loader",
     "decoded",
     "end_workers",
     "leave_sigterm_to_the_run",
     "shared_bytes",
     "stack",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """What a worker measured while it made one batch; there is no cache to read, hit or miss."""
-
-    batch_id: bytes
-    fetch_s: float
-    decode_s: float
-    size_bytes: int
-    read_s: float = 0.0
-    hits: int = 0
-    misses: int = 0
-    padding: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +75,9 @@ def collate(samples: Sequence[DecodedSample]) -> Batch:
             "end recipe.steps with a crop"
         )
     images, labels = stack([sample.pixels for sample in samples], [sample.label for sample in samples])
+    keys = "\0".join(sample.key for sample in samples)
     figures = WorkerFigures(
-        batch_id=hashlib.blake2b(
-            "\0".join(sample.key for sample in samples).encode(), digest_size=16
-        ).digest(),
+        batch_id=hashlib.blake2b(keys.encode(), digest_size=16).digest(),
         fetch_s=sum(sample.fetch_s for sample in samples),
         decode_s=sum(sample.decode_s for sample in samples),
         size_bytes=images.numel(),
@@ -117,6 +102,11 @@ def shared_bytes(size: int) -> Tensor:
     new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # what torch's own collate calls
     storage: torch.UntypedStorage = new_shared(size)
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+
+
+def data_loader(dataset: Any, request: LoaderRequest, kind: Any = DataLoader, **options: Any) -> Any:
+    """A DataLoader with the workers that a spec asks for, which leave SIGTERM to the run."""
+    return kind(dataset, worker_init_fn=leave_sigterm_to_the_run, **request.worker_options(), **options)
 
 
 def leave_sigterm_to_the_run(worker: int) -> None:  # noqa: ARG001  # as torch calls it

@@ -1,13 +1,13 @@
 """``superdl run SPEC --find-batch-size``: the largest batch that a rank of this spec can train with here.
 
-Finds what the model needs to know of the data, and searches on each rank; the least of them is the answer.
-How is left to `experiments.training.batch_size`.
+Each rank searches; the least of them is the answer.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,12 +25,9 @@ from superdl.experiments.training.device import pick_device, seed_everything
 from superdl.experiments.training.ranks import join_ranks, process_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from superdl.experiments.spec import Spec
-    from superdl.experiments.training.ranks import Ranks
 
 __all__ = ["largest_batch"]
 
@@ -51,37 +48,28 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
     seed_everything(spec.seed)
     with join_ranks(process, device) as ranks:
-        classes, samples = _of_the_data(spec, ranks, tell)
+        # Opened for training: what is written in a format of its own is then what training reads.
+        with shipped_steps_allowed(spec.recipe):
+            data = images_of(spec, ranks, tell)
+            with closing(opened_loader(spec, data.train, ranks, tell, training=True)) as loader:
+                classes, share = len(loader.classes), -(-loader.sample_count // process.replicas)
         shape = StepShape(
             spec.model.name, classes, spec.recipe.crop, spec.training.precision, spec.training.threads
         )
-        share = -(-samples // process.replicas)
-        with closing(_probe(shape, device)) as probe:
-            tell(
-                f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
-                f"{probe.device}, in {probe.limit_bytes / 2**30:.2f} GiB"
-            )
-            found = find_batch_size(probe, share, tell)
+        probe = _probe(shape, device)
+        tell(
+            f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
+            f"{probe.device}, in {probe.limit_bytes / 2**30:.2f} GiB"
+        )
+        found = find_batch_size(probe, share, tell)
         least = int(ranks.smallest([found.batch_size])[0])
-    found = BatchSizes(least, found.device, found.limit_bytes, found.tried)
     of_ranks = f" on each of {process.replicas} ranks" if process.replicas > 1 else ""
     whole = " (all training images that a rank has)" if least == share else ""
     tell(f"loader.batch_size={least} is the largest that fits{of_ranks}{whole}")
-    return found
+    return replace(found, batch_size=least)
 
 
 def _probe(shape: StepShape, device: torch.device) -> CpuProbe | CudaProbe:
     if device.type == "cuda":
         return CudaProbe(shape, device)
     return CpuProbe(shape, share_of=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _of_the_data(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> tuple[int, int]:
-    """Classes and training samples, which the loader knows once it is open.
-
-    It is opened for training: what is written in a format of its own is then what training reads.
-    """
-    with shipped_steps_allowed(spec.recipe):
-        data = images_of(spec, ranks, tell)
-        with closing(opened_loader(spec, data.train, ranks, tell, training=True)) as loader:
-            return len(loader.classes), loader.sample_count

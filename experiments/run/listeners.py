@@ -1,16 +1,10 @@
-"""What listens while a run trains: progress on the screen, step times, a log of steps, TensorBoard events.
-
-Each is a `Listener` of `experiments.records`. What it hears comes from `experiments.training`; the final
-figures are left to the report.
-"""
+"""What listens while a run trains: progress on the screen, step times, a log of steps, TensorBoard events."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener, StepRecord, StepTime
@@ -22,11 +16,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.experiments.records import EpochSummary, PassSummary
+    from superdl.experiments.records import EpochSummary
 
-__all__ = ["BarProgress", "LineProgress", "StepLog", "StepTimes", "TensorBoardLog", "make_progress", "say"]
+__all__ = ["Progress", "StepLog", "StepTimes", "TensorBoardLog", "say"]
 
 _LINES_PER_PASS = 4
+_LINE_EVERY_S = 30.0
 _STEP_FIGURES = ("loss", "accuracy", "wait_s", "read_s", "compute_s", "total_s", "hits", "misses")
 
 
@@ -35,115 +30,51 @@ def say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def make_progress(console: Console, epochs: int) -> BarProgress | LineProgress:
-    """Return a bar if ``console`` is a terminal, else lines."""
-    return BarProgress(console, epochs) if console.is_terminal else LineProgress(console, epochs)
+class Progress(Listener):
+    """A line each quarter of a pass, and each half minute of a long one."""
 
-
-class _Rate:
-    """What has been seen of the present pass."""
-
-    def __init__(self, batches: int) -> None:
-        self.batches = batches
-        self.done = 0
-        self.samples = 0
-        self._wait_s = 0.0
-        self._start_s = time.perf_counter()
-
-    def add(self, steps: Sequence[StepRecord]) -> str:
-        """Count the steps and return a phrase for people."""
-        self.done += len(steps)
-        self.samples += sum(step.samples for step in steps)
-        self._wait_s += sum(step.wait_s for step in steps)
-        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
-        waiting_percent = 100 * self._wait_s / elapsed_s
-        images_per_s = self.samples / elapsed_s
-        return f"loss {steps[-1].loss:.3f}  {images_per_s:,.0f} images/s  {waiting_percent:.0f}% waiting"
-
-
-class LineProgress(Listener):
-    """A few lines per pass, for logs and pipes."""
-
-    def __init__(self, console: Console, epochs: int) -> None:
-        """Print to ``console``."""
-        self._console = console
+    def __init__(self, tell: Callable[[str], None], epochs: int) -> None:
+        """Give the lines to ``tell``."""
+        self._tell = tell
         self._epochs = epochs
-        self._rate = _Rate(0)
-        self._next_line = 0
-        self._pass = ""
+        self._begin("", 0)
+
+    def _begin(self, name: str, batches: int) -> None:
+        self._pass = name
+        self._batches = batches
+        self._done = self._samples = self._told = 0
+        self._wait_s = 0.0
+        self._start_s = self._told_s = time.perf_counter()
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Count from zero."""
-        self._rate = _Rate(batches)
-        self._pass = f"epoch {epoch + 1}/{self._epochs} {split}"
-        self._next_line = max(batches // _LINES_PER_PASS, 1)
+        self._begin(f"epoch {epoch + 1}/{self._epochs} {split}", batches)
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Print a line each quarter of the pass."""
-        if not steps:
+        """Count the steps; print a line where one is due."""
+        self._done += len(steps)
+        self._samples += sum(step.samples for step in steps)
+        self._wait_s += sum(step.wait_s for step in steps)
+        now_s = time.perf_counter()
+        due = self._done - self._told >= max(self._batches // _LINES_PER_PASS, 1)
+        if not steps or not (due or now_s - self._told_s > _LINE_EVERY_S):
             return
-        phrase = self._rate.add(steps)
-        if self._rate.done >= self._next_line:
-            self._next_line = self._rate.done + max(self._rate.batches // _LINES_PER_PASS, 1)
-            say(self._console, f"{self._pass}  step {self._rate.done}/{self._rate.batches}  {phrase}")
+        self._told, self._told_s = self._done, now_s
+        elapsed_s = max(now_s - self._start_s, 1e-9)
+        self._tell(
+            f"{self._pass}  step {self._done}/{self._batches}  loss {steps[-1].loss:.3f}  "
+            f"{self._samples / elapsed_s:,.0f} images/s  {100 * self._wait_s / elapsed_s:.0f}% waiting"
+        )
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Print the epoch."""
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
-        say(
-            self._console,
+        self._tell(
             f"epoch {summary.epoch + 1}/{self._epochs} done in {train.wall_s:.1f} s: "
             f"{train.images_per_s:,.0f} images/s, waiting {train.wait_s:.1f} s, "
-            f"training accuracy {train.accuracy:.4f}{validated}",
+            f"training accuracy {train.accuracy:.4f}{validated}"
         )
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class BarProgress(LineProgress):
-    """A bar for the present pass and one line for each epoch that is done.
-
-    It is drawn from the training loop, not from rich's own thread: DataLoader forks its workers while a bar
-    is up, and a lock that another thread holds during a fork stays locked in the child.
-    """
-
-    def __init__(self, console: Console, epochs: int) -> None:
-        """Draw on ``console``."""
-        super().__init__(console, epochs)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[phrase]}"),
-            console=console,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            transient=True,
-        )
-        self._task: TaskID | None = None
-        self._bar.start()
-
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """Begin a new bar."""
-        super().on_pass_start(epoch, split, batches)
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(self._pass, total=batches, phrase="")
-        self._bar.refresh()
-
-    def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Move the bar."""
-        if steps and self._task is not None:
-            phrase = self._rate.add(steps)
-            self._bar.update(self._task, completed=self._rate.done, phrase=phrase, refresh=True)
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._bar.stop()
 
 
 class StepTimes(Listener):
@@ -229,15 +160,12 @@ class TensorBoardLog(Listener):
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Write the figures of the epoch."""
         for split, figures in summary.splits():
-            self._write_pass(split, figures, summary.epoch)
+            for item in fields(figures):
+                value = getattr(figures, item.name)
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(f"{split}/{item.name}", value, summary.epoch)
         self._writer.flush()
 
     def close(self) -> None:
         """Write what is left and close the file."""
         self._writer.close()
-
-    def _write_pass(self, split: str, figures: PassSummary, epoch: int) -> None:
-        for item in fields(figures):
-            value = getattr(figures, item.name)
-            if isinstance(value, int | float):
-                self._writer.add_scalar(f"{split}/{item.name}", value, epoch)

@@ -1,8 +1,7 @@
 """Opens what a run trains on: its images, its loaders, and the functions that they start.
 
 What a run starts itself, the embedded default and the workers of plain loaders, reads the run's variables. So
-the run tells them by variables what its spec says of functions. What the embedded default then needs, and
-says where it is missing, is :mod:`superdl.sampler.embedded.executor_choice`'s.
+the run tells them by variables what its spec says of functions.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from superdl.super_wire.recipe import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from superdl.experiments.data import PreparedData, Source
     from superdl.experiments.loaders import Loader
@@ -81,15 +81,12 @@ def executor_of(spec: Spec) -> str | None:
     return f"as the coordinator at {coordinator} decides"
 
 
-@contextlib.contextmanager
-def embedded_executor(spec: Spec) -> Iterator[None]:
+def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
     """Have the embedded default, if it is started within, run functions as the spec says."""
-    with _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor):
-        yield
+    return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
 
 
-@contextlib.contextmanager
-def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
+def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
     """Have what is started within import the steps of `experiments.augmentations` that ``recipe`` names.
 
     A function imports a step's module only if its own setting lists it. Of what a run starts, the run is the
@@ -102,8 +99,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
     modules = {split_custom_name(name)[0] for name in names}
     shipped = sorted(module for module in modules if module.startswith(_SHIPPED))
     listed = [os.environ.get(_STEP_MODULES), *shipped]
-    with _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None):
-        yield
+    return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What is known of a run, what is written of it, and how it goes on from another's checkpoint.
 
-A run's files are begun at its start and ended at its end, however that comes. What a run does is left to
-`experiments.run.training_run`, the states in checkpoints to `experiments.training`.
+A run's files are begun at its start and ended at its end, however that comes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import hashlib
 import json
 import logging
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +18,21 @@ from superdl.cost.bill import bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.output import write_json
 from superdl.experiments.records import Listener
-from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.run.listeners import say
-from superdl.experiments.run_report import RunReport, print_report
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
-from superdl.experiments.training.device import compute_type
-from superdl.experiments.training.strategies import strategy_name
+from superdl.experiments.training.device import compute_type, strategy_name
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
     from rich.console import Console
 
     from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.experiments.loader_counters import LoaderCounters
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
     from superdl.experiments.records import EpochSummary
@@ -51,130 +46,94 @@ __all__ = ["RunState", "checkpoints_of", "facts_of", "go_on"]
 _log = logging.getLogger(__name__)
 
 
-def _write_page(directory: Path, console: Console) -> None:
-    """Make the page of the run. What goes wrong there is no fault of the run, which has ended as it has."""
-    try:
-        page = write_run_page(directory)
-    except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
-        _log.exception("the page of %s could not be made", directory)
-        say(console, f"{PAGE_NAME} was not made ({error}); superdl report {directory} tries again")
-    else:
-        say(console, f"tables and plots: {page}")
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@dataclass
 class RunState(Listener):
-    """What is known of a run so far; also a listener, so that a failed run reports the epochs it did."""
+    """A run's report, which grows while it goes on, and its files."""
 
-    spec: Spec
-    directory: Path
-    device: torch.device
-    prices: PriceTable
-    ranks: Ranks
-    started_at: str = field(default_factory=_now)
-    start_s: float = field(default_factory=time.perf_counter)
-    status: str = "finished"
-    reason: str | None = None
-    executor: str | None = None
-    classes: tuple[str, ...] = ()
-    train_samples: int = 0
-    val_samples: int | None = None
-    epochs: list[EpochSummary] = field(default_factory=list)
-    rest: LoaderCounters | None = None
-    notes: list[str] = field(default_factory=list)
     monitor: UtilizationMonitor | None = None
-    loader_settings: dict[str, Any] = field(default_factory=dict)
-    manifest: Manifest | None = None
     step_times: StepTimes | None = None
-    wall_s: float | None = None
+    _manifest: Manifest | None = None
 
-    def begin(self) -> None:
+    def __init__(
+        self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
+    ) -> None:
         """Write what is known at the start."""
-        if not self.ranks.leads:
-            return
-        text = yaml.safe_dump(self.spec.to_mapping(), sort_keys=False)
-        (self.directory / "spec.yaml").write_text(text, encoding="utf-8")
-        self.manifest = Manifest(
-            self.directory,
-            self.spec,
-            self.device,
-            started_at=self.started_at,
-            ranks=self.ranks.process.replicas,
+        self.spec = spec
+        self.directory = directory
+        self.device = device
+        self.ranks = ranks
+        self._prices = prices
+        self._start_s = time.perf_counter()
+        self.report = RunReport(
+            name=spec.name,
+            status="finished",
+            reason=None,
+            started_at=_now(),
+            wall_s=0.0,
+            directory=str(directory),
+            classes=(),
+            train_samples=0,
+            val_samples=None,
+            epochs=(),
+            spec=spec.to_mapping(),
+            environment=describe_environment(device),
+            ranks=ranks.process.replicas,
+            strategy=strategy_name(spec.training.strategy, ranks.process),
+            precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
+        if ranks.leads:
+            text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
+            (directory / "spec.yaml").write_text(text, encoding="utf-8")
+            started_at, replicas = self.report.started_at, ranks.process.replicas
+            self._manifest = Manifest(directory, spec, device, started_at=started_at, ranks=replicas)
 
-    def end(self, console: Console, *, page: bool) -> None:
-        """Write and print how it went, as a ``page`` too if that is wanted."""
-        self.wall_s = time.perf_counter() - self.start_s
-        if not self.ranks.leads:
-            return
-        report = self.report()
-        write_json(report.to_mapping(), self.directory / "report.json")
-        if self.manifest is not None:
-            self.manifest.end(self.status, _now())
-        print_report(report, console)
-        if page:
-            _write_page(self.directory, console)
+    def note(self, line: str) -> None:
+        """Keep a line for the report."""
+        self.report.notes = (*self.report.notes, line)
 
-    def compare_machines(self) -> None:
-        """Note where the bill has another number of training machines than take part; all ranks call it."""
-        (hosts,) = self.ranks.sums([float(self.ranks.process.local_rank == 0)])
-        cost = self.spec.cost
-        if cost.machine is not None and cost.machines != int(hosts):
-            took_part = "1 host took" if hosts == 1 else f"{int(hosts)} hosts took"
-            self.notes.append(
-                f"the bill has {cost.machines} x {cost.machine} (cost.machines), and {took_part} part"
-            )
-
-    def close_account(self, rest: Callable[[], LoaderCounters | None]) -> None:
-        """Ask what was used after the last whole epoch, while loaders are still there to tell."""
-        self.rest = rest()
+    def on_epoch_end(self, summary: EpochSummary) -> None:
+        """Keep the epoch, so that a failed run reports those it did."""
+        self.report.epochs = (*self.report.epochs, summary)
 
     def file_name(self, name: str) -> str:
         """The name of a file that each rank writes: rank 0's is the plain one."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
-    def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch."""
-        self.epochs.append(summary)
+    def failed(self, error: BaseException) -> None:
+        """Say how the run ends."""
+        self.report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self.report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
 
-    def report(self) -> RunReport:
-        """Return all that is known, as a value."""
-        wall_s = time.perf_counter() - self.start_s if self.wall_s is None else self.wall_s
-        return RunReport(
-            name=self.spec.name,
-            status=self.status,
-            reason=self.reason,
-            started_at=self.started_at,
-            wall_s=wall_s,
-            directory=str(self.directory),
-            classes=self.classes,
-            train_samples=self.train_samples,
-            val_samples=self.val_samples,
-            epochs=tuple(self.epochs),
-            spec=self.spec.to_mapping(),
-            environment=describe_environment(self.device),
-            notes=tuple(self.notes),
-            executor=self.executor,
-            utilization=None if self.monitor is None else self.monitor.utilization(),
-            loader_settings=self.loader_settings,
-            rest=self.rest,
-            bill=bill_of(
-                self.epochs,
-                cost=self.spec.cost,
-                executor=self.executor,
-                wall_s=wall_s,
-                prices=self.prices,
-                rest=self.rest,
-            ),
-            step_times=() if self.step_times is None else tuple(self.step_times.times),
-            ranks=self.ranks.process.replicas,
-            strategy=strategy_name(self.spec.training.strategy, self.ranks.process),
-            precision=str(compute_type(self.spec.training.precision, self.device)).removeprefix("torch."),
+    def end(self, console: Console, *, page: bool) -> None:
+        """Write and print how it went, as a ``page`` too if that is wanted."""
+        report = self.report
+        report.wall_s = time.perf_counter() - self._start_s
+        report.utilization = None if self.monitor is None else self.monitor.utilization()
+        report.step_times = () if self.step_times is None else tuple(self.step_times.times)
+        report.bill = bill_of(
+            report.epochs,
+            cost=self.spec.cost,
+            executor=report.executor,
+            wall_s=report.wall_s,
+            prices=self._prices,
+            rest=report.rest,
         )
+        if not self.ranks.leads:
+            return
+        write_json(report.to_mapping(), self.directory / "report.json")
+        if self._manifest is not None:
+            self._manifest.end(report.status, _now())
+        print_report(report, console)
+        if not page:
+            return
+        try:
+            say(console, f"tables and plots: {write_run_page(self.directory)}")
+        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
+            _log.exception("the page of %s could not be made", self.directory)
+            say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
@@ -183,7 +142,7 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
     recipe = dict(spec.to_mapping()["recipe"])
     steps = recipe.pop("steps")
     listings = ranks.text_of_first(  # files of another host have times of their own
-        "listings", lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
+        lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
     )
     of_train, of_val = json.loads(listings)
     return {
@@ -192,10 +151,10 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
         "digest of recipe.steps": None if steps is None else _digest(steps),
         "fingerprint of the training data": of_train,
         "fingerprint of the validation data": of_val,
-        "validation images": state.val_samples,
-        "classes": len(state.classes),
-        "digest of the classes": _digest(list(state.classes)),
-        "training images": state.train_samples,
+        "validation images": state.report.val_samples,
+        "classes": len(state.report.classes),
+        "digest of the classes": _digest(list(state.report.classes)),
+        "training images": state.report.train_samples,
         "seed": spec.seed,
         "epochs": spec.epochs,
         "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
@@ -234,22 +193,6 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _best_of(resumed: Path, checkpoints: Checkpoints, ranks: Ranks) -> tuple[float | None, str | None]:
-    """Take over the best checkpoint beside ``resumed``, on rank 0; its accuracy, or why there is none."""
-
-    def take() -> str:
-        try:
-            return json.dumps([checkpoints.take_best_of(resumed), None])
-        except ConfigError as error:
-            return json.dumps([None, str(error)])
-
-    best, refused = json.loads(ranks.text_of_first("the best of the resumed run", take))
-    if best is not None:
-        return float(best), None
-    reason = refused or f"there is no {BEST} beside it"
-    return None, f"the best checkpoint until then is not taken over, and is judged from here on: {reason}"
-
-
 def go_on(
     state: RunState,
     trainer: Trainer,
@@ -270,9 +213,10 @@ def go_on(
     if checkpoint.spec_digest != _spec_digest(state.spec):
         notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
     if checkpoints is not None:
-        trainer.best, note = _best_of(path, checkpoints, state.ranks)
-        if note is not None and checkpoint.best is not None:
-            notes.append(note)
+        taken = state.ranks.text_of_first(lambda: "yes" if checkpoints.take_best_of(path) else "")
+        if not taken and trainer.best is not None:
+            trainer.best = None
+            notes.append(f"there is no {BEST} beside it: the best is judged from here on")
     for note in notes:
-        state.notes.append(note)
+        state.note(note)
         say(console, note)

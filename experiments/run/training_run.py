@@ -1,12 +1,10 @@
-"""Carries a spec out: data, loaders, training, report; one directory holds all that a run leaves.
-
-Each part is in a module of its own; this one puts them in order and sees that all is closed, however it ends.
-"""
+"""Carries a spec out: data, loaders, training, report; one directory holds all that a run leaves."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,20 +12,17 @@ import torch
 from rich.console import Console
 
 from superdl.cost.bill import prices_for
-from superdl.experiments.models import build_model
+from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
-from superdl.experiments.run.listeners import StepLog, StepTimes, TensorBoardLog, make_progress, say
+from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
 from superdl.experiments.run.opening import executor_of, images_of, opened_loader, shipped_steps_allowed
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
-from superdl.experiments.stalls import STALL_COLUMNS, stall_rows
+from superdl.experiments.stalls import STALL_COLUMNS
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import bring_best, check_best_to
-from superdl.experiments.training.device import pick_device, seed_everything
-from superdl.experiments.training.ending import StopRequest
-from superdl.experiments.training.ranks import join_ranks, process_rank
-from superdl.experiments.training.strategies import strategy_name
-from superdl.experiments.weights import load_weights
+from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
+from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.loaders import Loader
     from superdl.experiments.records import Listener
-    from superdl.experiments.run_report import RunReport
+    from superdl.experiments.reporting.run_report import RunReport
     from superdl.experiments.spec import Spec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
@@ -67,22 +62,18 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     state: RunState | None = None
     try:
         with join_ranks(process, device, alone=strategy == "fsdp") as ranks:
-            directory = Path(
-                ranks.text_of_first("directory", lambda: str(new_directory(spec.output, spec.name)))
-            )
+            directory = Path(ranks.text_of_first(lambda: str(new_directory(spec.output, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.begin()
             _train(state, console)
     except BaseException as error:
         if state is not None:
-            state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            state.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            state.failed(error)
         raise
     finally:
         if state is not None:
             state.end(console, page=page)
-    return state.report()
+    return state.report
 
 
 def _train(state: RunState, console: Console) -> None:
@@ -92,13 +83,12 @@ def _train(state: RunState, console: Console) -> None:
         say(console, line)
 
     seed_everything(spec.seed)
-    state.compare_machines()
     with ExitStack() as stack:
         if spec.training.threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(spec.training.threads)
         stack.enter_context(shipped_steps_allowed(spec.recipe))
-        state.executor = executor_of(spec)
+        state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
         train, val = _loaders(state, stack, tell)
         check_best_to(
@@ -116,13 +106,13 @@ def _train(state: RunState, console: Console) -> None:
             training=spec.training,
             ranks=ranks,
             one_job=spec.loader.runs_functions,
-            listeners=[monitor, *_listeners(state, console, stack)],
+            listeners=[monitor, *_listeners(state, tell, stack)],
             gauge=monitor,
             tell_stalls=_stall_log(state, stack),
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
-        stack.callback(state.close_account, trainer.rest)
+        stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders can still tell
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
@@ -134,9 +124,9 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     spec, ranks = state.spec, state.ranks
     data = images_of(spec, ranks, tell)
     if data.note is not None:
-        state.notes.append(data.note)
+        state.note(data.note)
         tell(data.note)
-    functions = "" if state.executor is None else f", functions: {state.executor}"
+    functions = "" if state.report.executor is None else f", functions: {state.report.executor}"
     tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
     on_gpu = state.device.type == "cuda"
     train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
@@ -146,13 +136,14 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
         val = opened_loader(spec, data.val, ranks, tell, training=False, pin_memory=on_gpu)
         stack.callback(val.close)
         _check_same_classes(train, val)
-    state.loader_settings = dict(train.settings)
-    state.classes = tuple(train.classes)
-    state.train_samples = train.sample_count
-    state.val_samples = None if val is None else val.sample_count
+    report = state.report
+    report.loader_settings = dict(train.settings)
+    report.classes = tuple(train.classes)
+    report.train_samples = train.sample_count
+    report.val_samples = None if val is None else val.sample_count
     tell(
-        f"{state.train_samples:,} training images, {state.val_samples or 0:,} validation images, "
-        f"{len(state.classes)} classes, device {state.device.type}"
+        f"{report.train_samples:,} training images, {report.val_samples or 0:,} validation images, "
+        f"{len(report.classes)} classes, device {state.device.type}"
         + (f", {ranks.process.replicas} ranks" if ranks.several else "")
     )
     return train, val
@@ -175,21 +166,21 @@ def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
     if place is None or checkpoints is None or not state.ranks.leads:
         return
     if not checkpoints.best.is_file():
-        state.notes.append("there is no best checkpoint to bring: no epoch that was left was validated")
+        state.note("there is no best checkpoint to bring: no epoch that was left was validated")
         return
     with state.ranks.writing():
         where = bring_best(checkpoints.best, place, state.directory.name)
-    state.notes.append(f"the best checkpoint is in {where}")
+    state.note(f"the best checkpoint is in {where}")
 
 
 def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
     """The model with its weights, the same on all ranks; what it draws at random later differs."""
     spec, ranks = state.spec, state.ranks
-    model = build_model(spec.model.name, len(state.classes), state.device, side=spec.recipe.crop)
+    model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
         with ranks.one_of_each_host_first():
             note = load_weights(model, spec.model.weights)
-        state.notes.append(note)
+        state.note(note)
         tell(note)
     if ranks.several:
         torch.manual_seed(spec.seed + ranks.process.rank)
@@ -202,42 +193,40 @@ def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
     try:
         gpu = meter_of(state.device)
     except ConfigError as error:
-        state.notes.append(str(error))
+        state.note(str(error))
     monitor = state.monitor = UtilizationMonitor(state.directory, gpu, name=state.file_name("utilization"))
 
     def end() -> None:
         monitor.close()
         if monitor.failure is not None:
-            state.notes.append(monitor.failure)
+            state.note(monitor.failure)
 
     stack.callback(end)
     return monitor
 
 
-def _listeners(state: RunState, console: Console, stack: ExitStack) -> list[Listener]:
+def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -> list[Listener]:
     """Open all that writes while the run goes on; the stack closes it."""
     steps = StepLog(state.directory, state.file_name("steps"))
     stack.callback(steps.close)
     listeners: list[Listener] = [state, steps]
     if state.spec.training.print_every is not None:
-        state.step_times = StepTimes(state.spec.training.print_every, lambda line: say(console, line))
+        state.step_times = StepTimes(state.spec.training.print_every, tell)
         listeners.append(state.step_times)
     if not state.ranks.leads:
         return listeners
     try:
         events = TensorBoardLog(state.directory / "tensorboard")
     except ConfigError as error:
-        state.notes.append(str(error))
+        state.note(str(error))
     else:
         stack.callback(events.close)
         listeners.append(events)
-    progress = make_progress(console, state.spec.epochs)
-    stack.callback(progress.close)
-    return [*listeners, progress]
+    return [*listeners, Progress(tell, state.spec.epochs)]
 
 
 def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledStep]], None]:
     """Open what gets the steps that waited for data; the stack closes it."""
     rows = RowLog(state.directory, state.file_name("stalls"), STALL_COLUMNS)
     stack.callback(rows.close)
-    return lambda stalls: rows.write(stall_rows(stalls))
+    return lambda stalls: rows.write([asdict(stall) for stall in stalls])

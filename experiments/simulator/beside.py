@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.run_report import REPORT_FORMAT
+from superdl.experiments.reporting.run_report import REPORT_FORMAT
 from superdl.experiments.simulator.spec import DatasetSpec, JobSpec
 from superdl.super_wire.errors import ConfigError
 

@@ -1,20 +1,17 @@
 """Finds the largest batch whose step fits: forward, backward and the optimiser, with the spec's model.
 
-Steps are taken with images made up. On a GPU a step that runs out of memory does not fit. On a CPU nothing is
-run that could be killed for it: a child process takes steps of growing batches, and its peak memory tells
-whether the next one would stay below what is free.
+Steps are taken with images made up. On a GPU a step that runs out of memory does not fit. On a CPU a child
+process takes steps of growing batches, and its peak memory tells whether the next would stay below the limit.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -33,7 +30,6 @@ _SHARE = 0.8
 """Of the memory that is free, for the step: the rest is the loader's, and what else the trainer does."""
 _MARGIN = 1.1
 """Sizes that were computed, not measured, are rounded up by it."""
-_PEAK_UNIT_BYTES = 1024 if sys.platform != "darwin" else 1
 _POINTS = 2
 
 
@@ -56,27 +52,15 @@ class BatchSizes:
     limit_bytes: int
     tried: tuple[TriedBatch, ...]
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
-        return asdict(self)
-
 
 class Probe(Protocol):
-    """What can try a size."""
+    """What can try a size on a ``device``, ``cpu`` or a GPU's name, that has ``limit_bytes``."""
 
-    @property
-    def device(self) -> str:
-        """Where: ``cpu`` or a GPU's name."""
-
-    @property
-    def limit_bytes(self) -> int:
-        """How much memory there is."""
+    device: str
+    limit_bytes: int
 
     def try_size(self, batch_size: int) -> TriedBatch:
         """Take a step of this size, or say that it would not fit."""
-
-    def close(self) -> None:
-        """Give the memory back."""
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
@@ -184,41 +168,26 @@ class CudaProbe:
         peak = torch.cuda.max_memory_reserved(self._device)
         return TriedBatch(batch_size, fits=True, memory_bytes=peak, measured=True)
 
-    def close(self) -> None:
-        """Give the memory back."""
-        del self._steps
-        torch.cuda.empty_cache()
-
 
 class CpuProbe:
-    """Tries in a child process, whose steps are kept below the share of the memory that is free now."""
+    """Tries each size in a child process, kept below the share of the memory that is free now."""
 
     device = "cpu"
 
     def __init__(self, shape: StepShape, *, share_of: int = 1, limit_bytes: int | None = None) -> None:
-        """Start the child; ``share_of`` processes of this host share its memory."""
-        free = available_memory_bytes() if limit_bytes is None else limit_bytes
-        self.limit_bytes = limit_bytes or int(_SHARE * free / share_of)
+        """Set the limit; ``share_of`` processes of this host share its memory."""
+        self.limit_bytes = limit_bytes or int(_SHARE * available_memory_bytes() / share_of)
         self._measured: list[tuple[int, int]] = []
         self._shape = shape
-        self._largest = 0  # that this child has been asked for
-        self._child = _child(shape)
-
-    def close(self) -> None:
-        """End the child."""
-        self._child.shutdown()
 
     def try_size(self, batch_size: int) -> TriedBatch:
         """Take a step, unless those before say that it would not fit; memory grows with the batch."""
         expected = self._expected_bytes(batch_size)
         if expected is not None and expected > self.limit_bytes:
             return TriedBatch(batch_size, fits=False, memory_bytes=expected, measured=False)
-        if batch_size < self._largest:  # a process keeps its peak: another one has not had it yet
-            self._child.shutdown()
-            self._child, self._largest = _child(self._shape), 0
-        self._largest = batch_size
         try:
-            peak = self._child.submit(_peak_after, batch_size).result()
+            with ProcessPoolExecutor(1, get_context("spawn")) as child:  # a process keeps its peak
+                peak = child.submit(_peak_of, self._shape, batch_size).result()
         except BrokenProcessPool as error:
             raise ConfigError(
                 f"the process that tried a batch of {batch_size} was killed; what it said is above, and if "
@@ -239,31 +208,15 @@ class CpuProbe:
         return int(its_peak + _MARGIN * (its_peak - peak) / (larger - size) * (batch_size - larger))
 
 
-def _child(shape: StepShape) -> ProcessPoolExecutor:
-    """A process of its own memory, which shares nothing with this one."""
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(shape,))
-
-
-_steps_of_child: list[_Steps] = []
-
-
-def _begin(shape: StepShape) -> None:
-    """In the child: make the model, and take the first step, with which the optimiser's state comes."""
-    if shape.threads is not None:
-        torch.set_num_threads(shape.threads)
-    steps = _Steps(shape, torch.device("cpu"))
-    steps.take(1)
-    _steps_of_child.append(steps)
-
-
-def _peak_after(batch_size: int) -> int:
-    """In the child: take a step; the most memory that the process has had, in bytes.
+def _peak_of(shape: StepShape, batch_size: int) -> int:
+    """In the child: take two steps; the most memory that the process has had, in bytes.
 
     ``getrusage`` would count the parent's too on Linux; ``VmHWM`` does not.
     """
-    _steps_of_child[0].take(batch_size)
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES
+    if shape.threads is not None:
+        torch.set_num_threads(shape.threads)
+    steps = _Steps(shape, torch.device("cpu"))
+    for _ in range(2):
+        steps.take(batch_size)
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

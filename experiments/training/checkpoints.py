@@ -1,7 +1,6 @@
 """Checkpoints: files that hold all that a run needs to go on, written whole or not at all.
 
-The best of a run can be copied to a bucket at its end. They are read with ``weights_only``, so that nothing
-in them is run. What goes into them is gathered by `experiments.training.loop`.
+They are read with ``weights_only``, so that nothing in them is run.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -40,18 +39,6 @@ _FORMAT = 1
 FOLDER = "checkpoints"
 LAST, BEST = "last.pt", "best.pt"
 _S3 = "s3://"
-_KINDS = {
-    "facts": dict,
-    "spec_digest": str,
-    "epoch": int,
-    "batches": dict,
-    "best": float | None,
-    "model": dict,
-    "optimizer": dict,
-    "schedule": dict,
-    "chance": dict,  # the states of random generators
-}
-"""What a file holds, by the names of `Checkpoint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,8 @@ class Checkpoint:
     """A run between two steps.
 
     ``facts`` decide whether another run can go on from it, ``epoch`` is the one to go on with, ``batches``
-    the place in it, ``best`` the best validation accuracy until then.
+    the place in it, ``best`` the best validation accuracy until then, ``chance`` the states of random
+    generators.
     """
 
     facts: dict[str, Any]
@@ -85,11 +73,9 @@ class Checkpoint:
             if self.facts.get(name) != value
         ]
         if differ:
-            hint = " (a fingerprint differs when files were added, removed, changed, moved or rewritten)"
-            if any(text.startswith("fingerprint") for text in differ):
-                differ[-1] += hint
             raise ConfigError(
-                f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)}. Set the "
+                f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)} (a "
+                "fingerprint differs when files were added, removed, changed, moved or rewritten). Set the "
                 "spec as it was, or leave training.resume out to start over (model.weights takes the weights "
                 "alone)"
             )
@@ -116,34 +102,27 @@ class Checkpoints:
             ConfigError: it cannot be written.
 
         """
-        content = {name: getattr(checkpoint, name) for name in _KINDS}
+        content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
                 torch.save({"format": _FORMAT, **content}, file)
-            except (
-                RuntimeError
-            ) as error:  # torch makes it out of a full disk's error, or while it handles that
+            except RuntimeError as error:  # torch makes it out of a full disk's error
                 cause = error.__cause__ or error.__context__
                 raise cause if isinstance(cause, OSError) else error from None
 
-    def take_best_of(self, resumed: Path) -> float | None:
-        """Have the best of the run that this one goes on from, until there is a better one.
-
-        Returns its own accuracy, since it may be of a later epoch than ``resumed``; None if there is none.
+    def take_best_of(self, resumed: Path) -> bool:
+        """Have the best of the run that this one goes on from, until there is a better one; False: none is.
 
         Raises:
-            ConfigError: it is damaged, of another training, or cannot be copied.
+            ConfigError: it cannot be copied.
 
         """
-        theirs = resumed.parent / BEST
+        theirs = resumed.with_name(BEST)
         if not theirs.is_file():
-            return None
-        content = _content_of(theirs)
-        best = _parsed(content, str(theirs))
-        best.check(self.facts, str(theirs))
-        with _in_place_of(self.best) as file:
-            file.write(content)
-        return best.best
+            return False
+        with _in_place_of(self.best) as file, theirs.open("rb") as source:
+            shutil.copyfileobj(source, file)
+        return True
 
 
 @contextlib.contextmanager
@@ -175,30 +154,21 @@ def read_checkpoint(place: str, ranks: Ranks) -> tuple[Checkpoint, Path]:
 
     """
     path = Path(place).expanduser()
+    content = None
     if ranks.leads:
-        path = _file_of(path)
-        content = _content_of(path)
-    else:
-        content = None
+        candidates = [path, path / FOLDER / LAST, path / LAST]
+        found = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if found is None:
+            raise ConfigError(
+                f"training.resume: there is no checkpoint at {path}: name a file, or the directory of a run "
+                "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
+            )
+        path = found
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
     return _parsed(ranks.bytes_of_first(content), place), path
-
-
-def _content_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
-
-
-def _file_of(path: Path) -> Path:
-    candidates = [path, path / FOLDER / LAST, path / LAST]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(
-        f"training.resume: there is no checkpoint at {path}: name a file, or the directory of a run that "
-        "kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
-    )
 
 
 def _parsed(content: bytes, place: str) -> Checkpoint:
@@ -211,15 +181,15 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
         raise ConfigError(
             f"training.resume: {place} is no checkpoint of a run; model.weights takes weights alone"
         )
-    if loaded["format"] != _FORMAT:
+    if loaded.pop("format") != _FORMAT:
         raise ConfigError(
-            f"training.resume: {place} has format {loaded['format']!r}, and this version of SUPER reads "
-            f"{_FORMAT}: resume with the version that wrote it"
+            f"training.resume: {place} has another format than this version of SUPER reads: resume with the "
+            "version that wrote it"
         )
-    wrong = [name for name, kind in _KINDS.items() if not isinstance(loaded.get(name), kind)]
-    if wrong:
-        raise ConfigError(f"training.resume: {place} is no whole checkpoint: it lacks {', '.join(wrong)}")
-    return Checkpoint(**{name: loaded[name] for name in _KINDS})
+    try:
+        return Checkpoint(**loaded)
+    except TypeError as error:
+        raise ConfigError(f"training.resume: {place} is no whole checkpoint: {error}") from error
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
@@ -248,37 +218,30 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
         SourceError: it cannot be brought there; the message names the local file, which stays.
 
     """
-    if not place.startswith(_S3):
-        target = Path(place).expanduser() / run_name / best.name
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}")
-            shutil.copyfile(best, partial)
-            partial.replace(target)
-        except OSError as error:
-            raise _failure(best, str(target), error.strerror or str(error)) from error
-        return str(target)
-
     from boto3.exceptions import Boto3Error  # heavy, and few runs need it
     from botocore.exceptions import BotoCoreError, ClientError
 
     from superdl.coordinator.catalog.s3_client import make_s3_client
 
-    bucket, prefix = _bucket_and_prefix(place)
-    key = "/".join(part for part in (prefix, run_name, best.name) if part)
+    where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
-        make_s3_client().upload_file(str(best), bucket, key)
+        if place.startswith(_S3):
+            bucket, prefix = _bucket_and_prefix(place)
+            key = f"{prefix}/{run_name}/{best.name}".lstrip("/")
+            where = f"{_S3}{bucket}/{key}"
+            make_s3_client().upload_file(str(best), bucket, key)
+        else:
+            target = Path(where).expanduser()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            whole = shutil.copyfile(best, target.with_name(f".{target.name}"))
+            whole.replace(target)
     except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
-        raise _failure(best, f"{_S3}{bucket}/{key}", str(error)) from error
-    return f"{_S3}{bucket}/{key}"
+        raise SourceError(
+            f"training.best_to: the best checkpoint could not be brought to {where}: {error}. It is in {best}"
+        ) from error
+    return where
 
 
 def _bucket_and_prefix(place: str) -> tuple[str, str]:
     bucket, _, prefix = place.removeprefix(_S3).partition("/")
     return bucket, prefix.strip("/")
-
-
-def _failure(best: Path, place: str, reason: str) -> SourceError:
-    return SourceError(
-        f"training.best_to: the best checkpoint could not be brought to {place}: {reason}. It is in {best}"
-    )

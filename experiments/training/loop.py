@@ -1,41 +1,41 @@
 """The training loop: plain PyTorch, measured step by step, on one rank or several.
 
 Batches come from any loader of `experiments.loaders`; figures go to listeners (progress, step log,
-TensorBoard). One step is `experiments.training.steps`', how the model is spread over ranks
-`experiments.training.strategies`', what is kept on disk `experiments.training.checkpoints`'.
+TensorBoard).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import asdict, astuple, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.loader_counters import CounterLaps, LoaderCounters, added
-from superdl.experiments.records import EpochSummary, PassTotals
+from superdl.experiments.records import CounterLaps, EpochSummary, LoaderCounters, PassTotals, added
 from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
 from superdl.experiments.training.device import (
     compute_type,
+    load_state,
+    make_strategy,
     random_states,
     restore_random_states,
+    strategy_name,
     synchronise,
+    whole_state,
 )
-from superdl.experiments.training.ending import StopRequest, Terminated
-from superdl.experiments.training.ranks import ProcessRank, Ranks
-from superdl.experiments.training.steps import Batches, GpuGauge, HeldStep, record_of, take_step
-from superdl.experiments.training.strategies import load_state, make_strategy, strategy_name, whole_state
+from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
+from superdl.experiments.training.steps import Batches, GpuGauge, HeldStep, take_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.experiments.loaders.interface import Batch, Loader
+    from superdl.experiments.loaders.interface import Loader
     from superdl.experiments.records import Listener, PassSummary
     from superdl.experiments.spec import OptimizerSpec
     from superdl.experiments.stalls import StalledStep
@@ -102,14 +102,15 @@ class Trainer:
         self.best: float | None = None
         """The best validation accuracy of which there is a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
-        self._meters = {"train": CounterLaps(train)}
-        self._stalls = {"train": StallMeter(train, self._ranks.process.rank, self._ranks.process.replicas)}
-        if val is not None:
-            self._meters["val"] = CounterLaps(val)
-            self._stalls["val"] = StallMeter(val, self._ranks.process.rank, self._ranks.process.replicas)
+        loaders = {"train": train} | ({} if val is None else {"val": val})
+        process = self._ranks.process
+        self._meters = {split: CounterLaps(loader) for split, loader in loaders.items()}
+        self._stalls = {
+            split: StallMeter(loader, process.rank, process.replicas) for split, loader in loaders.items()
+        }
         self._tell_stalls = tell_stalls
         self._strategy = make_strategy(
-            strategy_name(self._training.strategy, self._ranks.process),
+            strategy_name(self._training.strategy, process),
             model,
             device,
             compute_type(self._training.precision, device),
@@ -157,19 +158,19 @@ class Trainer:
             line += ": the training figures of that epoch are of the rest of it"
         if not self._batches.orders_can_be_had_again and checkpoint.epoch:
             line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
-        return (
-            line if same else f"{line}; random generators start over, since there are other ranks than before"
-        )
+        if not same:
+            line += "; random generators start over, since there are other ranks than before"
+        return line
 
-    def _checkpoint(self, epoch: int, *, over: bool) -> Checkpoint | None:
-        """The present state, for rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
-        if self._checkpoints is None:
-            return None
+    def _keep(self, epoch: int, *names: str, over: bool) -> None:
+        """Write the present state, on rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
+        if self._checkpoints is None or not names:
+            return
         model, optimizer = whole_state(self._strategy.model, self._optimizer)
         states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
-            return None
-        return Checkpoint(
+            return
+        checkpoint = Checkpoint(
             facts=self._checkpoints.facts,
             spec_digest=self._checkpoints.spec_digest,
             epoch=epoch + 1 if over else epoch,
@@ -180,14 +181,9 @@ class Trainer:
             schedule=self._schedule.state_dict(),
             chance=states,
         )
-
-    def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write a checkpoint, on rank 0."""
-        checkpoint = self._checkpoint(epoch, over=over)
-        if self._checkpoints is not None and checkpoint is not None:
-            with self._ranks.writing():
-                for name in names:
-                    self._checkpoints.write(name, checkpoint)
+        with self._ranks.writing():
+            for name in names:
+                self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
         """Keep what the spec asks for after an epoch: the last one, the best one."""
@@ -198,27 +194,25 @@ class Trainer:
         if validated is not None and (self.best is None or validated.accuracy > self.best):
             self.best = validated.accuracy
             names.append(BEST)
-        if names and self._checkpoints is not None:
-            self._keep(epoch, *names, over=True)
+        self._keep(epoch, *names, over=True)
 
-    def _after_step(self, epoch: int) -> None:
-        """Keep a checkpoint where one is due in mid-epoch, and stop if that was asked for."""
-        every = self._training.checkpoint_steps
-        step, ends = self._batches.step, self._batches.step == self._batches.steps
+    def _after_step(self, epoch: int, split: str, batches: Batches) -> None:
+        """Stop if that was asked for, and keep a checkpoint where one is due in mid-epoch."""
+        ends = batches.step == batches.steps
+        if split == "val":  # a run that goes on begins validation again
+            if not ends and self._stop.due():
+                with torch.inference_mode(mode=False):
+                    self._end(epoch, over=False)
+            return
         over = ends and not self._validates(epoch)
         if self._stop.due() and not (over and epoch + 1 == self._epochs):  # then all is done
             self._end(epoch, over=over)
-        if self._checkpoints is not None and not ends and every is not None and step % every == 0:
+        every = self._training.checkpoint_steps
+        if not ends and every is not None and batches.step % every == 0:
             self._keep(epoch, LAST, over=False)
 
-    def _after_validation_step(self, epoch: int, *, last: bool) -> None:
-        """Stop if that was asked for; a run that goes on begins validation again."""
-        if not last and self._stop.due():
-            with torch.inference_mode(mode=False):
-                self._end(epoch, over=False)
-
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        if self._checkpoints is not None and self._batches.resumable:  # else the one of the last epoch stays
+        if self._batches.resumable:  # else the one of the last epoch stays
             self._keep(epoch, LAST, over=over)
         self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
         raise Terminated
@@ -265,37 +259,29 @@ class Trainer:
         batches.begin()
         try:
             while (batch := batches.next()) is not None:
-                wait_s = time.perf_counter() - step_start_s
-                held.append(self._step(split, batches.step - 1, batch, wait_s))
+                held.append(
+                    take_step(
+                        self._strategy,
+                        batch,
+                        self._device,
+                        self._update if split == "train" else None,
+                        step=batches.step - 1,
+                        wait_s=time.perf_counter() - step_start_s,
+                        gpu=None if self._gauge is None else self._gauge.last_gpu,
+                    )
+                )
                 if len(held) > _STEPS_QUEUED:
                     held[-1 - _STEPS_QUEUED].span.wait()
-                held[-1] = replace(held[-1], total_s=time.perf_counter() - step_start_s)
+                held[-1].total_s = time.perf_counter() - step_start_s
                 if len(held) == most_held:
                     self._release(epoch, split, held, totals)
-                if split == "train":
-                    self._after_step(epoch)
-                else:
-                    self._after_validation_step(epoch, last=batches.step == batches.steps)
+                self._after_step(epoch, split, batches)
                 step_start_s = time.perf_counter()
-        except Terminated:
-            self._release(epoch, split, held, totals)
-            raise
-        except BaseException:
-            self._release_last(epoch, split, held, totals)
+        except BaseException as error:
+            self._release_last(epoch, split, held, totals, error)
             raise
         self._release(epoch, split, held, totals)
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
-
-    def _step(self, split: str, step: int, batch: Batch, wait_s: float) -> HeldStep:
-        return take_step(
-            self._strategy,
-            batch,
-            self._device,
-            self._update if split == "train" else None,
-            step=step,
-            wait_s=wait_s,
-            gpu=None if self._gauge is None else self._gauge.last_gpu,
-        )
 
     def _update(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -306,7 +292,7 @@ class Trainer:
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
         """Fetch what the held steps computed, add it to the totals and tell the listeners."""
         synchronise(self._device)
-        records = [record_of(epoch, split, step) for step in held]
+        records = [step.record(epoch, split) for step in held]
         held.clear()
         for record in records:
             totals.add(record)
@@ -314,24 +300,46 @@ class Trainer:
         for listener in self._listeners:
             listener.on_steps(records)
 
-    def _release_last(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
+    def _release_last(
+        self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals, error: BaseException
+    ) -> None:
         """Tell of the steps before one that failed, if they can be had: the failure is what counts."""
-        if self._ranks.several and self._device.type == "cuda":
+        if self._ranks.several and self._device.type == "cuda" and not isinstance(error, Terminated):
             return  # a step may wait on the device for a rank that is gone, and for ever
-        if held:
-            try:
-                self._release(epoch, split, held, totals)
-            except Exception:  # noqa: BLE001  # the caller raises what came first
-                _log.exception("the last steps of epoch %d, %s, are lost", epoch + 1, split)
+        try:
+            self._release(epoch, split, held, totals)
+        except Exception:  # noqa: BLE001  # the caller raises what came first
+            _log.exception("the last steps of epoch %d, %s, are lost", epoch + 1, split)
 
     def _summary(self, split: str, totals: PassTotals, wall_s: float) -> PassSummary:
         """The pass over all ranks, which wait here for one another."""
-        if self._ranks.several:
-            totals = totals.over_ranks(self._ranks)
-            (wall_s,) = self._ranks.largest([wall_s])
         job = self._meters[split].lap()
-        if job is not None and self._ranks.several and not self._one_job:
-            job = job.over_ranks(self._ranks)
+        if self._ranks.several:
+            totals = _of_all_ranks(totals, self._ranks)
+            (wall_s,) = self._ranks.largest([wall_s])
+            if job is not None and not self._one_job:
+                own = astuple(job)
+                sums = self._ranks.sums([float(value) for value in own])
+                job = LoaderCounters(*(type(value)(one) for value, one in zip(own, sums, strict=True)))
         stalls, stalled_steps = self._stalls[split].lap()
         self._tell_stalls(stalled_steps)
         return totals.summary(wall_s, job, stalls)
+
+
+_SUMMED = ("samples", "hits", "misses", "size_bytes", "loss", "correct", "correct5")
+_MEANS = ("wait_s", "read_s", "compute_s")
+
+
+def _of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
+    """Samples and what they gave are sums, seconds means over ranks.
+
+    The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
+    """
+    own = asdict(totals)
+    sums = dict(
+        zip((*_SUMMED, *_MEANS), ranks.sums([own[name] for name in (*_SUMMED, *_MEANS)]), strict=True)
+    )
+    whole: dict[str, Any] = {name: type(own[name])(sums[name]) for name in _SUMMED}
+    whole |= {name: sums[name] / ranks.process.replicas for name in _MEANS}
+    first, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])
+    return replace(totals, **whole, first_batch_s=first, has_top5=has_top5 > 0)

@@ -1,29 +1,44 @@
 """The processes of one run: who this one is, what they tell one another, and how they end together.
 
-`torchrun` and the launcher start them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. Texts go through
-torch's store, numbers through collectives, so that nothing from another process is unpickled. How gradients
-are shared is left to `experiments.training.strategies`.
+`torchrun` and the launcher start them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. All goes through
+collectives of plain tensors, so that nothing from another process is unpickled.
+
+The rank that fails first puts its reason into torch's store. A thread of each other rank looks at the store,
+over a connection of its own, and ends a process that waits for the failed one in vain. On SIGTERM, which
+clusters send before they take a machine away, all ranks stop after the same step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # they are
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are
 
-from superdl.experiments.training.ending import FailureWatch
 from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
 
-__all__ = ["OtherRankError", "ProcessRank", "Ranks", "join_ranks", "process_rank"]
+__all__ = [
+    "FailureWatch",
+    "OtherRankError",
+    "ProcessRank",
+    "Ranks",
+    "StopRequest",
+    "Terminated",
+    "join_ranks",
+    "process_rank",
+]
 
 _GROUP_TIMEOUT = timedelta(minutes=30)
 """For one collective: a rank may be writing a data set, or warming a cache, while others wait."""
@@ -42,40 +57,31 @@ class ProcessRank:
     local_rank: int = 0
 
 
-def process_rank(environ: dict[str, str] | os._Environ[str] = os.environ) -> ProcessRank:
+def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
     """Read the variables that torchrun sets; without them it is one process alone.
 
     Raises:
-        ConfigError: a variable is no whole number, or the rank is not below the number of ranks.
+        ConfigError: they name no place in a run.
 
     """
-    rank, replicas = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
-    process = ProcessRank(rank, replicas, _number(environ, "LOCAL_RANK", rank))
-    if not 0 <= process.rank < process.replicas or process.local_rank < 0:
-        raise ConfigError(
-            f"RANK={process.rank}, WORLD_SIZE={process.replicas} and LOCAL_RANK={process.local_rank} name no "
-            "place in a run; start it with torchrun, or unset them"
-        )
-    return process
-
-
-def _number(environ: dict[str, str] | os._Environ[str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise ConfigError(f"the variable {name} is a whole number; not {text!r}") from None
+    rank, replicas = environ.get("RANK") or "0", environ.get("WORLD_SIZE") or "1"
+    local_rank = environ.get("LOCAL_RANK") or rank
+    with contextlib.suppress(ValueError):
+        process = ProcessRank(int(rank), int(replicas), int(local_rank))
+        if 0 <= process.rank < process.replicas and process.local_rank >= 0:
+            return process
+    raise ConfigError(
+        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} name no place in a run; start it "
+        "with torchrun, or unset them"
+    )
 
 
 class Ranks:
     """The ranks as one of them sees them; of a process alone, all of this costs nothing."""
 
-    def __init__(
-        self, process: ProcessRank, store: Store | None = None, watch: FailureWatch | None = None
-    ) -> None:
-        """Make what :func:`join_ranks` gives; ``store`` and ``watch`` are there where there are several."""
+    def __init__(self, process: ProcessRank, watch: FailureWatch | None = None) -> None:
+        """Make what :func:`join_ranks` gives; ``watch`` is there where there are several."""
         self.process = process
-        self._store = store
         self._watch = watch
 
     @property
@@ -100,35 +106,31 @@ class Ranks:
         """The smallest of each value over ranks."""
         return self._reduced(values, dist.ReduceOp.MIN)
 
+    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        together = torch.tensor(values, dtype=torch.float64)
+        if self.several:
+            dist.all_reduce(together, op=how)
+        return [float(value) for value in together]
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        if self.several:
-            self._reduced([0.0], dist.ReduceOp.SUM)
+        self.sums([0.0])
 
-    def text_of_first(self, name: str, make: Callable[[], str]) -> str:
-        """What ``make`` gives on rank 0, on every rank; ``name`` is used once in a run."""
-        if self._store is None:
-            return make()
-        if self.leads:
-            text = make()
-            self._store.set(name, text)
-            return text
-        told: bytes = self._store.get(name)
-        return told.decode()
+    def text_of_first(self, make: Callable[[], str]) -> str:
+        """What ``make`` gives on rank 0, on every rank."""
+        return self.bytes_of_first(make().encode() if self.leads else None).decode()
 
     def bytes_of_first(self, content: bytes | None) -> bytes:
         """The bytes that rank 0 has, on every rank."""
         if not self.several:
             return content or b""
-        (size,) = self.sums([float(len(content or b"")) if self.leads else 0.0])
-        whole = (
-            torch.frombuffer(bytearray(content or b""), dtype=torch.uint8)
-            if self.leads and content
-            else torch.empty(int(size), dtype=torch.uint8)
-        )
+        own = bytearray(content or b"")
+        (size,) = self.largest([float(len(own)) if self.leads else 0.0])
+        if not self.leads:
+            own = bytearray(int(size))
         if size:
-            dist.broadcast(whole, src=0)
-        return whole.numpy().tobytes()
+            dist.broadcast(torch.frombuffer(own, dtype=torch.uint8), src=0)
+        return bytes(own)
 
     def gathered(self, value: torch.Tensor) -> list[torch.Tensor]:
         """A tensor on the CPU of one shape and type, as each rank has it, by rank."""
@@ -151,13 +153,6 @@ class Ranks:
         """Have what is within, which waits for no rank, come to its end though another rank fails."""
         return contextlib.nullcontext() if self._watch is None else self._watch.writing()
 
-    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        if not self.several:
-            return [float(value) for value in values]
-        together = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(together, op=how)
-        return [float(value) for value in together]
-
 
 @contextlib.contextmanager
 def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
@@ -177,20 +172,31 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
 
     """
     if process.replicas == 1:
-        with _group_of_one(device) if alone else contextlib.nullcontext():
+        if not alone:
             yield Ranks(process)
+            return
+        dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
+        try:
+            yield Ranks(process)
+        finally:
+            dist.destroy_process_group()
         return
-    store, watch = _join(process, device)
+    watch = FailureWatch(process.rank)
     try:
-        yield Ranks(process, store, watch)
+        dist.init_process_group(_backend(device), timeout=_GROUP_TIMEOUT)
+        watch.start()
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
+            "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
+        ) from error
+    try:
+        yield Ranks(process, watch)
         dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
-    except Exception as error:
-        first = watch.tell(f"{type(error).__name__}: {error}".removesuffix(": "))
-        if first is not None:
-            raise OtherRankError(first) from error
-        raise
-    except BaseException as error:  # an interrupt is no failure, but torchrun interrupts the others after one
-        first = watch.told()
+    except BaseException as error:
+        # An interrupt is no failure, but torchrun interrupts the others after one.
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        first = watch.tell(reason) if isinstance(error, Exception) else watch.told()
         if first is not None:
             raise OtherRankError(first) from error
         raise
@@ -202,31 +208,159 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _join(process: ProcessRank, device: torch.device) -> tuple[Store, FailureWatch]:
-    try:
-        store, rank, replicas = next(rendezvous("env://", timeout=_GROUP_TIMEOUT))
-        attempt = PrefixStore(f"superdl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        dist.init_process_group(
-            _backend(device),
-            store=PrefixStore("group", attempt),
-            rank=rank,
-            world_size=replicas,
-            timeout=_GROUP_TIMEOUT,
-        )
-        watch = FailureWatch(process.rank)
-        watch.start()
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
-            "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
-        ) from error
-    return PrefixStore("texts", attempt), watch
+# ------------------------------------------------------------------------------------ ending together
+
+_KEY = "failure"
+_LOOK_EVERY_S = 1.0
+_GRACE_S = 10.0
+"""For a rank to fail by itself, since its collective has broken, and to write its report."""
+_STORE_TIMEOUT = timedelta(seconds=20)
+_EXIT_CODE = 1
 
 
-@contextlib.contextmanager
-def _group_of_one(device: torch.device) -> Iterator[None]:
-    dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+class FailureWatch:
+    """A thread that learns of another rank's failure."""
+
+    def __init__(self, rank: int) -> None:
+        """Watch for ``rank``; it connects when it is started."""
+        self._rank = rank
+        self._stopped = threading.Event()
+        self._writing = threading.Event()
+        self._store: Store | None = None
+        self._thread = threading.Thread(target=self._run, name="superdl-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; the group has been made, so its store is there."""
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"superdl/{attempt}", store)
+        self._thread.start()
+
+    def tell(self, reason: str) -> str | None:
+        """Say that this rank failed; None if it is the first, else what the first one said."""
+        mine = f"rank {self._rank} failed: {reason}"
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the store has gone with rank 0
+                self._store.compare_set(_KEY, "", mine)
+        first = self.told()
+        return None if first == mine else first
+
+    def told(self) -> str | None:
+        """What the first rank that failed said; None if none has, or nobody can be asked."""
+        with contextlib.suppress(RuntimeError):
+            return self._failure()
+        return None
+
+    def _failure(self) -> str | None:
+        if self._store is None or not self._store.check([_KEY]):
+            return None
+        return bytes(self._store.get(_KEY)).decode()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """What is within waits for no rank and ends by itself, and is not cut off by another's failure."""
+        self._writing.set()
+        try:
+            yield
+        finally:
+            self._writing.clear()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        reason = None
+        while reason is None:
+            if self._stopped.wait(_LOOK_EVERY_S):
+                return
+            try:
+                reason = self._failure()
+            except RuntimeError as error:
+                reason = f"the store of the ranks has gone ({error})"
+        wrote = False  # lately: then it has the grace once more
+        while not self._stopped.wait(_GRACE_S):
+            wrote, was_writing = self._writing.is_set(), wrote
+            if not (wrote or was_writing):
+                sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
+                sys.stderr.flush()
+                os._exit(_EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM)."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("the process was asked to end (SIGTERM)")
+
+
+class StopRequest:
+    """Learns of SIGTERM, and agrees with the other ranks on the step after which all of them stop.
+
+    Use as a context manager, around the whole run; outside of training the signal ends it at once, and a
+    second signal always does.
+    """
+
+    def __init__(self, *, several: bool = False) -> None:
+        """Make one that has not been asked yet, of a rank that is alone or one of ``several``."""
+        self._several = several
+        self._training = False
+        self._asked = False
+        self._flag = torch.zeros(1)
+        self._pending: Any = None
+        self._before: Any = None
+        self._child_before: Any = None
+
+    def __enter__(self) -> Self:
+        """Take the signal over, in the main thread; elsewhere signals cannot be had."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Give it back."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+        if self._child_before is not None:
+            signal.signal(signal.SIGCHLD, self._child_before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who asks twice means it
+        if not self._training:
+            raise Terminated
+        self._asked = True
+        # A worker that died of the same signal is not to raise, by torch's handler, into the last step or the
+        # writing of its checkpoint; a batch that can no longer come is still told when it is waited for.
+        if self._child_before is None:
+            self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def begin(self) -> None:
+        """Training begins."""
+        self._training = True
+
+    def end(self) -> None:
+        """Training has ended: the last question to the other ranks is answered."""
+        self._training = False
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+    def due(self) -> bool:
+        """Whether to stop now; asked after each step, and the same on all ranks.
+
+        With several ranks it is the answer to what was asked a step before, which has come in meanwhile.
+        """
+        if not self._several:
+            return self._asked
+        if self._pending is not None:
+            self._pending.wait()
+            if self._flag.item() > 0:
+                self._pending = None
+                return True
+        self._flag.fill_(float(self._asked))
+        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
+        return False

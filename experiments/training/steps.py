@@ -1,7 +1,6 @@
 """The steps of an epoch: which batches they have, and how a batch becomes a record.
 
-What is computed stays on the device until a group of steps is fetched at once. The order of steps is left to
-`experiments.training.loop`.
+What is computed stays on the device until a group of steps is fetched at once.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
     from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader
     from superdl.experiments.monitoring import GpuReading
+    from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
-    from superdl.experiments.training.strategies import Strategy
 
-__all__ = ["Batches", "GpuGauge", "HeldStep", "correct_within", "record_of", "take_step"]
+__all__ = ["Batches", "GpuGauge", "HeldStep", "correct_within", "take_step"]
 
 _TOP = 5
 
@@ -39,7 +38,7 @@ class GpuGauge(Protocol):
         """What was read last; None where nothing can be read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldStep:
     """A step whose results are still on the device; padding is in none of them."""
 
@@ -54,6 +53,34 @@ class HeldStep:
     correct: Tensor
     correct5: Tensor | None
     gpu: GpuReading | None
+
+    def record(self, epoch: int, split: str) -> StepRecord:
+        """The record of the step, whose results can be fetched now."""
+        figures, samples = self.figures, max(self.samples, 1)
+        return StepRecord(
+            epoch=epoch,
+            split=split,
+            step=self.step,
+            batch_id=figures.batch_id.hex(),
+            samples=self.samples,
+            wait_s=self.wait_s,
+            read_s=figures.read_s,
+            fetch_s=figures.fetch_s,
+            decode_s=figures.decode_s,
+            compute_s=self.span.seconds,
+            total_s=self.total_s,
+            hits=figures.hits,
+            misses=figures.misses,
+            size_bytes=figures.size_bytes,
+            loss=float(self.loss),
+            accuracy=float(self.correct) / samples,
+            finished_at_s=self.finished_at_s,
+            top5_accuracy=None if self.correct5 is None else float(self.correct5) / samples,
+            gpu_percent=None if self.gpu is None else self.gpu.busy_percent,
+            gpu_memory_bytes=None if self.gpu is None else self.gpu.memory_bytes,
+            plan_epoch=getattr(figures, "epoch", None),  # a plain loader has no plan
+            position=getattr(figures, "position", None),
+        )
 
 
 def take_step(
@@ -82,7 +109,8 @@ def take_step(
             update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            logits, labels = _without_padding(logits, labels, figures)
+            own = torch.from_numpy(~figures.padding).to(device)  # another rank, or batch, counts the others
+            logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
         correct5 = correct_within(_TOP, logits, labels)
@@ -101,46 +129,11 @@ def take_step(
     )
 
 
-def _without_padding(logits: Tensor, labels: Tensor, figures: BatchFigures) -> tuple[Tensor, Tensor]:
-    """What is no sample twice: another rank, or an earlier batch, counts those."""
-    own = torch.from_numpy(~figures.padding).to(labels.device)  # type: ignore[operator]  # it was looked at
-    return logits[own], labels[own]
-
-
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
     """How many labels are among the ``top`` likeliest classes; None where all classes are."""
     if logits.shape[1] <= top:
         return None
     return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
-
-
-def record_of(epoch: int, split: str, held: HeldStep) -> StepRecord:
-    """The record of a step whose results can be fetched."""
-    figures = held.figures
-    return StepRecord(
-        epoch=epoch,
-        split=split,
-        step=held.step,
-        batch_id=figures.batch_id.hex(),
-        samples=held.samples,
-        wait_s=held.wait_s,
-        read_s=figures.read_s,
-        fetch_s=figures.fetch_s,
-        decode_s=figures.decode_s,
-        compute_s=held.span.seconds,
-        total_s=held.total_s,
-        hits=figures.hits,
-        misses=figures.misses,
-        size_bytes=figures.size_bytes,
-        loss=float(held.loss),
-        accuracy=float(held.correct) / max(held.samples, 1),
-        finished_at_s=held.finished_at_s,
-        top5_accuracy=None if held.correct5 is None else float(held.correct5) / max(held.samples, 1),
-        gpu_percent=None if held.gpu is None else held.gpu.busy_percent,
-        gpu_memory_bytes=None if held.gpu is None else held.gpu.memory_bytes,
-        plan_epoch=getattr(figures, "epoch", None),  # a plain loader has no plan
-        position=getattr(figures, "position", None),
-    )
 
 
 class Batches:
@@ -157,9 +150,7 @@ class Batches:
         self._split = split
         self._again = steps is not None
         self._resumed = False  # a state was loaded, which the next epoch begins with
-        if steps is None:
-            steps = int(ranks.smallest([len(loader)])[0])
-        self.steps = steps
+        self.steps = steps or int(ranks.smallest([len(loader)])[0])
         self.step = 0
         """How many of the epoch have been given out."""
         self._passes = passes  # of the loader, that have begun

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.loader_counters import LoaderCounters, added
+from superdl.experiments.records import LoaderCounters, added
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:

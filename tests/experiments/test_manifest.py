@@ -44,25 +44,19 @@ def test_it_names_versions_hardware_prices_and_the_seed(tmp_path, monkeypatch):
     assert written["spec"] == load_spec("digits", ["seed=7"]).to_mapping()
 
 
-def test_prices_are_those_of_the_table_that_is_set(tmp_path, monkeypatch):
+def test_prices_are_those_of_the_table_that_is_set_and_the_end_changes_nothing_else(tmp_path, monkeypatch):
     prices = tmp_path / "mine.toml"
     prices.write_text('[about]\nregion = "eu-x"\ndate = "2031-01"\n')
     monkeypatch.setenv("SUPER_PRICES", str(prices))
-    written = manifest(tmp_path, Spec())["prices"]
-    assert (written["region"], written["date"]) == ("eu-x", "2031-01")
-    monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "absent.toml"))
-    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
-        manifest(tmp_path, Spec())
-
-
-def test_the_end_changes_how_it_ended_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.delenv("SUPER_PRICES", raising=False)
     begun = Manifest(tmp_path, Spec(), CPU, started_at=STARTED)
     before = json.loads((tmp_path / "manifest.json").read_text())
+    assert (before["prices"]["region"], before["prices"]["date"]) == ("eu-x", "2031-01")
     monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "absent.toml"))
     begun.end("failed", "2026-01-01T00:01:00+00:00")
     after = json.loads((tmp_path / "manifest.json").read_text())
     assert after == before | {"status": "failed", "ended_at": "2026-01-01T00:01:00+00:00"}
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
+        manifest(tmp_path, Spec())
 
 
 def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
@@ -95,43 +89,27 @@ def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
     assert written["spec"]["output"] == LOCAL_PATH
 
 
-@pytest.fixture
-def checkout(tmp_path):
+def git(directory, *words):
+    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false")
+    command = [shutil.which("git"), "-C", directory, *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_a_commit_and_whether_tracked_files_differ(tmp_path, monkeypatch):
     git(tmp_path, "init", "--quiet")
+    assert commit_of(tmp_path) == (None, None), "no commit yet"
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "--quiet", "--message", "one")
-    return tmp_path
-
-
-def git(directory, *words):
-    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        [shutil.which("git"), "-C", directory, *identity, *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return done.stdout.strip()
-
-
-def test_a_commit_and_whether_tracked_files_differ(checkout, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # a hook sets it, and it is not about this checkout
-    found = commit_of(checkout)
-    monkeypatch.delenv("GIT_DIR")
-    assert found == (git(checkout, "rev-parse", "HEAD"), False)
-    (checkout / "untracked").write_text("x")
-    assert commit_of(checkout)[1] is False
-    (checkout / "file").write_text("two")
-    assert commit_of(checkout)[1] is True
-
-
-def test_where_no_commit_is_known_nothing_is_claimed(checkout, monkeypatch):
-    (checkout / "site-packages").mkdir()
-    assert commit_of(checkout / "site-packages") == (None, None), "a repository further up is not ours"
-    (checkout / "new").mkdir()
-    git(checkout / "new", "init", "--quiet")
-    assert commit_of(checkout / "new") == (None, None), "no commit yet"
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_DIR", "/nowhere")  # a hook sets it, and it is not about this checkout
+        found = commit_of(tmp_path)
+    assert found == (git(tmp_path, "rev-parse", "HEAD"), False)
+    (tmp_path / "untracked").write_text("x")
+    assert commit_of(tmp_path)[1] is False
+    (tmp_path / "file").write_text("two")
+    assert commit_of(tmp_path)[1] is True
+    (tmp_path / "site-packages").mkdir()
+    assert commit_of(tmp_path / "site-packages") == (None, None), "a repository further up is not ours"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert commit_of(checkout) == (None, None), "no git"
+    assert commit_of(tmp_path) == (None, None), "no git"

@@ -1,54 +1,47 @@
-"""Models: shapes, sizes and layouts that they take."""
+"""Models: shapes, sizes and layouts that they take; and their pretrained weights."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 
 import pytest
 import torch
 
-from superdl.experiments.models import build_model
+from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
 CPU = torch.device("cpu")
-MILLION = 1_000_000
 
 
 def random_images(side: int, count: int = 2) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (8, 8), (37, 90)])
-def test_the_small_cnn_takes_uint8_of_any_size(size):
-    model = build_model("small_cnn", 7, CPU).eval()
-    images = torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8)
-    assert model(images).shape == (3, 7)
-    assert model(images).dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("name", "side", "parameters"),
-    [("resnet18", 40, 11.2), ("resnet50", 40, 23.5), ("vit_b_32", 64, 87.4), ("vit_mini", 64, 0.564)],
+    [
+        ("small_cnn", 8, 140e3),
+        ("small_cnn", 37, 140e3),
+        ("resnet18", 40, 11.2e6),
+        ("resnet50", 40, 23.5e6),
+        ("vit_b_32", 64, 87.4e6),
+        ("vit_mini", 64, 0.564e6),
+    ],
 )
-def test_torchvisions_models_take_uint8_and_have_their_size(name, side, parameters):
-    model = build_model(name, 7, CPU, side=side).eval()
-    with torch.inference_mode():
-        logits = model(random_images(side))
-    assert (logits.shape, logits.dtype) == ((2, 7), torch.float32)
-    assert sum(parameter.numel() for parameter in model.parameters()) / MILLION == pytest.approx(
-        parameters, rel=0.01
-    )
-
-
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit_mini"])
-def test_layout_of_the_images_does_not_matter_and_weights_are_channels_last(name):
+def test_models_take_uint8_in_either_layout_and_have_their_size(name, side, parameters):
     torch.manual_seed(0)
-    model = build_model(name, 5, CPU, side=32).eval()
-    images = random_images(32, 4)
+    model = build_model(name, 7, CPU, side=side).eval()
+    images = random_images(side)
+    with torch.inference_mode():
+        logits = model(images)
+        torch.testing.assert_close(model(images.contiguous(memory_format=torch.channels_last)), logits)
+    assert (logits.shape, logits.dtype) == ((2, 7), torch.float32)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == pytest.approx(parameters, rel=0.05)
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-    torch.testing.assert_close(model(images), model(images.contiguous(memory_format=torch.channels_last)))
 
 
 def test_images_are_normalised_as_torchvision_does_it():
@@ -60,25 +53,94 @@ def test_images_are_normalised_as_torchvision_does_it():
     torch.testing.assert_close(model(images), model.network(normalised))
 
 
-def test_unknown_names_and_too_few_classes_are_refused():
+def test_what_cannot_be_made_is_named(monkeypatch):
     with pytest.raises(ConfigError, match=rf"model\.name must be one of {', '.join(MODEL_NAMES)}, not 'vgg'"):
         build_model("vgg", 10, CPU)
     with pytest.raises(ConfigError, match="the data has 1 class"):
         build_model("small_cnn", 1, CPU)
-
-
-def test_a_transformer_says_which_images_it_takes():
     with pytest.raises(
         ConfigError, match=r"patches of 8 pixels: set recipe\.crop to a multiple of it, not 60"
     ):
         build_model("vit_mini", 10, CPU, side=60)
-    model = build_model("vit_mini", 10, CPU, side=32)
     with pytest.raises(ConfigError, match="made for images of 32 x 32 pixels .* got 40 x 40"):
-        model(random_images(40))
-
-
-def test_without_torchvision_the_remedy_is_named(monkeypatch):
+        build_model("vit_mini", 10, CPU, side=32)(random_images(40))
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with pytest.raises(ConfigError, match=r"pip install 'superdl\[vision\]'"):
         build_model("resnet18", 10, CPU)
+
+
+# ----------------------------------------------------------------------------------- pretrained weights
+
+
+def model_of(seed: int, classes: int = 5, name: str = "resnet18", side: int = 32) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return build_model(name, classes, CPU, side=side)
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module, *, but: str = "nothing") -> bool:
+    theirs = other.state_dict()
+    return all(
+        torch.equal(value, theirs[name]) for name, value in one.state_dict().items() if but not in name
+    )
+
+
+@pytest.mark.parametrize("nested", [None, "state_dict", "model"])
+def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
+    """Those of transformers under the names of layers that torchvision's published files have, too."""
+    saved, model = model_of(1, name="vit_mini"), model_of(2, name="vit_mini")
+    older = {
+        name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): value
+        for name, value in saved.network.state_dict().items()
+    }
+    assert sum("linear_" in name for name in older) == 4 * 4
+    torch.save(older if nested is None else {nested: saved.state_dict()}, tmp_path / "weights.pt")
+    assert load_weights(model, str(tmp_path / "weights.pt")) == f"weights of {tmp_path / 'weights.pt'}"
+    assert same(model, saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [("small_cnn", "classifier"), ("resnet18", "fc"), ("vit_mini", "heads.head")]
+)
+def test_a_classifier_of_other_classes_is_left_out_and_said(tmp_path, name, head):
+    saved, model = model_of(1, 1000, name), model_of(2, 5, name)
+    torch.save(saved.state_dict(), tmp_path / "weights.pt")
+    told = load_weights(model, str(tmp_path / "weights.pt"))
+    assert told.endswith(f"but for the classifier ({head}.weight, {head}.bias), which is of other classes")
+    assert same(model, saved, but=head)
+    assert not same(model, model_of(2, 5, name))
+
+
+def test_positions_of_a_transformer_are_stretched_to_the_images(tmp_path):
+    saved, model = model_of(1, 5, "vit_mini", side=32), model_of(2, 5, "vit_mini", side=64)
+    torch.save(saved.state_dict(), tmp_path / "weights.pt")
+    load_weights(model, str(tmp_path / "weights.pt"))
+    theirs = saved.network.encoder.pos_embedding
+    assert model.network.encoder.pos_embedding.shape == (1, 65, 128)
+    assert torch.equal(model.network.encoder.pos_embedding[:, 0], theirs[:, 0])
+
+
+class _Evil:
+    def __reduce__(self):
+        return (pytest.fail, ("code of a file of weights was run",))
+
+
+def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_is_run(tmp_path):
+    path = tmp_path / "weights.pt"
+
+    def refused(message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            load_weights(model_of(0), str(path))
+
+    refused(r"model\.weights: there is no file")
+    torch.save(model_of(0).state_dict(), path)
+    path.write_bytes(path.read_bytes()[:5000])
+    refused("no file of weights that torch.load reads")
+    torch.save([1, 2], path)
+    refused("holds no state dict but list")
+    torch.save(model_of(0, name="resnet50").state_dict(), path)
+    refused(r"weights\.pt is of another model: .*layer1")
+    torch.save({"fc.weight": _Evil()}, path)
+    refused("no file of weights")
+    path.write_bytes(pickle.dumps(_Evil(), protocol=2))
+    refused("no file of weights")

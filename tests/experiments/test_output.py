@@ -34,18 +34,9 @@ def test_both_files_have_the_same_rows_before_the_log_is_closed(tmp_path):
     ]
 
 
-def test_a_row_without_a_column_is_refused(tmp_path):
-    log = RowLog(tmp_path, "steps", ("step", "loss"))
-    with pytest.raises(KeyError, match="loss"):
-        log.write([{"step": 0}])
-    log.close()
-
-
 def test_numbers_that_are_not_finite_become_null():
-    text = strict_json(
-        {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None, "f": 2}
-    )
-    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null, "f": 2}'
+    text = strict_json({"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None})
+    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null}'
 
 
 def test_each_run_has_a_directory_of_its_own(tmp_path):

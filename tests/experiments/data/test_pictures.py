@@ -11,14 +11,13 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.data.made_sets import MADE_SETS
 from superdl.experiments.data.pictures import (
     DISTINCT_CLASSES,
-    _outline,
     colour_mode,
     picture_file,
     picture_pixels,
 )
+from superdl.experiments.image_sets import MADE_SETS
 from superdl.experiments.models import build_model
 from superdl.lambda_prefetch.decode import decode
 from tests.experiments.data.small_sets import drawn
@@ -72,12 +71,6 @@ def test_a_share_of_the_files_is_dirty_as_in_the_real_sets():
         expected = picture_pixels(made, 0, "train", index).astype(float)
         assert abs(pixels.mean() - expected.mean()) < 6, "upright and not inverted"
     assert {colour_mode(MADE_SETS["mnist-like"], index) for index in range(99)} == {"L"}
-
-
-def test_outlines_differ():
-    axis = np.linspace(-1.5, 1.5, 31, dtype=np.float32)
-    seen = {_outline(one, axis[None, :], axis[:, None], np.float32(1)).tobytes() for one in range(5)}
-    assert len(seen) == 5
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -26,7 +26,6 @@ from tests.experiments.loaders.opening import (
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 ALL = [need["torch"], need["webdataset"], need["mds"], need["litdata"]]
-WITH_RANKS_OF_ITS_OWN = [need["torch"], need["webdataset"], need["litdata"]]
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +96,9 @@ def test_validation_comes_in_key_order_each_time(kind, workers, directory, place
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", WITH_RANKS_OF_ITS_OWN)
-def test_two_ranks_share_an_epoch_in_equal_batches(kind, training, directory, place, known):
+def test_two_ranks_share_an_epoch_in_equal_batches(training, directory, place, known):
     loaders = [
-        opened(kind, directory, place, training=training, workers=2, rank=rank, replicas=2)
+        opened("torch", directory, place, training=training, workers=2, rank=rank, replicas=2)
         for rank in range(2)
     ]
     for _ in range(2):
@@ -108,12 +106,8 @@ def test_two_ranks_share_an_epoch_in_equal_batches(kind, training, directory, pl
         assert [len(keys) for keys in shares[0]] == [len(keys) for keys in shares[1]]
         assert [len(share) for share in shares] == [len(loader) for loader in loaders]
         seen = counted([*shares[0], *shares[1]])
-        settings = loaders[1].settings
-        more, fewer = settings["repeated_samples"], settings.get("dropped_samples", 0)
-        assert sum(seen.values()) == COUNT + more - fewer
-        assert len(seen) == COUNT - fewer
-        assert max(seen.values()) <= 2
-        assert more + fewer < 2 * BATCH
+        assert (len(seen), sum(seen.values()), max(seen.values())) == (COUNT, COUNT + 1, 2)
+        assert loaders[1].settings["repeated_samples"] == 1
     if not training:
         marked = [padded_keys(loader, known) for loader in loaders]
         assert marked == [[], [min(known.values(), key=str.encode)]], "53 images: the first comes again"
@@ -131,10 +125,9 @@ def test_workers_that_are_not_forked_can_be_handed_the_dataset(kind, training, d
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_settings_can_be_printed_and_tell_where_they_come_from(kind, directory, place):
+def test_settings_can_be_printed(kind, directory, place):
     settings = opened(kind, directory, place).settings
     assert json.loads(json.dumps(dict(settings))) == settings
-    assert settings["documentation"].startswith("https://")
     assert (settings["num_workers"], settings["persistent_workers"]) == (0, False)
     if kind != "torch":
         assert settings["converted_bytes"] > sum(path.stat().st_size for path in directory.rglob("*.jpg"))
@@ -153,17 +146,7 @@ def test_a_missing_package_is_named_with_its_extra(kind, module, directory, plac
         opened(kind, directory, place)
 
 
-@pytest.mark.parametrize("kind", [need["mds"]])
-def test_a_rank_that_the_environment_does_not_name_is_refused(kind, directory, place, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"say 1 of 2, and this process is rank 0 of 1: .* torchrun"):
-        opened(kind, directory, place)
-
-
-@pytest.mark.parametrize("kind", [need["webdataset"]])
-def test_fewer_shards_than_workers_of_all_ranks_are_refused(kind, directory, place):
-    with pytest.raises(
-        ConfigError, match=r"48 shards for 20 ranks of 3 workers, .* lower loader\.num_workers"
-    ):
-        opened(kind, directory, place, workers=3, replicas=20)
+@pytest.mark.parametrize("kind", ["webdataset", "mds", "litdata"])
+def test_several_ranks_of_shards_are_refused(kind, directory, place):
+    with pytest.raises(ConfigError, match=f"loader.kind {kind} is for one rank"):
+        opened(kind, directory, place, replicas=2)

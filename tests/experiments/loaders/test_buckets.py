@@ -6,7 +6,7 @@ import pytest
 
 from superdl.coordinator.catalog.s3_client import make_s3_client
 from superdl.experiments.data import Source
-from superdl.super_wire.errors import SourceEmptyError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.errors import SourceForbiddenError, SourceNotFoundError
 from tests.experiments.loaders.opening import (
     COUNT,
     counted,
@@ -46,24 +46,9 @@ def test_class_folders_of_a_bucket_are_read_as_those_of_a_directory(kind, bucket
     loader.close()
 
 
-def test_a_key_list_in_the_bucket_names_samples_and_classes(bucket, tmp_path):
-    (bucket / "keys.csv").write_text("key,label\nbee/00001.jpg,second\nant/00000.jpg,first\n")
-    source = Source("s3://photos/sets/train", key_list="s3://photos/keys.csv")
-    known = {
-        (label, pixels): key
-        for (label, pixels), key in known_in(bucket).items()
-        if key.endswith(("ant/00000.jpg", "bee/00001.jpg"))
-    }
-    loader = opened("torch", source, tmp_path, training=False)
-    assert tuple(loader.classes) == ("first", "second")
-    assert keys_of(loader, known) == [["sets/train/ant/00000.jpg", "sets/train/bee/00001.jpg"]]
-
-
 def test_what_cannot_be_listed_or_read_is_named(bucket, tmp_path, monkeypatch):
     with pytest.raises(SourceNotFoundError, match="s3://absent"):
         opened("torch", Source("s3://absent/train"), tmp_path)
-    with pytest.raises(SourceEmptyError, match="s3://photos/none"):
-        opened("torch", Source("s3://photos/none"), tmp_path)
     loaders = [
         opened("torch", Source("s3://photos/sets/train"), tmp_path, training=False, workers=workers)
         for workers in (0, 1)

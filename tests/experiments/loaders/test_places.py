@@ -3,57 +3,68 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from superdl.experiments.loaders.decoding import CountedPlace
+from superdl.experiments.loaders.decoding import DecodingLoader
+from superdl.experiments.loaders.interface import WorkerFigures
+from superdl.experiments.loaders.samples import Samples
 from superdl.super_wire.errors import ConfigError
 
-FACTS = {"samples": 40, "batches": 5}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCHES = [(torch.zeros(1), torch.tensor([place]), WorkerFigures(b"", 0.0, 0.0, 0)) for place in range(5)]
+
+
+def opened(tell: Callable[[int], None] | None = None, samples: int = 5) -> DecodingLoader:
+    split = Samples("file:///x", ["key"] * samples, [0] * samples, ("a", "b"), b"")
+    return DecodingLoader(BATCHES, length=5, samples=split, settings={}, tell_epoch=tell)
+
+
+def places(loader: DecodingLoader) -> list[int]:
+    return [int(labels) for _, labels, _ in loader]
 
 
 def test_a_state_names_epoch_and_batch_in_a_resumed_epoch_too(caplog):
     told: list[int] = []
-    first = CountedPlace(FACTS, told.append)
-    assert [first.begin(), first.begin()] == [0, 0]
+    first = opened(told.append)
+    assert places(first) == places(first) == [0, 1, 2, 3, 4]
     first.set_epoch(3)
-    first.begin()
-    second = CountedPlace(FACTS, told.append)
+    places(first)
+    second = opened(told.append)
     second.load_state_dict(first.state_dict(2))
     second.set_epoch(3)  # as the loop does before each pass: the place stays
     with caplog.at_level(logging.WARNING):
-        assert second.begin() == 2
+        assert places(second) == [2, 3, 4]
     assert "2 batches of epoch 3 are read again and dropped" in caplog.text
-    third = CountedPlace(FACTS, told.append)
+    third = opened(told.append)
     third.load_state_dict(second.state_dict(2))
-    assert (third.begin(), third.begin()) == (4, 0)
+    assert (places(third), places(third)) == ([4], [0, 1, 2, 3, 4])
     assert told == [0, 1, 3, 3, 3, 4]
     third.load_state_dict(second.state_dict(2))
     third.set_epoch(5)  # another epoch than the state's begins at its first batch
-    assert third.begin() == 0
+    assert places(third) == [0, 1, 2, 3, 4]
 
 
 def test_a_loader_that_counts_by_itself_says_which_order_it_has_and_refuses_the_middle_of_an_epoch(caplog):
-    counting, seeking = CountedPlace(FACTS), CountedPlace(FACTS, lambda _: None)
+    counting, seeking = opened(), opened(lambda _: None)
     assert [counting.resumes_within_epochs, seeking.resumes_within_epochs] == [False, True]
-    counting.begin()
     with caplog.at_level(logging.WARNING):
-        counting.begin()
+        places(counting), places(counting)
         assert not caplog.text
         counting.set_epoch(9)
-        counting.begin()
+        places(counting)
     assert "cannot begin at epoch 9: its order is that of epoch 2" in caplog.text
-    seeking.begin()
-    with pytest.raises(
-        ConfigError, match="would repeat samples and leave others out: resume from a checkpoint"
-    ):
+    with pytest.raises(ConfigError, match="would repeat samples and leave others out: resume from a check"):
         counting.load_state_dict(seeking.state_dict(2))
     counting.load_state_dict(seeking.state_dict(0))
 
 
 def test_states_of_other_loaders_and_other_batches_are_refused():
-    place = CountedPlace(FACTS)
     with pytest.raises(ConfigError, match="of a loader of another kind"):
-        place.load_state_dict({"version": 1, "epoch": 0})
-    with pytest.raises(ConfigError, match="samples is 41 in the state and 40 here"):
-        place.load_state_dict(CountedPlace({"samples": 41, "batches": 5}).state_dict(0))
+        opened().load_state_dict({"version": 1, "epoch": 0})
+    with pytest.raises(ConfigError, match="samples is 6 there and 5 here"):
+        opened().load_state_dict(opened(samples=6).state_dict(0))

@@ -59,12 +59,6 @@ def test_random_steps_give_what_functions_give_in_each_epoch(kind, workers, dire
     loader.close()
 
 
-def test_validation_by_steps_is_in_key_order(directory, tmp_path):
-    loader = opened("torch", directory, tmp_path, training=False, recipe=RECIPE)
-    known = functions_give(directory, 0)
-    assert [key for keys in keys_of(loader, known) for key in keys] == sorted(known.values())
-
-
 def test_images_of_different_sizes_are_refused_by_their_sizes(directory, tmp_path):
     recipe = RecipeSpec(steps=({"op": "resize", "size": 20},))
     with pytest.raises(

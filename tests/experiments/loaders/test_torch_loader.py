@@ -14,7 +14,6 @@ from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.super_wire.errors import (
     BadSampleError,
     ConfigError,
-    SourceEmptyError,
     SourceError,
     SourceNotFoundError,
 )
@@ -60,13 +59,9 @@ def test_pixels_are_a_resized_shorter_side_and_its_centre(tmp_path):
     np.testing.assert_array_equal(images[0].permute(1, 2, 0).numpy(), expected)
 
 
-def test_what_is_missing_empty_gone_or_broken_is_named(folders, tmp_path_factory):
+def test_what_is_missing_gone_or_broken_is_named(folders):
     with pytest.raises(SourceNotFoundError, match="absent"):
         opened("torch", folders / "absent", folders)
-    empty = tmp_path_factory.mktemp("empty")
-    (empty / "class").mkdir()
-    with pytest.raises(SourceEmptyError, match="holds no image"):
-        opened("torch", empty, empty)
     gone = opened("torch", folders, folders, training=False, recipe=SMALL)
     (folders / "ants" / "1.png").unlink()
     with pytest.raises(SourceNotFoundError, match=r"ants/1\.png is gone since it was listed"):
@@ -94,16 +89,12 @@ def test_a_key_list_names_images_and_classes(folders):
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ("key,name\nants/1.png,ant\n", SourceError, "label"),
         ("key,label\nants/1.png,3\n", ConfigError, r"are numbers, .* set loader\.kind=super"),
-        ("key,label\n../ants/1.png,ant\n", SourceError, r"\.\./ants/1\.png"),
         ("key,label\nants/100.png,ant\n", SourceError, r"1 of its 1 keys are not in .*ants/100\.png"),
-        (None, SourceNotFoundError, r"keys\.csv"),
     ],
 )
 def test_a_key_list_that_cannot_be_taken_is_named(folders, content, error, message):
-    if content is not None:
-        (folders / "keys.csv").write_text(content)
+    (folders / "keys.csv").write_text(content)
     with pytest.raises(error, match=message):
         opened("torch", Source(f"file://{folders}", f"file://{folders}/keys.csv"), folders)
 

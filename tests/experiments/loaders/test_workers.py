@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
-from superdl.experiments.training.ending import StopRequest
+from superdl.experiments.training.ranks import StopRequest
 
 BATCHES = 40
 

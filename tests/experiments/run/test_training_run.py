@@ -155,15 +155,6 @@ def test_a_set_that_stands_in_for_a_published_one_is_told_and_noted(tmp_path, mo
     assert told.index("drawing mnist-like: 20 training") < told.index("mnist as published is not in")
 
 
-def test_a_bill_of_more_machines_than_took_part_is_noted(colours):
-    console = quiet()
-    cost = ("cost.machine=g4dn.xlarge", "cost.machines=2")
-    report = run(spec_of(colours, "epochs=1", *cost), console=console, page=False)
-    (note,) = report.notes
-    assert note == "the bill has 2 x g4dn.xlarge (cost.machines), and 1 host took part"
-    assert f"note: {note}" in console.file.getvalue()
-
-
 def test_a_run_that_fails_reports_why(colours):
     (colours / "val" / "green").mkdir()
     Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from superdl.experiments.run_report import RunReport
+    from superdl.experiments.reporting.run_report import RunReport
 
 EVERY = ("training.checkpoint_every=1",)
 

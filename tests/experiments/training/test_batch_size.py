@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 
 import pytest
 from PIL import Image
@@ -47,15 +46,14 @@ def test_a_search_ends_at_what_there_is_to_train_on_and_where_nothing_fits():
 
 @pytest.mark.slow
 def test_on_a_cpu_what_would_not_fit_is_not_run():
-    with closing(CpuProbe(SHAPE)) as probe:
-        small, large = probe.try_size(1), probe.try_size(256)
+    probe = CpuProbe(SHAPE)
+    small, large = probe.try_size(1), probe.try_size(256)
     assert large.measured
     assert large.fits
     growth = large.memory_bytes - small.memory_bytes
     assert 255 * 64 * 64 * 3 < growth < 2**31, "images as floats and what is kept of each layer"
     limit = small.memory_bytes + growth // 2
-    with closing(CpuProbe(SHAPE, limit_bytes=limit)) as probe:
-        found = find_batch_size(probe, 4096, lambda _: None)
+    found = find_batch_size(CpuProbe(SHAPE, limit_bytes=limit), 4096, lambda _: None)
     assert 32 <= found.batch_size <= 192
     assert all(one.memory_bytes > limit for one in found.tried if not one.fits)
     assert all(one.memory_bytes < 1.2 * limit for one in found.tried if one.measured), "what was run"

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 RANK_0 = """
 import sys, threading
-from superdl.experiments.training import ending
-ending._LOOK_EVERY_S, ending._GRACE_S = 0.05, 0.3
-watch = ending.FailureWatch(0)
+from superdl.experiments.training import ranks
+ranks._LOOK_EVERY_S, ranks._GRACE_S = 0.05, 0.3
+watch = ranks.FailureWatch(0)
 watch.start()
 with watch.writing():
     print("writes", flush=True)

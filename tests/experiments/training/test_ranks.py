@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
+from superdl.experiments.training.device import strategy_name
 from superdl.experiments.training.ranks import ProcessRank, Ranks, process_rank
-from superdl.experiments.training.strategies import strategy_name
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.ranks_of_a_run import Ended, launch
 
@@ -53,16 +54,15 @@ def about(colours: Path, *more: str) -> list[str]:
 def test_the_place_is_read_from_the_environment():
     assert process_rank({}) == ProcessRank(0, 1, 0)
     assert process_rank({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == ProcessRank(3, 4, 1)
-    with pytest.raises(ConfigError, match="the variable RANK is a whole number; not 'x'"):
-        process_rank({"RANK": "x"})
-    with pytest.raises(ConfigError, match="RANK=4, WORLD_SIZE=4 and LOCAL_RANK=0 name no place"):
-        process_rank({"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})
+    for wrong in ({"RANK": "x"}, {"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}):
+        with pytest.raises(ConfigError, match=f"RANK={wrong['RANK']}, .* name no place in a run"):
+            process_rank(wrong)
 
 
 def test_a_process_alone_needs_no_other():
     alone = Ranks(ProcessRank())
     assert alone.sums([1.0, 2.0]) == alone.largest([1.0, 2.0]) == alone.smallest([1.0, 2.0]) == [1.0, 2.0]
-    assert alone.text_of_first("name", lambda: "text") == "text"
+    assert alone.text_of_first(lambda: "text") == "text"
     assert alone.bytes_of_first(b"bytes") == b"bytes"
     with alone.one_of_each_host_first():
         alone.barrier()
@@ -77,10 +77,8 @@ def test_a_strategy_fits_the_ranks():
 
 
 def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):
-    machines = ("cost.machine=g4dn.xlarge", "cost.machines=2")
-    two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4", *machines))
+    two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4"))
     assert two.code == 0, two.errors
-    assert two.report["notes"] == ["the bill has 2 x g4dn.xlarge (cost.machines), and 1 host took part"]
     overrides = about(colours, "loader.batch_size=8", "training.threads=1", f"output={tmp_path / 'one'}")
     report = run(load_spec("digits", overrides), console=Console(quiet=True))
     one = Ended(0, "", Path(report.directory))
@@ -144,13 +142,11 @@ def test_what_fsdp_saved_another_strategy_goes_on_with(colours, tmp_path, precis
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others_with_its_reason(colours, tmp_path):
     """Rank 1 finds a file that is no image; rank 0 waits for it in a collective."""
-    broken = tmp_path / "images"
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (broken / split / name).mkdir(parents=True)
-            for index in range(8):
-                Image.new("RGB", (16, 16), (index, 0, 0)).save(broken / split / name / f"{index}.png")
-    (broken / "val" / "b" / "7.png").write_bytes(b"no image")  # in key order the last one, so that of rank 1
+    broken = shutil.copytree(colours, tmp_path / "images")
+    (broken / "train" / "red" / "7.png").rename(broken / "val" / "red" / "7.png")  # an even number to share
+    (broken / "val" / "red" / "7.png").write_bytes(
+        b"no image"
+    )  # in key order the last one, so that of rank 1
     ended = launch(2, tmp_path / "runs", *about(broken, "loader.batch_size=4"))
     assert ended.code == 1
     report = ended.report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,9 +20,6 @@ from tests.experiments.training.resuming import (
     steps_of,
     the_run,
 )
-
-if TYPE_CHECKING:
-    from superdl.experiments.run_report import RunReport
 
 
 @pytest.mark.parametrize(
@@ -153,57 +149,35 @@ def test_the_best_checkpoint_is_kept_and_brought_along(digits, tmp_path):
     assert done(spec_of(digits, tmp_path / "tuned", "epochs=1", weights)).status == "finished"
 
 
-def test_the_best_that_is_brought_along_counts_by_its_own_accuracy(digits, tmp_path):
+def test_a_run_that_goes_on_has_the_best_until_then_if_it_is_there(digits, tmp_path):
     done(spec_of(digits, tmp_path / "runs", *EVERY))
     folder = the_run(tmp_path / "runs") / "checkpoints"
     last = torch.load(folder / "last.pt", weights_only=True)
     schedule = {**last["schedule"], "last_epoch": 14, "_step_count": 15}
-    torch.save({**last, "epoch": 2, "best": 0.0, "schedule": schedule}, folder / "last.pt")
-
-    def gone_on(name: str, best: dict[str, Any] | None) -> RunReport:
-        (folder / "best.pt").unlink(missing_ok=True)
-        if best is not None:
-            torch.save(best, folder / "best.pt")
-        shelf = f"training.best_to={tmp_path / 'shelf'}"
-        return done(spec_of(digits, tmp_path / name, *EVERY, shelf, f"training.resume={folder.parent}"))
-
-    gone_on("later", {**last, "best": 1.0, "spec_digest": "of a later epoch"})
-    assert state_in(the_run(tmp_path / "later"), "best.pt")["spec_digest"] == "of a later epoch"
-    facts = {**last["facts"], "seed": 99}
-    for name, best, reason in (
-        ("foreign", {**last, "best": 1.0, "facts": facts}, "seed is 99 there and 0 here"),
-        ("absent", None, "there is no best.pt beside it"),
-    ):
-        report = gone_on(name, best)
-        assert state_in(the_run(tmp_path / name), "best.pt")["best"] == report.val_accuracy
-        assert any("is judged from here on" in note and reason in note for note in report.notes)
+    torch.save({**last, "epoch": 2, "best": 1.0, "schedule": schedule}, folder / "last.pt")
+    about = (*EVERY, f"training.best_to={tmp_path / 'shelf'}", f"training.resume={folder.parent}")
+    done(spec_of(digits, tmp_path / "with", *about))
+    taken = the_run(tmp_path / "with") / "checkpoints" / "best.pt"
+    assert taken.read_bytes() == (folder / "best.pt").read_bytes(), "nothing is better than 1"
+    (folder / "best.pt").unlink()
+    report = done(spec_of(digits, tmp_path / "without", *about))
+    assert state_in(the_run(tmp_path / "without"), "best.pt")["best"] == report.val_accuracy
+    assert any("there is no best.pt beside it" in note for note in report.notes)
 
 
-def test_without_a_best_there_is_none_to_bring_and_the_run_is_well(digits, tmp_path):
-    every = ("epochs=2", "training.validate_every=2")
-    done(spec_of(digits, tmp_path / "runs", *every, *EVERY))
-    folder = the_run(tmp_path / "runs") / "checkpoints"
-    folder.joinpath("best.pt").unlink()
-    state = torch.load(folder / "last.pt", weights_only=True)
-    state["schedule"]["total_steps"] = 21
-    state["facts"]["epochs"] = 3
-    torch.save(state, folder / "last.pt")
-    shelf = f"training.best_to={tmp_path / 'shelf'}"
-    about = ("epochs=3", "training.validate_every=2", shelf, f"training.resume={folder.parent}")
-    report = done(spec_of(digits, tmp_path / "rest", *about))
-    assert report.status == "finished"
-    assert any("there is no best checkpoint to bring" in note for note in report.notes)
-
-
-def test_the_best_cannot_be_told_without_validation(digits, tmp_path):
-    with pytest.raises(ConfigError, match=r"training\.validate_every from 1 up to epochs"):
-        done(spec_of(digits, tmp_path / "runs", "training.best_to=shelf", "training.validate_every=5"))
-    with pytest.raises(ConfigError, match="validation tells which checkpoint is the best"):
-        done(spec_of(digits, tmp_path / "runs", "training.best_to=shelf", "data.val=null"))
-    with pytest.raises(
-        ConfigError, match=r"training\.best_to is s3://bucket/prefix or a directory, not 'gs:"
-    ):
-        done(spec_of(digits, tmp_path / "runs", "training.best_to=gs://bucket/prefix"))
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("training.best_to=shelf", "training.validate_every=5"), r"validate_every from 1 up to epochs"),
+        (("training.best_to=shelf", "data.val=null"), "validation tells which checkpoint is the best"),
+        (("training.best_to=gs://bucket/prefix",), r"best_to is s3://bucket/prefix or a directory, not 'gs:"),
+    ],
+)
+def test_where_the_best_cannot_be_told_or_brought_the_run_does_not_begin(
+    digits, tmp_path, overrides, message
+):
+    with pytest.raises(ConfigError, match=message):
+        done(spec_of(digits, tmp_path / "runs", *overrides))
 
 
 @pytest.mark.parametrize("kind", ["torch", "super"])

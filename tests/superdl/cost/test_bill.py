@@ -8,8 +8,7 @@ import pytest
 
 from superdl.coordinator.core import Ledger
 from superdl.cost.bill import RunBill, bill_of, prices_for
-from superdl.experiments.loader_counters import LoaderCounters
-from superdl.experiments.records import EpochSummary, PassTotals
+from superdl.experiments.records import EpochSummary, LoaderCounters, PassTotals
 from superdl.experiments.spec import CostSpec
 from superdl.super_wire.errors import ConfigError
 

@@ -11,14 +11,12 @@ import pytest
 from rich.console import Console
 
 from superdl.cost.bill import bill_of, prices_for
-from superdl.experiments.loader_counters import LoaderCounters
 from superdl.experiments.monitoring import PhaseUsage, Utilization
 from superdl.experiments.monitoring.monitor import GroupUsage
 from superdl.experiments.output import write_json
-from superdl.experiments.records import EpochSummary, PassSummary
-from superdl.experiments.run_report import RunReport, print_report
+from superdl.experiments.records import CauseTotal, EpochSummary, LoaderCounters, PassSummary, StallSummary
+from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.spec import CostSpec
-from superdl.experiments.stalls import CauseTotal, StallSummary
 
 PRICES = prices_for(CostSpec())
 

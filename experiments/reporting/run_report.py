@@ -1,7 +1,4 @@
-"""The report of a run: one value, shown as a table and written as JSON with the same figures.
-
-Measuring is left to `experiments.training`, the page to `experiments.reporting`.
-"""
+"""The report of a run: one value, shown as a table and written as JSON with the same figures."""
 
 from __future__ import annotations
 
@@ -18,18 +15,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.loader_counters import LoaderCounters
     from superdl.experiments.monitoring import Utilization
-    from superdl.experiments.records import EpochSummary, PassSummary, StepTime
+    from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
 
 REPORT_FORMAT = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunReport:
-    """All that is known of a run at its end.
+    """All that is known of a run, gathered while it goes on.
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
@@ -72,11 +68,6 @@ class RunReport:
         return None if self.validated is None else self.validated[1].accuracy
 
     @property
-    def val_top5_accuracy(self) -> float | None:
-        """The share of images whose label was among the five likeliest, in the last validation."""
-        return None if self.validated is None else self.validated[1].top5_accuracy
-
-    @property
     def first_batch_s(self) -> float | None:
         """Seconds from the start of the run to its first training batch; None if there was none."""
         phases = () if self.utilization is None else self.utilization.phases
@@ -98,7 +89,7 @@ class RunReport:
             **asdict(self),
             "loader_settings": {name: _plain(value) for name, value in self.loader_settings.items()},
             "val_accuracy": self.val_accuracy,
-            "val_top5_accuracy": self.val_top5_accuracy,
+            "val_top5_accuracy": None if self.validated is None else self.validated[1].top5_accuracy,
             "first_batch_s": self.first_batch_s,
             "images_per_s": self.images_per_s,
         }
@@ -113,11 +104,10 @@ def print_report(report: RunReport, console: Console) -> None:
     """Print the table and what a reader needs to understand it."""
     if report.epochs:
         console.print(_table(report))
-        console.print(
+        _print_hint(
+            console,
             "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
             "over functions and counts what they do ahead. Hits and misses are samples at the first look.",
-            style="dim",
-            highlight=False,
         )
     if report.utilization is not None and report.epochs:
         console.print(utilization_table(report.utilization, _images(report)))
@@ -126,12 +116,21 @@ def print_report(report: RunReport, console: Console) -> None:
             if report.ranks == 1
             else "CPU per image is left out, since this is rank 0's CPU and the images are of all ranks."
         )
-        console.print(
+        _print_hint(
+            console,
             "Cores in use are CPU seconds per second, of this trainer and the processes that it started; "
             f"what runs elsewhere is not in them. {together}",
-            style="dim",
-            highlight=False,
         )
+    for line in _lines(report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_hint(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False)
+
+
+def _lines(report: RunReport) -> list[str]:
+    """What is said below the tables, a line each."""
     lines = [f"run {report.name}: {report.status} in {report.wall_s:.1f} s"]
     if report.reason:
         lines.append(f"reason: {report.reason}")
@@ -140,11 +139,18 @@ def print_report(report: RunReport, console: Console) -> None:
         lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
     if report.executor is not None:
         lines.append(f"functions: {report.executor}")
-    lines += _stall_lines(report) + _cost_lines(report)
-    lines += [f"note: {note}" for note in report.notes]
-    lines.append(f"written to {report.directory}")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    waits: dict[str, float] = {}
+    for stalls in (figures.stalls for one in report.epochs for _, figures in one.splits()):
+        for cause, total in ({} if stalls is None else stalls.causes).items():
+            waits[cause] = waits.get(cause, 0.0) + total.wait_s
+    if waits:
+        longest_first = sorted(waits.items(), key=lambda item: -item[1])
+        told = [f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in longest_first]
+        lines.append(f"waited for: {', '.join(told)}")
+    if report.bill is not None and report.bill.usd:
+        parts = [f"{line.name} {usd(line.usd)}" for line in report.bill.lines if line.usd]
+        lines.append(f"cost {usd(report.bill.usd)}: {', '.join(parts)}")
+    return [*lines, *(f"note: {note}" for note in report.notes), f"written to {report.directory}"]
 
 
 def _accuracy_lines(report: RunReport) -> list[str]:
@@ -159,26 +165,6 @@ def _accuracy_lines(report: RunReport) -> list[str]:
     top5 = "" if val.top5_accuracy is None else f", top-5 {val.top5_accuracy:.4f}"
     when = "" if epoch == report.epochs[-1].epoch else f", after epoch {epoch + 1}"
     return [f"validation accuracy {val.accuracy:.4f}{top5}{when}"]
-
-
-def _stall_lines(report: RunReport) -> list[str]:
-    """Why the trainer waited, where it did."""
-    waits: dict[str, float] = {}
-    for stalls in (figures.stalls for one in report.epochs for _, figures in one.splits()):
-        for cause, total in ({} if stalls is None else stalls.causes).items():
-            waits[cause] = waits.get(cause, 0.0) + total.wait_s
-    longest_first = sorted(waits.items(), key=lambda item: -item[1])
-    told = [f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in longest_first]
-    return [f"waited for: {', '.join(told)}"] if told else []
-
-
-def _cost_lines(report: RunReport) -> list[str]:
-    """The bill in a line, where anything in it has a price."""
-    bill = report.bill
-    if bill is None or not bill.usd:
-        return []
-    parts = ", ".join(f"{line.name} {usd(line.usd)}" for line in bill.lines if line.usd)
-    return [f"cost {usd(bill.usd)}: {parts}"]
 
 
 def _images(report: RunReport) -> dict[tuple[int | None, str], int]:
