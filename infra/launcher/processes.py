@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from infra.launcher import EXIT_NOT_READY, EXIT_SERVICE_FAILED, EXIT_SIGNAL, RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
-__all__ = ["Program", "Service", "race"]
+__all__ = ["Program", "Service", "forever", "race"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -28,9 +28,9 @@ _T = TypeVar("_T")
 _GUARD = Path(__file__).with_name("guard.py")
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1000
-_CHUNK = 64 * 1024
 _GUARD_WAIT_S = 10.0  # the guard kills at once
 _OUTPUT_WAIT_S = 2.0
+_PROBE_S = 3.0
 _PROBE_PAUSE_S = 0.05
 _LONG_LIFE_S = 60.0  # a program that dies after so long was not started in vain
 _RESTARTS = 3
@@ -76,8 +76,7 @@ class Program:
     async def ended(self) -> int:
         """Its exit code, once it has ended: 128 and more where a signal ended it."""
         if self._process is None:
-            msg = f"{self.name} was not started"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{self.name} was not started")
         code = await self._process.wait()
         if self._output is not None:
             await asyncio.wait({self._output}, timeout=_OUTPUT_WAIT_S)  # a stranger may hold the pipe
@@ -95,55 +94,61 @@ class Program:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
+        if await self._ended_within(wait_s):
+            return
+        _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
+        process.stdin.write(b"kill")
+        if not await self._ended_within(_GUARD_WAIT_S):
+            process.kill()
+            await self.ended()
+
+    async def _ended_within(self, wait_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self.ended()
-                return
-        _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
-        process.stdin.write(b"kill")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GUARD_WAIT_S):
-                await self.ended()
-                return
-        process.kill()
-        await self.ended()
+                return True
+        return False
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
-        rest = b""
-        while chunk := await output.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _CHUNK:  # of a line without an end
-                lines, rest = [*lines, rest], b""
-            self._pass_on(lines)
-        self._pass_on([rest])
+        while True:
+            try:
+                line = await output.readuntil(b"\n")
+            except asyncio.LimitOverrunError as overrun:  # a line without an end is passed on in pieces
+                line = await output.readexactly(overrun.consumed)
+            except asyncio.IncompleteReadError as end:
+                line = end.partial
+                if not line:
+                    return
+            if text := line.decode(errors="replace").rstrip():
+                self._last.append(text)
+                sys.stderr.write(f"[{self.name}] {text}\n")
+                sys.stderr.flush()
 
-    def _pass_on(self, lines: Sequence[bytes]) -> None:
-        for text in filter(None, (line.decode(errors="replace").rstrip() for line in lines)):
-            self._last.append(text)
-            sys.stderr.write(f"[{self.name}] {text}\n")
-        sys.stderr.flush()
 
-
-class Service:
+class Service(Program):
     """A program that runs as long as the run does: it is found ready, and starts again when it dies.
 
     Args:
-        program: what runs.
-        ready: returns once it serves; called again and again while it raises ``OSError``.
-        wait_s: how long that may take.
+        name: as a program's.
+        command: the same.
+        environment: the same.
+        listens: the address and port where it serves; it is ready at once without.
+        wait_s: how long it may take to serve.
         restarts: how many quick deaths the run bears.
     """
 
     def __init__(
         self,
-        program: Program,
-        ready: Callable[[], Awaitable[None]],
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
         *,
-        wait_s: float,
+        listens: tuple[str, int] | None = None,
+        wait_s: float = 60.0,
         restarts: int = _RESTARTS,
     ) -> None:
-        self.program = program
-        self._ready = ready
+        super().__init__(name, command, environment)
+        self._listens = listens
         self._wait_s = wait_s
         self._restarts = restarts
         self._started_s = 0.0
@@ -155,24 +160,26 @@ class Service:
             RunFailedError: it ends before, or does not serve in time.
         """
         self._started_s = time.monotonic()
-        await self.program.start()
+        await super().start()
         try:
             async with asyncio.timeout(self._wait_s):
-                code = await race(self.program.ended(), self._serving())
+                code = await race(self.ended(), self._serving())
         except TimeoutError:
-            msg = f"{self.program.name} was started and did not answer within {self._wait_s:g} s"
-            raise RunFailedError(EXIT_NOT_READY, msg) from None
+            raise RunFailedError(
+                EXIT_NOT_READY, f"{self.name} was started and did not answer within {self._wait_s:g} s"
+            ) from None
         if code is not None:
-            msg = f"{self.program.how_it_ended(code)} (before it was ready)"
-            raise RunFailedError(EXIT_SERVICE_FAILED, msg)
-        _log.info("%s is ready", self.program.name)
+            raise RunFailedError(EXIT_SERVICE_FAILED, f"{self.how_it_ended(code)} (before it was ready)")
+        _log.info("%s is ready", self.name)
 
     async def _serving(self) -> None:
-        while True:
-            try:
-                return await self._ready()
-            except OSError:  # not yet; start() bounds how long that may last
-                await asyncio.sleep(_PROBE_PAUSE_S)
+        while self._listens is not None:
+            with contextlib.suppress(OSError):  # not yet; start() bounds how long that may last
+                async with asyncio.timeout(_PROBE_S):
+                    _, writer = await asyncio.open_connection(*self._listens)
+                writer.close()
+                return
+            await asyncio.sleep(_PROBE_PAUSE_S)
 
     async def keep(self) -> NoReturn:
         """Start it again whenever it dies, until it has died too often.
@@ -182,9 +189,9 @@ class Service:
         """
         deaths = 0
         while True:
-            code = await self.program.ended()
+            code = await self.ended()
             deaths = 1 if time.monotonic() - self._started_s > _LONG_LIFE_S else deaths + 1
-            how = self.program.how_it_ended(code)
+            how = self.how_it_ended(code)
             if deaths > self._restarts:
                 how_often = f", {deaths} times in a short time" if deaths > 1 else ""
                 raise RunFailedError(EXIT_SERVICE_FAILED, f"{how}{how_often}")
@@ -207,3 +214,9 @@ async def race(*ways: Awaitable[_T]) -> _T:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return first.result()
+
+
+async def forever() -> NoReturn:
+    """Wait until somebody cancels it."""
+    await asyncio.Event().wait()
+    raise AssertionError
