@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from infra.launcher import EXIT_SERVICE_FAILED, EXIT_WRONG_SETTINGS, ExitStatus, Launch
 from infra.launcher.host import Host
-from infra.launcher.settings import cluster_of, parse, script_arguments
+from infra.launcher.settings import LaunchSettings, cluster_of, parse, script_arguments
 from infra.launcher.trust import check_trust, trust_of
 from superdl.super_wire.encryption import insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError, SuperError
@@ -28,7 +28,7 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infra.launcher.settings import Cluster, LaunchSettings
+    from infra.launcher.settings import Cluster
 
 __all__ = ["main"]
 
@@ -93,11 +93,9 @@ def _write_failure(named: Path | None, reason: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and do this host's part; the exit code."""
-    failure_file = None
+    settings = LaunchSettings(failure_file=None)
     try:
-        settings = parse(sys.argv[1:] if argv is None else argv)
-        failure_file = settings.failure_file
-        status = _run(settings, os.environ)
+        status = _run(parse(sys.argv[1:] if argv is None else argv, settings), os.environ)
     except ConfigError as error:
         status = ExitStatus(EXIT_WRONG_SETTINGS, f"{error}; see --help")
     except SuperError as error:
@@ -106,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         status = ExitStatus(EXIT_SERVICE_FAILED, f"the launcher itself failed: {error!r}")
     if status.code:
-        _write_failure(failure_file, status.reason)
+        _write_failure(settings.failure_file, status.reason)
         sys.stderr.write(f"infra.launcher: {status.reason}\n")
     return status.code
 

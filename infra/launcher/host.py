@@ -22,7 +22,7 @@ from infra.launcher import (
     RunFailedError,
 )
 from infra.launcher.channel import Channel, ChannelLostError, connect
-from infra.launcher.leader import Leader
+from infra.launcher.leader import Leader, status_of
 from infra.launcher.processes import Program, forever, race
 from infra.launcher.services import LeaderServices, function_cpus, ray_service
 from infra.launcher.training import training_command
@@ -100,7 +100,8 @@ class Host:
             if hearing.done():
                 raise
             _log.error("%s", error)
-            channel.say(failed=error.status.reason, code=error.status.code)
+            reason = f"{self._launch.cluster.current}: {error}"
+            channel.say(ended=error.status.code, reason=reason)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_S):
                     return await asyncio.shield(hearing)
@@ -119,8 +120,7 @@ class Host:
             if "go" in message and not self._go.done():
                 self._go.set_result(message["go"])
             if "end" in message:
-                code = message["end"] if isinstance(message["end"], int) else EXIT_SERVICE_FAILED
-                return ExitStatus(code, str(message.get("reason", "")))
+                return status_of(message, "end")
 
     async def _work(self, channel: Channel, started: contextlib.AsyncExitStack) -> ExitStatus:
         """This host's work; what goes wrong in it becomes a reason for all, whatever it is."""
@@ -137,11 +137,10 @@ class Host:
         except RunFailedError:
             raise
         except ConfigError as error:
-            raise RunFailedError(EXIT_WRONG_SETTINGS, f"{self._launch.cluster.current}: {error}") from error
+            raise RunFailedError(EXIT_WRONG_SETTINGS, str(error)) from error
         except Exception as error:
             _log.exception("this host cannot do its part")
-            reason = f"{self._launch.cluster.current} cannot do its part: {error!r}"
-            raise RunFailedError(EXIT_SERVICE_FAILED, reason) from error
+            raise RunFailedError(EXIT_SERVICE_FAILED, f"it cannot do its part: {error!r}") from error
 
     async def _train(
         self, channel: Channel, go: Mapping[str, str], started: contextlib.AsyncExitStack
@@ -152,8 +151,9 @@ class Host:
             started.push_async_callback(training.end, self._launch.settings.stop_wait_s)
             await training.start()
             code = await training.ended()
-            _log.log(logging.ERROR if code else logging.INFO, "%s", training.how_it_ended(code))
-            channel.say(done=code)
+            _log.log(logging.ERROR if code else logging.INFO, "training ended with exit code %d", code)
+            reason = f"training ended with exit code {code} on {self._launch.cluster.current}" if code else ""
+            channel.say(ended=code, reason=reason)
         await forever()
 
     # The leader, which one host is beside that.

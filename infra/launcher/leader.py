@@ -1,7 +1,7 @@
 """The leader's side of a run: who is here, what each host reports, and how the run ends for all.
 
-Members say ``done`` (with training's exit code) and ``failed`` (with a reason), and are lost when their
-channel is; the leader says ``go`` (start what you bring, and train) and ``end``.
+Members say ``ended``, an exit code with its reason, once training has or something fails, and are lost when
+their channel is; the leader says ``go`` (start what you bring, and train) and ``end``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from infra.launcher import EXIT_HOST_LOST, EXIT_NOT_READY, EXIT_SERVICE_FAILED, ExitStatus, RunFailedError
+from infra.launcher import (
+    EXIT_HOST_LOST,
+    EXIT_NOT_READY,
+    EXIT_SERVICE_FAILED,
+    EXIT_SIGNAL,
+    ExitStatus,
+    RunFailedError,
+)
 from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit
 
 if TYPE_CHECKING:
@@ -20,11 +27,12 @@ if TYPE_CHECKING:
     from infra.launcher.settings import Cluster
     from infra.launcher.trust import Trust
 
-__all__ = ["Leader"]
+__all__ = ["Leader", "status_of"]
 
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
+_LATE_S = 5.0
 _STRANGERS_MAX = 100  # connections that have not said yet who they are
 _REASON_CHARACTERS = 2000
 _CODE_MAX = 255
@@ -41,10 +49,10 @@ class Leader:
         self._server: asyncio.Server | None = None
         self._strangers = 0
         self._channels: dict[str, Channel] = {}
-        self._inbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[str, ExitStatus]] = asyncio.Queue()
         self._come: set[str] = set()
-        self._codes: dict[str, int] = {}
         self._changed = asyncio.Event()
+        self._end: ExitStatus | None = None
 
     async def open(self, address: str, port: int) -> None:
         """Listen from now on.
@@ -92,11 +100,13 @@ class Leader:
         self._channels[host] = channel
         self._changed.set()
         channel.begin()
+        if self._end is not None:
+            channel.say(end=self._end.code, reason=self._end.reason)
         try:
             while True:
-                self._inbox.put_nowait((host, await channel.hear()))
+                self._inbox.put_nowait((host, status_of(await channel.hear(), "ended")))
         except ChannelLostError as error:
-            self._inbox.put_nowait((host, {"lost": str(error)}))
+            self._inbox.put_nowait((host, ExitStatus(EXIT_HOST_LOST, f"{host} {error}")))
         finally:
             del self._channels[host]
             self._changed.set()
@@ -115,51 +125,51 @@ class Leader:
         for channel in self._channels.values():
             channel.say(**words)
 
+    def _is_complete(self) -> bool:
+        return self._come >= set(self._cluster.hosts)
+
     async def all_here(self, wait_s: float) -> None:
         """Wait until every host has come.
 
         Raises:
             RunFailedError: one does not appear in that time.
         """
-        if not await self._until(lambda: self._come >= set(self._cluster.hosts), wait_s):
+        if not await self._until(self._is_complete, wait_s):
             missing = ", ".join(host for host in self._cluster.hosts if host not in self._come)
             raise RunFailedError(
                 EXIT_NOT_READY, f"{missing} did not appear within {wait_s:g} s (--start-wait-s)"
             )
 
     async def outcome(self) -> ExitStatus:
-        """How training ends, once all training hosts have reported it.
-
-        Raises:
-            RunFailedError: training fails on a host, or a host fails or is lost.
-        """
+        """How training ends, once it has on all training hosts, or one host has failed or is lost."""
         training = set(self._cluster.training_hosts)
-        while not self._codes.keys() >= training and not any(self._codes.values()):
-            self._take(*await self._inbox.get())
-        if not any(self._codes.values()):
-            return ExitStatus(0)
-        # The ranks of one host fail because those of another did, and may be the first to report.
+        while training:
+            host, status = await self._inbox.get()
+            _log.info("%s has ended: %s", host, status.reason or "well")
+            if status.code:
+                return await self._first_cause(status)
+            training.discard(host)
+        return ExitStatus(0)
+
+    async def _first_cause(self, status: ExitStatus) -> ExitStatus:
+        """Wait a moment where ranks fail with 1: those of one host do so because those of another did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                while not self._codes.keys() >= training:
-                    self._take(*await self._inbox.get())
-        failed = {host: code for host, code in self._codes.items() if code}
-        first = next((host for host, code in failed.items() if code != 1), next(iter(failed)))
-        raise RunFailedError(failed[first], f"training ended with exit code {failed[first]} on {first}")
-
-    def _take(self, host: str, message: Mapping[str, Any]) -> None:
-        if "done" in message:
-            self._codes[host] = _code(message["done"])
-            _log.info("training is done on %s, with exit code %d", host, self._codes[host])
-        elif "failed" in message:
-            reason = str(message["failed"])[:_REASON_CHARACTERS]
-            raise RunFailedError(_code(message.get("code")), f"{host}: {reason}")
-        elif "lost" in message:
-            raise RunFailedError(EXIT_HOST_LOST, f"{host} {message['lost']}")
+                while status.code == 1:
+                    _, other = await self._inbox.get()
+                    status = other if other.code else status
+        return status
 
     async def end(self, status: ExitStatus, wait_s: float) -> None:
-        """Tell all, and wait until each has ended its own and hung up; no longer than ``wait_s``."""
+        """Tell all, and wait until each has ended its own and hung up; no longer than ``wait_s``.
+
+        Of a run that fails while it begins, hosts may come a little later. They hear of the end too: else
+        they would ask for a leader for as long as they may.
+        """
+        self._end = status
         self.tell(end=status.code, reason=status.reason)
+        if self._server is not None and status.code not in {0, EXIT_NOT_READY} and status.code < EXIT_SIGNAL:
+            await self._until(self._is_complete, min(wait_s, _LATE_S))
         if not await self._until(lambda: not self._channels, wait_s):
             _log.warning("still there after %g s: %s", wait_s, ", ".join(self._channels))
         if self._server is not None:
@@ -168,6 +178,9 @@ class Leader:
             await channel.close()
 
 
-def _code(value: Any) -> int:
-    """An exit code that a host has sent."""
-    return value if isinstance(value, int) and 0 <= value <= _CODE_MAX else EXIT_SERVICE_FAILED
+def status_of(message: Mapping[str, Any], name: str) -> ExitStatus:
+    """The exit code that a host has sent by this name, with its reason."""
+    code, reason = message.get(name), str(message.get("reason", ""))[:_REASON_CHARACTERS]
+    if isinstance(code, int) and 0 <= code <= _CODE_MAX:
+        return ExitStatus(code, reason)
+    return ExitStatus(EXIT_SERVICE_FAILED, reason)

@@ -8,6 +8,7 @@ to try a run of several hosts on a laptop, and to measure what more hosts bring 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.launcher import EXIT_SIGNAL, EXIT_WRONG_SETTINGS
-from infra.launcher.processes import Program, race
+from infra.launcher.processes import Program
 from infra.launcher.settings import OptionParser, parse
 from infra.launcher.training import visible_gpus
 from superdl.super_wire.errors import ConfigError
@@ -35,7 +36,6 @@ _PYTHON = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]  # finds mo
 _HOSTS_MAX = 200
 _FIRST = 2  # 127.0.0.1 is, to Ray, the machine's address beyond loopback
 _PORTS = range(20_000, 30_000)  # below those that Linux gives to clients
-_OWN_END_S = 5.0  # for hosts to end by themselves once one has failed
 _MARGIN_S = 40.0  # beyond what training may take to end: what a host ends after it
 _COLUMNS = 120  # of tables, where no terminal says its width
 
@@ -118,56 +118,33 @@ def local_hosts(
 
 def free_ports(names: Sequence[str]) -> dict[str, int]:
     """A port for each name, free a moment ago on every address."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == len(names):
-            break
-    return dict(zip(names, found, strict=True))
+    with contextlib.ExitStack() as bound:
+        found: list[int] = []
+        for port in random.sample(_PORTS, 20 * len(names)):
+            with contextlib.suppress(OSError):
+                bound.enter_context(socket.socket()).bind(("", port))
+                found.append(port)
+    return dict(zip(names, found, strict=False))
 
 
-async def _run(hosts: Sequence[LocalHost], settings: LaunchSettings, options: Sequence[str]) -> int:
-    """Run the hosts from their start to their end; the run's exit code."""
+async def _run(hosts: Sequence[LocalHost], options: Sequence[str], end_wait_s: float) -> int:
+    """Run the hosts until all have ended, which they do together; the run's exit code."""
     programs = [Program(host.name, _command(host, options), _environment(host)) for host in hosts]
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    asked: list[asyncio.Task[None]] = []
+    signals: list[signal.Signals] = []
 
-    async def end(wait_s: float) -> None:
-        await asyncio.gather(*(program.end(wait_s) for program in programs))
-
-    async def first_failure() -> int:
-        async def ended(program: Program) -> tuple[str, int]:
-            return program.name, await program.ended()
-
-        for ending in asyncio.as_completed([ended(program) for program in programs]):
-            name, code = await ending
-            if code:
-                sys.stderr.write(f"infra.launcher.local: exit code {code} of {name}\n")
-                return code
-        return 0
-
-    async def signalled() -> int:
-        return EXIT_SIGNAL + await signals.get()
+    def on_signal(number: signal.Signals) -> None:
+        signals.append(number)
+        wait_s = end_wait_s if len(signals) == 1 else 0.0  # who asks twice does not wait
+        asked.extend(asyncio.ensure_future(program.end(wait_s)) for program in programs)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    try:
-        for program in programs:
-            await program.start()
-        code = await race(first_failure(), signalled())
-        if code < EXIT_SIGNAL:  # the others hear of it from their leader
-            ends = asyncio.gather(*(program.ended() for program in programs))
-            await race(ends, signalled(), asyncio.sleep(_OWN_END_S, 0))
-    finally:
-        ending = asyncio.ensure_future(end(settings.stop_wait_s + _MARGIN_S))
-        await race(asyncio.shield(ending), signalled())  # a second signal does not wait
-        await end(0.0)
-        await ending
-    return code
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    for program in programs:
+        await program.start()
+    codes = await asyncio.gather(*(program.ended() for program in programs))
+    await asyncio.gather(*asked)
+    return EXIT_SIGNAL + signals[0] if signals else next(filter(None, codes), 0)
 
 
 def _command(host: LocalHost, options: Sequence[str]) -> list[str]:
@@ -217,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"infra.launcher.local: {error}; see --help\n")
         return EXIT_WRONG_SETTINGS
-    return asyncio.run(_run(hosts, settings, options))
+    return asyncio.run(_run(hosts, options, settings.stop_wait_s + _MARGIN_S))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -33,14 +34,14 @@ _OUTPUT_WAIT_S = 2.0
 _PROBE_S = 3.0
 _PROBE_PAUSE_S = 0.05
 _LONG_LIFE_S = 60.0  # a program that dies after so long was not started in vain
-_RESTARTS = 3
 _RESTART_PAUSE_S = 0.2
 
 
+@dataclass(eq=False)
 class Program:
     """One program and all that comes of it.
 
-    Args:
+    Attributes:
         name: what it is, for people: ``the cache``.
         command: the program and its arguments.
         environment: all of its variables.
@@ -48,16 +49,13 @@ class Program:
             message of its failure; else it writes where the launcher does.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = True
-    ) -> None:
-        self.name = name
-        self.command = list(command)
-        self.environment = dict(environment)
-        self._quiet = quiet
-        self._process: asyncio.subprocess.Process | None = None
-        self._output: asyncio.Task[None] | None = None
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    quiet: bool = True
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _output: asyncio.Task[None] | None = field(default=None, init=False)
+    _last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES), init=False)
 
     async def start(self) -> None:
         """Start it; a program that is not there ends at once with code 127."""
@@ -65,9 +63,9 @@ class Program:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(_GUARD), *self.command),
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE if self._quiet else None,
-            stderr=asyncio.subprocess.STDOUT if self._quiet else None,
-            env=self.environment,
+            stdout=asyncio.subprocess.PIPE if self.quiet else None,
+            stderr=asyncio.subprocess.STDOUT if self.quiet else None,
+            env=dict(self.environment),
             process_group=0,
         )
         if self._process.stdout is not None:
@@ -125,33 +123,20 @@ class Program:
                 sys.stderr.flush()
 
 
+@dataclass(eq=False)
 class Service(Program):
     """A program that runs as long as the run does: it is found ready, and starts again when it dies.
 
-    Args:
-        name: as a program's.
-        command: the same.
-        environment: the same.
+    Attributes:
         listens: the address and port where it serves; it is ready at once without.
         wait_s: how long it may take to serve.
         restarts: how many quick deaths the run bears.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        listens: tuple[str, int] | None = None,
-        wait_s: float = 60.0,
-        restarts: int = _RESTARTS,
-    ) -> None:
-        super().__init__(name, command, environment)
-        self._listens = listens
-        self._wait_s = wait_s
-        self._restarts = restarts
-        self._started_s = 0.0
+    listens: tuple[str, int] | None = None
+    wait_s: float = 60.0
+    restarts: int = 3
+    _started_s: float = field(default=0.0, init=False)
 
     async def start(self) -> None:
         """Start it, and wait until it serves.
@@ -162,21 +147,21 @@ class Service(Program):
         self._started_s = time.monotonic()
         await super().start()
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 code = await race(self.ended(), self._serving())
         except TimeoutError:
             raise RunFailedError(
-                EXIT_NOT_READY, f"{self.name} was started and did not answer within {self._wait_s:g} s"
+                EXIT_NOT_READY, f"{self.name} was started and did not answer within {self.wait_s:g} s"
             ) from None
         if code is not None:
             raise RunFailedError(EXIT_SERVICE_FAILED, f"{self.how_it_ended(code)} (before it was ready)")
         _log.info("%s is ready", self.name)
 
     async def _serving(self) -> None:
-        while self._listens is not None:
+        while self.listens is not None:
             with contextlib.suppress(OSError):  # not yet; start() bounds how long that may last
                 async with asyncio.timeout(_PROBE_S):
-                    _, writer = await asyncio.open_connection(*self._listens)
+                    _, writer = await asyncio.open_connection(*self.listens)
                 writer.close()
                 return
             await asyncio.sleep(_PROBE_PAUSE_S)
@@ -192,7 +177,7 @@ class Service(Program):
             code = await self.ended()
             deaths = 1 if time.monotonic() - self._started_s > _LONG_LIFE_S else deaths + 1
             how = self.how_it_ended(code)
-            if deaths > self._restarts:
+            if deaths > self.restarts:
                 how_often = f", {deaths} times in a short time" if deaths > 1 else ""
                 raise RunFailedError(EXIT_SERVICE_FAILED, f"{how}{how_often}")
             _log.warning("%s; it is started again", how)

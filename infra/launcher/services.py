@@ -61,15 +61,12 @@ class LeaderServices:
         if settings.coordinator:
             return
         environment = dict(launch.environment)
-        cache = settings.cache
+        cache, cpus = settings.cache, function_cpus(launch)
         if not cache:
             await self._start("the cache", cache_command(launch), environment, settings.cache_port)
             scheme = "rediss" if environment.get("SUPER_TLS_CERT") else "redis"
             cache = f"{scheme}://{with_port(launch.cluster.leader, settings.cache_port)}"
-            environment.pop(
-                "SUPER_CACHE_BYTES", None
-            )  # here it says what the cache may take, with all headroom
-        cpus = function_cpus(launch)
+            environment.pop("SUPER_CACHE_BYTES", None)  # to a coordinator it is a part of the cache's memory
         if self.ray:
             words = ["--head", "--port", str(settings.ray_port), "--include-dashboard", "false"]
             command = _ray_command(launch, words, cpus)
@@ -89,12 +86,11 @@ class LeaderServices:
         await self._start("the coordinator", command, environment, settings.coordinator_port)
 
     async def _start(
-        self, name: str, command: list[str], environment: Mapping[str, str], port: int, **more: int
+        self, name: str, command: list[str], environment: Mapping[str, str], port: int, restarts: int = 3
     ) -> None:
-        wait_s = min(_SERVICE_WAIT_S, self._launch.settings.start_wait_s)
-        service = Service(
-            name, command, environment, listens=(self._launch.address, port), wait_s=wait_s, **more
-        )
+        service = Service(name, command, dict(environment), restarts=restarts)
+        service.listens = (self._launch.address, port)
+        service.wait_s = min(_SERVICE_WAIT_S, self._launch.settings.start_wait_s)
         self._running.append(service)  # before, so that one that is half started is ended too
         await service.start()
 

@@ -133,13 +133,13 @@ def _cpus(text: str) -> Any:
     return SPARE if text == "spare" else _count(text)
 
 
-def parse(arguments: Sequence[str]) -> LaunchSettings:
-    """Parse the launcher's command line.
+def parse(arguments: Sequence[str], into: LaunchSettings | None = None) -> LaunchSettings:
+    """Parse the launcher's command line; ``into`` has what was understood before an argument that is wrong.
 
     Raises:
         ConfigError: an argument is wrong, or they do not fit together.
     """
-    settings = launcher_parser().parse_args(arguments, LaunchSettings())
+    settings = launcher_parser().parse_args(arguments, into or LaunchSettings())
     ports = settings.ports()
     if len(set(ports.values())) < len(ports):
         told = ", ".join(f"{name}={port}" for name, port in ports.items())

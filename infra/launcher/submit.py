@@ -191,18 +191,17 @@ def submit(
             raise _left(client, name, "interrupted") from None
         except client.exceptions.ResourceLimitExceeded as error:
             lack = str(error)
-        except (HTTPClientError, ClientError) as error:
-            if isinstance(error, ClientError) and _status(error) < _SERVER_FAULT:
+        except HTTPClientError as error:
+            raise _left(client, name, str(error)) from error
+        except ClientError as error:
+            told = error.response.get("ResponseMetadata", {})  # asked again, it may hear of its own job
+            if told.get("HTTPStatusCode", 0) < _SERVER_FAULT and not told.get("RetryAttempts"):
                 raise
             raise _left(client, name, str(error)) from error
         if not lack:
             return name
         print(f"{name}: {lack}")
     raise SubmitError(f"no machines for {first} in {attempts} attempts: {lack}", code=3)
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _left(client: Any, name: str, why: str) -> SubmitError:
