@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
 _LATE_S = 5.0
-_STRANGERS_MAX = 100  # connections that have not said yet who they are
 _REASON_CHARACTERS = 2000
 _CODE_MAX = 255
 
@@ -47,7 +46,6 @@ class Leader:
         self._terms = terms
         self._silence_s = silence_s
         self._server: asyncio.Server | None = None
-        self._strangers = 0
         self._channels: dict[str, Channel] = {}
         self._inbox: asyncio.Queue[tuple[str, ExitStatus]] = asyncio.Queue()
         self._come: set[str] = set()
@@ -71,16 +69,9 @@ class Leader:
             ) from error
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= _STRANGERS_MAX:
-            writer.close()
-            return
-        self._strangers += 1
         channel = Channel(reader, writer, self._silence_s)
         try:
-            try:
-                host = await admit(channel, self._trust, self._terms, self._objection)
-            finally:
-                self._strangers -= 1
+            host = await admit(channel, self._trust, self._terms, self._objection)
             await self._follow(host, channel)
         except (RefusedError, ChannelLostError) as error:
             _log.warning("a connection from %s is not taken: %s", writer.get_extra_info("peername"), error)

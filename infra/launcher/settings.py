@@ -157,13 +157,11 @@ class Cluster:
         data_hosts: those that preprocess; may be empty.
         training_hosts: those that train, in the order of their ranks.
         current: this host.
-        interface: the network interface between them, if it is known.
     """
 
     data_hosts: tuple[str, ...]
     training_hosts: tuple[str, ...]
     current: str
-    interface: str = ""
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -212,7 +210,6 @@ class _ResourceConfig(BaseModel):
     current_host: str
     hosts: list[str]
     instance_groups: list[_Group] = []
-    network_interface_name: str = ""
 
 
 def cluster_of(settings: LaunchSettings) -> Cluster:
@@ -241,7 +238,7 @@ def cluster_of(settings: LaunchSettings) -> Cluster:
         tuple(sorted(groups.get(name, ()), key=lambda host: (len(host), host)))
         for name in (DATA_GROUP, TRAINING_GROUP)
     )
-    return Cluster(data, training, config.current_host, config.network_interface_name)
+    return Cluster(data, training, config.current_host)
 
 
 def script_arguments(directory: Path) -> list[str]:

@@ -63,7 +63,7 @@ def training_command(launch: Launch, coordinator: str, run_id: str) -> tuple[lis
     rank, first, port = str(hosts.index(launch.cluster.current)), hosts[0], str(settings.master_port)
     own = {**launch.environment, "SUPER_COORDINATOR": coordinator}
     own.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{max(1, int(settings.stop_wait_s) - 5)}")
-    interface = launch.cluster.interface or interface_of(launch.address)  # torch guesses by the host's name
+    interface = interface_of(launch.address)  # torch would guess by the host's name
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if interface else ():
         own.setdefault(name, interface)
     if settings.no_torchrun:

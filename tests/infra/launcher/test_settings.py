@@ -47,7 +47,7 @@ def of_sagemaker(directory, config):
 
 def test_sagemakers_file(tmp_path):
     cluster = of_sagemaker(tmp_path, CONFIG)
-    assert cluster == Cluster(("algo-2", "algo-10"), ("algo-1", "algo-3"), "algo-2", "eth0")
+    assert cluster == Cluster(("algo-2", "algo-10"), ("algo-1", "algo-3"), "algo-2")
     assert (cluster.leader, cluster.leads, cluster.trains) == ("algo-2", True, False)
 
 
