@@ -14,25 +14,22 @@ import json
 import secrets
 import ssl
 import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infra.launcher import EXIT_NOT_READY, EXIT_REFUSED, RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from infra.launcher.trust import Trust
 
-__all__ = ["MAX_LINE", "NO_TERMS", "Channel", "ChannelLostError", "RefusedError", "admit", "connect"]
+__all__ = ["HANDSHAKE_S", "MAX_LINE", "Channel", "ChannelLostError", "RefusedError", "admit", "connect"]
 
+HANDSHAKE_S = 10.0
 MAX_LINE = 64 * 1024
-NO_TERMS: Mapping[str, str] = MappingProxyType({})
 
-_VERSION = 2
 _BEAT = "beat"
 _BEATS_IN_SILENCE = 4
-_HANDSHAKE_S = 10.0
 _CONNECT_S = 5.0
 _RETRY_S = 0.05
 _RETRY_MAX_S = 1.0
@@ -49,13 +46,7 @@ class RefusedError(Exception):
 
 
 class Channel:
-    """One end of a channel.
-
-    Args:
-        reader: what comes in.
-        writer: what goes out.
-        silence_s: without a word for so long, the other side counts as gone.
-    """
+    """One end of a channel; without a word for ``silence_s``, the other side counts as gone."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float) -> None:
         self._reader = reader
@@ -77,61 +68,36 @@ class Channel:
         if not self._writer.is_closing():
             self._writer.write(json.dumps(words, separators=(",", ":")).encode() + b"\n")
 
-    async def hear(self) -> dict[str, Any]:
-        """The next message.
+    async def hear(self, wait_s: float = 0.0) -> dict[str, Any]:
+        """The next message, awaited for ``wait_s``, or for as long as the other side may be silent.
 
         Raises:
             ChannelLostError: there will be none.
         """
-        while _BEAT in (message := await self._line(self._silence_s)):
+        while _BEAT in (message := await self._line(wait_s or self._silence_s)):
             pass
         return message
 
-    async def hear_promptly(self) -> dict[str, Any]:
-        """The next message of a handshake, which is due at once.
-
-        Raises:
-            ChannelLostError: there will be none.
-            RefusedError: the other side does not take this one.
-        """
-        message = await self._line(_HANDSHAKE_S)
-        if "refused" in message:
-            raise RefusedError(str(message["refused"]))
-        return message
-
     async def _line(self, wait_s: float) -> dict[str, Any]:
+        line = b""
         try:
             async with asyncio.timeout(wait_s):
                 line = await self._reader.readline()
         except TimeoutError:
-            msg = f"has said nothing for {wait_s:g} s"
-            raise ChannelLostError(msg) from None
+            raise ChannelLostError(f"has said nothing for {wait_s:g} s") from None
         except (ConnectionResetError, BrokenPipeError):
-            line = b""
+            pass
         except (OSError, ValueError) as error:  # ValueError: the line is longer than any of ours
-            msg = f"cannot be heard any more: {error}"
-            raise ChannelLostError(msg) from error
+            raise ChannelLostError(f"cannot be heard any more: {error}") from error
         if not line.endswith(b"\n"):
-            msg = "has closed the connection"
-            raise ChannelLostError(msg)
+            raise ChannelLostError("has closed the connection")
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            msg = f"speaks another language: {line[:40]!r}"
-            raise ChannelLostError(msg)
+            raise ChannelLostError(f"speaks another language: {line[:40]!r}")
         return message
-
-    async def refuse(self, reason: str) -> None:
-        """Tell the other side why it is not taken, and hang up.
-
-        Raises:
-            RefusedError: always.
-        """
-        self.say(refused=reason)
-        await self.close()
-        raise RefusedError(reason)
 
     async def close(self) -> None:
         """Send what was said, and hang up."""
@@ -143,119 +109,89 @@ class Channel:
                 await self._writer.wait_closed()
 
 
-async def admit(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    trust: Trust,
-    silence_s: float,
-    terms: Mapping[str, str] = NO_TERMS,
-) -> tuple[str, Channel]:
-    """The leader's side of the handshake: who is there, and the channel to it.
+async def admit(channel: Channel, trust: Trust, terms: str, objection: Callable[[str], str]) -> str:
+    """The leader's side of the handshake; who is there.
 
-    The caller says ``welcome`` once it knows the host.
+    Args:
+        channel: to whoever has connected; the caller closes it.
+        trust: what the host must know.
+        terms: what it must have been started with.
+        objection: says of a host why it is not taken; nothing if it is.
 
     Raises:
-        RefusedError: the host lacks the token, or has another version or other terms.
+        RefusedError: the host is not taken, and was told so.
         ChannelLostError: it is gone, or none of ours.
     """
-    channel = Channel(reader, writer, silence_s)
     challenge = secrets.token_hex(_NONCE_BYTES)
-    channel.say(launcher=_VERSION, challenge=challenge)
-    hello = await channel.hear_promptly()
+    channel.say(challenge=challenge)
+    hello = await channel.hear(HANDSHAKE_S)
     host, nonce, proof = (str(hello.get(name, "")) for name in ("host", "nonce", "proof"))
-    if hello.get("launcher") != _VERSION:
-        await channel.refuse(
-            f"this launcher is of version {_VERSION}, the other of {hello.get('launcher')!r}"
-        )
     if not trust.accepts(proof, "member", challenge, nonce, host):
-        await channel.refuse("it does not know the token: set SUPER_TOKEN to the same on every host")
-    theirs = hello.get("terms")
-    for name, value in terms.items():
-        if not isinstance(theirs, dict) or theirs.get(name) != value:
-            await channel.refuse(f"its {name} is another than its leader's: start all with the same options")
+        reason = "it does not know the token: set SUPER_TOKEN to the same on every host"
+    elif hello.get("terms") != terms:
+        reason = "it has another version, hosts or options than its leader: start all hosts alike"
+    else:
+        reason = objection(host)
+    if reason:
+        channel.say(refused=reason)
+        raise RefusedError(reason)
     channel.say(proof=trust.proof("leader", challenge, nonce, host))
-    return host, channel
+    return host
+
+
+async def _introduce(channel: Channel, own: str, trust: Trust, terms: str) -> None:
+    """A member's side of the handshake; raises where one side refuses the other."""
+    challenge = str((await channel.hear(HANDSHAKE_S)).get("challenge", ""))
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    channel.say(host=own, nonce=nonce, proof=trust.proof("member", challenge, nonce, own), terms=terms)
+    answer = await channel.hear(HANDSHAKE_S)
+    if "refused" in answer:
+        raise RefusedError(str(answer["refused"]))
+    if not trust.accepts(str(answer.get("proof", "")), "leader", challenge, nonce, own):
+        raise RefusedError("the leader does not know the token: set SUPER_TOKEN to the same on every host")
 
 
 async def connect(
-    host: str,
-    port: int,
-    *,
-    own: str,
-    trust: Trust,
-    silence_s: float,
-    wait_s: float,
-    terms: Mapping[str, str] = NO_TERMS,
+    host: str, port: int, *, own: str, trust: Trust, terms: str, silence_s: float, wait_s: float
 ) -> Channel:
-    """A channel to the leader, tried until it is there.
-
-    Args:
-        host: the leader's.
-        port: where it listens.
-        own: this host.
-        trust: what this host shows, and what the leader must show.
-        silence_s: see :class:`Channel`.
-        wait_s: how long to try.
-        terms: what both must have been started with.
+    """A channel from the host ``own`` to the leader, tried for ``wait_s`` until it is there.
 
     Raises:
         RunFailedError: the leader does not appear in that time, or one side refuses the other.
     """
     deadline_s, pause_s = time.monotonic() + wait_s, _RETRY_S
+    name = (trust.server_name or host) if trust.client_tls else None
     while True:
         try:
-            return await _connected(host, port, own, trust, silence_s, terms)
+            async with asyncio.timeout(_CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    host, port, limit=MAX_LINE, ssl=trust.client_tls, server_hostname=name
+                )
+            channel = Channel(reader, writer, silence_s)
+            try:
+                await _introduce(channel, own, trust, terms)
+            except BaseException:
+                await channel.close()
+                raise
         except RefusedError as error:
-            msg = f"{own} and its leader {host} do not agree: {error}"
-            raise RunFailedError(EXIT_REFUSED, msg) from error
+            raise RunFailedError(
+                EXIT_REFUSED, f"{own} and its leader {host} do not agree: {error}"
+            ) from error
         except ssl.SSLError as error:
-            msg = (
+            raise RunFailedError(
+                EXIT_REFUSED,
                 f"the leader at {host}:{port} and this host cannot agree on TLS: {error}; see SUPER_TLS_CERT "
-                "there and SUPER_COORDINATOR_CA_FILE here"
-            )
-            raise RunFailedError(EXIT_REFUSED, msg) from error
+                "there and SUPER_COORDINATOR_CA_FILE here",
+            ) from error
         except (OSError, ChannelLostError, TimeoutError) as error:
             if time.monotonic() > deadline_s:
                 why = str(error) or type(error).__name__
-                msg = f"the leader did not answer {own} at {host}:{port} within {wait_s:g} s: {why}"
-                raise RunFailedError(EXIT_NOT_READY, msg) from error
-        await asyncio.sleep(pause_s)
-        pause_s = min(_RETRY_MAX_S, 2 * pause_s)
-
-
-async def _connected(
-    host: str, port: int, own: str, trust: Trust, silence_s: float, terms: Mapping[str, str]
-) -> Channel:
-    encrypts = trust.client_tls is not None
-    async with asyncio.timeout(_CONNECT_S):
-        reader, writer = await asyncio.open_connection(
-            host,
-            port,
-            limit=MAX_LINE,
-            ssl=trust.client_tls,
-            server_hostname=(trust.server_name or host) if encrypts else None,
-        )
-    channel = Channel(reader, writer, silence_s)
-    try:
-        await _introduce(channel, own, trust, terms)
-    except BaseException:
-        await channel.close()
-        raise
-    channel.begin()
-    return channel
-
-
-async def _introduce(channel: Channel, own: str, trust: Trust, terms: Mapping[str, str]) -> None:
-    """A member's side of the handshake; raises where one side refuses the other."""
-    greeting = await channel.hear_promptly()
-    if greeting.get("launcher") != _VERSION:
-        msg = f"this launcher is of version {_VERSION}, the leader's of {greeting.get('launcher')!r}"
-        raise RefusedError(msg)
-    challenge, nonce = str(greeting.get("challenge", "")), secrets.token_hex(_NONCE_BYTES)
-    proof = trust.proof("member", challenge, nonce, own)
-    channel.say(launcher=_VERSION, host=own, nonce=nonce, proof=proof, terms=dict(terms))
-    answer = await channel.hear_promptly()
-    if not trust.accepts(str(answer.get("proof", "")), "leader", challenge, nonce, own):
-        msg = "the leader does not know the token: set SUPER_TOKEN to the same on every host"
-        raise RefusedError(msg)
-    await channel.hear_promptly()  # welcome
+                raise RunFailedError(
+                    EXIT_NOT_READY,
+                    f"the leader did not answer {own} at {host}:{port} within {wait_s:g} s: {why}",
+                ) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+        else:
+            channel.begin()
+            return channel
