@@ -1,14 +1,14 @@
 """The sampler: which batches come next, and the embedded default that makes them come.
 
 ``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`;
-without a coordinator it starts one. Reading the batches is :mod:`superdl.super_dataset`'s. The names are
-looked up on first use, so that the supervisor process, which lives in this package too, does not pay for
-torch.
+without a coordinator it starts one. Names are looked up on first use, so that the supervisor process, which
+lives in this package too, does not pay for torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from superdl.sampler.plan_iterator import PlanIterator
@@ -17,21 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanIterator", "SamplerStats", "SuperSampler"]
 
+_HOMES = {"PlanIterator": "plan_iterator", "SamplerStats": "stats", "SuperSampler": "sampler"}
 
-def __getattr__(name: str) -> object:
-    if name == "SuperSampler":
-        from superdl.sampler.sampler import SuperSampler
 
-        return SuperSampler
-    if name == "PlanIterator":
-        from superdl.sampler.plan_iterator import PlanIterator
-
-        return PlanIterator
-    if name == "SamplerStats":
-        from superdl.sampler.stats import SamplerStats
-
-        return SamplerStats
-    raise AttributeError(f"module 'sampler' has no attribute {name!r}; it has {', '.join(__all__)}")
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
+    return getattr(import_module(f"superdl.sampler.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

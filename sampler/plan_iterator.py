@@ -1,7 +1,6 @@
 """``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is asked for.
 
-DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect: epoch
-and position are taken when the first batch is. Where batches come from is :mod:`superdl.sampler.pages`'.
+DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect.
 """
 
 from __future__ import annotations
@@ -80,15 +79,7 @@ class Cursor:
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Yields :class:`superdl.super_wire.BatchRef`, in plan order unless the sampler was made with
-    ``in_order=False``.
-
-    Args:
-        cursor: taken when the first batch is asked for.
-        pager: brings the batches.
-        checkpoint: writes and reads states.
-        owner: kept alive as long as the iterator.
-    """
+    """Yields ``BatchRef``, in plan order unless the sampler, its owner, was made with ``in_order=False``."""
 
     def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: object) -> None:
         self._cursor = cursor

@@ -2,7 +2,7 @@
 
 What a run starts itself, the embedded default and the workers of plain loaders, reads the run's variables. So
 the run tells them by variables what its spec says of functions. What the embedded default then needs, and
-says where it is missing, is :mod:`superdl.sampler.embedded.executor_choice`'s.
+says where it is missing, is :mod:`superdl.sampler.embedded.supervisor_settings`'s.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from infra.launcher.options import SPARE
 from infra.launcher.processes import Program, Service
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment, written_certificate
-from superdl.sampler.embedded.cache_binary import server_binary
+from superdl.sampler.embedded.children import server_binary
 from superdl.sampler.embedded.host import available_memory_bytes, parse_bytes, usable_cores
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, EmbeddedError

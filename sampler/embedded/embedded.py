@@ -1,8 +1,7 @@
 """A training process's hold on the embedded default: finds or starts its run's supervisor, again if it dies.
 
 The hold is a connection to the supervisor's socket. As long as some rank has one, coordinator and cache live;
-the system closes it when the rank ends, whatever ends it. What the supervisor does is
-:mod:`superdl.sampler.embedded.supervisor`'s.
+the system closes it when the rank ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -49,16 +48,14 @@ class _LostSupervisorError(EmbeddedError):
 class Embedded:
     """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
 
+    ``coordinator`` is the coordinator's address, which a supervisor that is started again keeps.
+
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
-        ConfigError: a variable is wrong, or one is missing that the executor needs.
-
-    Attributes:
-        coordinator: the coordinator's address, which a supervisor that is started anew keeps.
     """
 
-    def __init__(self, run: str, settings: SupervisorSettings | None = None) -> None:
-        self._settings = settings or SupervisorSettings.of_this_host()
+    def __init__(self, run: str, settings: SupervisorSettings) -> None:
+        self._settings = settings
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self._failure: EmbeddedError | None = None
@@ -87,8 +84,9 @@ class Embedded:
             except subprocess.TimeoutExpired:
                 _LOG.warning("supervisor process %d has not ended; see %s", process.pid, self._directory.log)
 
-    def _clear_away(self) -> None:
+    def _end_and_clear(self) -> None:
         """Remove what a supervisor that ended too early has left, unless there is another by now."""
+        self._await_ends()
         with self._directory.locked_for_start(START_WAIT_S):
             other = self._call()
             if other is None:
@@ -111,8 +109,7 @@ class Embedded:
                 self._sockets.close(hold)
                 if found and isinstance(error, _LostSupervisorError):
                     continue
-                self._await_ends()
-                self._clear_away()
+                self._end_and_clear()
                 raise
             if self._released.is_set():
                 self._sockets.close(hold)
@@ -130,8 +127,7 @@ class Embedded:
             hold = self._call()
         if hold is None:
             error = _LostSupervisorError(f"the supervisor ended at once{self._directory.log_tail()}")
-            self._await_ends()
-            self._clear_away()
+            self._end_and_clear()
             raise error
         return hold, False
 
@@ -247,43 +243,34 @@ def _read_line(connection: socket.socket) -> dict[str, object] | None:
     return words
 
 
-class _Holds:
-    """The holds of this process, by process id, run and executor: a forked child has none."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holds: dict[tuple[int, str, str], Embedded] = {}
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()  # another thread of the parent may have held it
-
-    def of(self, run: str) -> Embedded:
-        settings = SupervisorSettings.of_this_host()
-        key = (os.getpid(), run, settings.choice.variant)
-        with self._lock:
-            if key not in self._holds or self._holds[key].failure() is not None:
-                self._holds[key] = Embedded(run, settings)
-            return self._holds[key]
-
-    def release_all(self) -> None:
-        with self._lock:
-            for key in [key for key in self._holds if key[0] == os.getpid()]:
-                self._holds.pop(key).release()
-
-
-_HOLDS = _Holds()
+_holds: dict[tuple[int, str, str], Embedded] = {}
+"""Of this process, by process id, run and executor: a forked child has none."""
+_lock = threading.Lock()
 
 
 def embedded_for(run: str) -> Embedded:
-    """This process's hold on the embedded default of ``run``, taken at the first call, kept until the process
-    ends.
+    """This process's hold on the embedded default of ``run``, taken at the first call.
 
     It outlives the samplers, so that what the cache holds serves the next one.
     """
-    return _HOLDS.of(run)
+    settings = SupervisorSettings.of_this_host()
+    key = (os.getpid(), run, settings.choice.variant)
+    with _lock:
+        if key not in _holds or _holds[key].failure() is not None:
+            _holds[key] = Embedded(run, settings)
+        return _holds[key]
 
 
 def release_all() -> None:
     """End this process's holds now rather than with the process."""
-    _HOLDS.release_all()
+    with _lock:
+        for key in [key for key in _holds if key[0] == os.getpid()]:
+            _holds.pop(key).release()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

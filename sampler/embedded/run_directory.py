@@ -1,7 +1,6 @@
 """The directory where the local ranks of a run find their supervisor: paths, ownership, locks.
 
-``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run. What
-runs there is :mod:`superdl.sampler.embedded.supervisor`'s.
+``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ class RunDirectory:
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """The directory that every rank of the run on this host, and of this user, derives alike.
-
-        A ``variant`` is for samplers of the run that want another coordinator than the default one.
-        """
+        """The directory that every rank of the run on this host, and of this user, derives alike."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         name = Path(f"superdl-{os.getuid()}") / digest128(*identity).hex()
         directory = cls(tempfile.gettempdir() / name)
