@@ -53,13 +53,10 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 
 def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Refuse a place that was found before torch.distributed was there to tell, and that it tells otherwise.
+    """Refuse, by ``UsageError``, a place found before torch.distributed was there, that it tells otherwise.
 
-    ``by_default``: whether rank and replicas were found, not given. What was given may differ from the
-    process group: of several ranks that share a model, all may want the same samples.
-
-    Raises:
-        UsageError: this process is another rank, or one of another number of ranks.
+    ``by_default``: whether rank and replicas were found, not given. What was given may differ: of several
+    ranks that share a model, all may want the same samples.
     """
     group = _place_in_group()
     if group is None:
@@ -78,13 +75,10 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 
 
 def check_schedules(num_replicas: int) -> None:
-    """Look whether Accelerate will step a learning rate's schedule once for each rank.
+    """Refuse, by ``UsageError``, that Accelerate will step a learning rate's schedule once for each rank.
 
-    It does so with a prepared schedule, since its prepared loaders count the batches of all ranks, and
-    SUPER's count those of one. It keeps no list of them, so all objects of this process are looked through.
-
-    Raises:
-        UsageError: it will.
+    Its prepared loaders count the batches of all ranks, and SUPER's count those of one. It keeps no list of
+    schedules, so all objects of this process are looked through.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:

@@ -50,12 +50,7 @@ _THREAD_CHECK_S = 5.0
 class Pager:
     """Feeds the iterations of one sampler from one thread, which starts with the first of them.
 
-    Args:
-        session: the sampler's job.
-        client: of the same coordinator; its channel is held open while the thread lives.
-        rank: goes into the batches.
-        in_order: whether batches go out strictly in plan order.
-        heartbeat_s: longest silence towards the coordinator.
+    ``client`` is of the session's coordinator: its channel is held open while the thread lives.
     """
 
     def __init__(
@@ -129,8 +124,7 @@ class Pager:
     def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
         """The buffer's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
 
-        Raises:
-            SuperError: why no page came; the next call tries again.
+        Raises why no page came; the next call tries again.
         """
         with self._wake:
             while True:
@@ -152,15 +146,11 @@ class Pager:
                     raise error
                 # The thread answers each buffer with a page or an error, in bounded time.
                 begun_s = time.perf_counter()
-                if not self._wake.wait(_THREAD_CHECK_S):
-                    self._check_thread()
+                if not self._wake.wait(_THREAD_CHECK_S) and not (self._thread and self._thread.is_alive()):
+                    raise CoordinatorError(
+                        "the sampler's background thread has died; its traceback was printed before"
+                    )
                 self.checks.wait_s += time.perf_counter() - begun_s
-
-    def _check_thread(self) -> None:
-        if self._thread is not None and not self._thread.is_alive():
-            raise CoordinatorError(
-                "the sampler's background thread has died; its traceback was printed before"
-            )
 
     def stop(self) -> None:
         """End the thread, and a call that it may be in. Idempotent."""

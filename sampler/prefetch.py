@@ -17,7 +17,6 @@ from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
-
     from superdl.super_wire.batch_ref import DatasetBinding
 
 __all__ = [

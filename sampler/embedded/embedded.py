@@ -54,8 +54,8 @@ class Embedded:
         EmbeddedError: it did not start; the message has the last lines of its log.
     """
 
-    def __init__(self, run: str, settings: SupervisorSettings) -> None:
-        self._settings = settings
+    def __init__(self, run: str, settings: SupervisorSettings | None = None) -> None:
+        self._settings = settings or SupervisorSettings.of_this_host()
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self._failure: EmbeddedError | None = None
@@ -77,7 +77,7 @@ class Embedded:
         self._await_ends()
 
     def _await_ends(self) -> None:
-        """See the supervisors that this process started to their end, so that no zombie stays."""
+        """No zombie stays of the supervisors that this process started."""
         for process in self._processes:
             try:
                 process.wait(_END_WAIT_S)
@@ -98,8 +98,7 @@ class Embedded:
         """A connection to a supervisor that is ready, started if there was none.
 
         One that was found and goes without a word was dying: of a killed process the system may close the
-        ranks' connections before the socket on which it listens, so that a rank that calls again at once
-        still finds it. By the time the rank knows, that socket is closed too.
+        ranks' connections before the socket on which it listens.
         """
         for _ in range(_MAX_CALLS):
             hold, found = self._find_or_start()

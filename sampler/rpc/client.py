@@ -129,12 +129,8 @@ class Client:
     ) -> Any:
         """Make a call until it is answered.
 
-        Args:
-            method: name in ``coordinator.proto``.
-            request: its message.
-            patience: bounds of attempts and time.
-            wait_s: how long the coordinator may take on purpose (a long poll), beside the deadline.
-            stopped: gives the call up.
+        ``wait_s`` is how long the coordinator may take on purpose (a long poll), beside the deadline;
+        ``stopped`` gives the call up.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer came.

@@ -95,12 +95,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """One unary call.
-
-        Raises:
-            CallFailedError: no answer, or a refusal.
-            CallCutError: the channel was closed under the call.
-        """
+        """One unary call; raises :class:`CallFailedError` or, if it was cut, :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -200,9 +195,7 @@ class Connection:
 
 
 def _system_authorities() -> str:
-    """The file of the authorities that this system trusts, which Python knows and grpc does not; empty where
-    there is none, and grpc's own are taken.
-    """
+    """The file of the authorities that this system trusts, which Python knows and grpc does not, or none."""
     found = ssl.get_default_verify_paths()
     files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
     return next((file for file in files if file and Path(file).is_file()), "")
@@ -292,23 +285,19 @@ class _Connections:
 _CONNECTIONS = _Connections()
 
 
-def connection_to(
-    address: str,
-    credentials: CoordinatorCredentials = CoordinatorCredentials(),  # noqa: B008  # frozen
-) -> Connection:
+_PLAIN = CoordinatorCredentials()
+
+
+def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) -> Connection:
     """This process's connection to ``address``, opened when it is first used."""
     return _CONNECTIONS.to(address, credentials)
 
 
 def checked_address(address: object, origin: str) -> str:
-    """The address as gRPC takes it: ``unix:/path`` or ``host:port``.
-
-    Args:
-        address: what the user wrote; ``unix:///path`` is taken too.
-        origin: where it was written, for error messages, such as ``coordinator=``.
+    """The address as gRPC takes it: ``unix:/path`` or ``host:port``; ``unix:///path`` is taken too.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: it has another form; ``origin`` says where it was written, such as ``coordinator=``.
     """
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")

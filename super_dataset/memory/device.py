@@ -1,8 +1,8 @@
 """How a batch comes to where it is wanted: nowhere to go, a CUDA device by a stream of its own, another one.
 
 :meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches bound for
-CUDA are received into memory of torch's pinned allocator, which knows which copies out of it are under way: a
-buffer of our own could be received into again before a copy has read it.
+CUDA are received into memory of torch's pinned allocator: a buffer of our own could be received into again
+before a copy has read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 from superdl.super_dataset.memory.batch_memory import PinnedMemory, RecycledMemory
 from superdl.super_wire.errors import ConfigError
@@ -141,12 +140,6 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(item, Mapping):
         changed = {key: map_tensors(value, change) for key, value in item.items()}
         return _like(item, changed)
-    if isinstance(item, PackedSequence):  # its batch sizes stay on CPU
-        return item._replace(
-            data=change(item.data),
-            sorted_indices=None if item.sorted_indices is None else change(item.sorted_indices),
-            unsorted_indices=None if item.unsorted_indices is None else change(item.unsorted_indices),
-        )
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(map_tensors(value, change) for value in item))
     if isinstance(item, (tuple, list)):

@@ -1,8 +1,6 @@
 """Tells the replies to a batch's GETs apart and says where their bytes belong. It does no I/O.
 
-One ``ReplyScatter`` follows one connection's stream of replies: :meth:`ReplyScatter.buffers` names the memory
-for the next bytes, and :meth:`ReplyScatter.received` takes note of how many came, however the network cut
-them. Two ways lead through the stream:
+One ``ReplyScatter`` follows one connection's stream of replies. Two ways lead through the stream:
 
 - general: a small scratch catches a reply's frame and the record's header; the payload goes where the batch
   buffer wants it.
@@ -40,13 +38,10 @@ _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to read thousands of th
 
 
 class ReplyScatter:
-    """Reads replies into ``buffer``.
+    """Reads replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
 
-    Args:
-        buffer: takes records, and notes of what was no record.
-        offsets: the samples asked for, in order of their requests.
-        skip: replies to earlier commands that come before, and are let pass.
-        asking: whether some requests follow an ``ASKING``, whose answers are let pass.
+    ``skip`` replies to earlier commands come before, and are let pass; so are the answers to an ``ASKING``
+    before the requests for the samples in ``asking``.
     """
 
     def __init__(
