@@ -50,7 +50,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sampler = SuperSampler(dataset, batch_size=4, seed=0)
     >>> len(dataset), dataset.classes, len(sampler)
-    (8, ('cat', 'dog'), 2)
+    (8, ('ant', 'bee', 'cat', 'dog'), 2)
     >>> loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     >>> [tuple(images.shape) for images, labels in loader]
     [(4, 3, 32, 32), (4, 3, 32, 32)]

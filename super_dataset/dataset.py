@@ -64,7 +64,7 @@ class SuperDataset(Dataset[Any]):
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
     >>> images, labels, info = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
     >>> images.shape, images.dtype, labels
-    (torch.Size([4, 3, 32, 32]), torch.uint8, tensor([0, 0, 0, 0]))
+    (torch.Size([4, 3, 32, 32]), torch.uint8, tensor([0, 0, 1, 1]))
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.

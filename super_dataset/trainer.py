@@ -35,13 +35,11 @@ class SuperTrainerMixin:
     The loss of an evaluation is the mean over its samples; those with the label -100, such as padding, do
     not count.
 
-    >>> from transformers import Trainer, TrainingArguments
-    >>> class SuperTrainer(SuperTrainerMixin, Trainer):
-    ...     "Trains on SuperLoaders."
-    >>> arguments = TrainingArguments(output_dir="out", report_to="none", use_cpu=True)
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4))
-    >>> trainer = SuperTrainer(torch.nn.Identity(), arguments, train_dataset=loader)
+    >>> class SuperTrainer(SuperTrainerMixin):  # and Trainer, whose constructor takes train_dataset=loader
+    ...     train_dataset = loader
+    >>> trainer = SuperTrainer()
     >>> trainer.num_examples(trainer.get_train_dataloader())
     8
     """

@@ -190,7 +190,7 @@ class BatchInfo:
     >>> sampler = SuperSampler(dataset, batch_size=3, shuffle=False, job="info")
     >>> *_, (images, labels, info) = SuperLoader(dataset, sampler)
     >>> info.epoch, info.position, info.keys, info.bad
-    (0, 2, ('dog/2.jpg', 'dog/3.jpg'), ())
+    (0, 2, ('dog/00003.jpg', 'dog/00007.jpg'), ())
     """
 
     job: str

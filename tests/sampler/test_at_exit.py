@@ -60,11 +60,6 @@ print(first.job, second.job)
     assert done.stderr == ""
 
 
-def test_also_after_an_error_and_without_a_reference(coordinator):
-    assert "ZeroDivisionError" in ended(coordinator, "iter(make()); 1 / 0", code=1).stderr
-    assert len(closed(coordinator)) == 1
-
-
 def test_a_forked_child_says_nothing(coordinator):
     program = """
 sampler = make()

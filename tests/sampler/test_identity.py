@@ -19,10 +19,6 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_alone_without_anything():
-    assert place_in_run(None, None) == (0, 1)
-
-
 def test_variables_are_the_default_and_arguments_win(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
@@ -67,10 +63,6 @@ def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_gro
 
 def test_a_place_that_was_given_is_believed(process_group):
     check_still_there(1, 2, by_default=(False, False))
-
-
-def test_without_torch_distributed_nobody_says_otherwise():
-    check_still_there(1, 2, by_default=(True, True))
 
 
 @pytest.mark.parametrize(

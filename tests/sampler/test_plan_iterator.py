@@ -32,21 +32,6 @@ def test_an_iterator_that_is_never_used_has_no_effect(sampler, coordinator):
     assert epochs(unused[2]) == {2}, "its epoch is the next when it begins, not when it was made"
 
 
-def test_position_tells_where_an_iteration_is(sampler):
-    iterator = iter(sampler)
-    for position in range(3):
-        assert (iterator.epoch, iterator.position) == (0, position)
-        assert next(iterator).position == position
-    assert iter(iterator) is iterator
-
-
-def test_an_ended_iterator_stays_ended(sampler):
-    iterator = iter(sampler)
-    assert len(list(iterator)) == 50
-    assert list(iterator) == []
-    assert (iterator.epoch, iterator.position) == (0, 50)
-
-
 def test_an_abandoned_epoch_is_not_resumed(sampler):
     iterator = iter(sampler)
     next(iterator)
@@ -76,11 +61,6 @@ def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
     assert epochs(sampler) == {3}
     assert epochs(sampler) == {4}
     assert len(caplog.messages) == 1, "an ordinary loop has nothing to be told"
-
-
-def test_an_iterator_keeps_its_sampler_alive(coordinator):
-    iterator = iter(SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address))
-    assert len(list(iterator)) == 50
 
 
 def test_it_cannot_be_pickled_but_its_batches_can(sampler):

@@ -6,7 +6,6 @@ import json
 from itertools import islice
 
 import pytest
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.sampler import SuperSampler
 from superdl.super_wire.errors import ConfigError, UsageError
@@ -79,12 +78,6 @@ def test_resumed_iterations_count_from_where_they_began(make):
     assert place(again.state_dict(batches_consumed=5)) == (4, 22)
 
 
-@pytest.mark.parametrize("consumed", [-1, 1.0, True, "3"])
-def test_batches_consumed_is_a_whole_number(make, consumed):
-    with pytest.raises(ConfigError, match="batches_consumed is a whole number from 0"):
-        make().state_dict(batches_consumed=consumed)
-
-
 def test_more_than_was_given_cannot_have_been_consumed(make):
     sampler = make()
     with pytest.raises(ConfigError, match="batches_consumed=1, but no iteration has begun"):
@@ -119,15 +112,6 @@ def test_an_iterator_goes_on_where_another_stood_and_moves_its_sampler_on(make):
     assert place(resumed.state_dict()) == (0, 0), "it has not begun"
     assert places(other) == epoch(0, 20)
     assert places(resumed) == epoch(1)
-
-
-def test_an_epoch_named_for_later_survives_an_iterator_that_goes_on(make):
-    sampler = make()
-    sampler.set_epoch(5)
-    iterator = iter(sampler)
-    iterator.load_state_dict(sampler.state_dict() | {"epoch": 3, "position": 48})
-    assert places(iterator) == epoch(3, 48)
-    assert places(sampler) == epoch(5)
 
 
 def test_out_of_order_what_went_ahead_does_not_go_again(make, coordinator):
@@ -195,59 +179,3 @@ def test_a_closed_sampler_loads_nothing_and_still_says_where_it_stood(make):
     assert place(sampler.state_dict(batches_consumed=4)) == (0, 4)
     with pytest.raises(UsageError, match="closed"):
         sampler.load_state_dict(sampler.state_dict())
-
-
-def test_other_ranks_and_other_numbers_of_them_load_a_state(make):
-    saved = make(rank=0, num_replicas=4, batch_size=2)
-    places(iter(saved), 6)
-    for rank in range(2):
-        other = make(rank=rank, num_replicas=2, batch_size=4)
-        other.load_state_dict(saved.state_dict(batches_consumed=6))
-        assert places(other) == epoch(0, 6)
-    with pytest.raises(ConfigError, match="2 x 4 ranks = 8 in the state and 2 x 2 ranks = 4 here"):
-        make(rank=0, num_replicas=2, batch_size=2).load_state_dict(saved.state_dict())
-
-
-def loaded(sampler, state):
-    loader = StatefulDataLoader(BoundDataset(), sampler=sampler, batch_size=None, collate_fn=list)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
-
-
-@pytest.mark.parametrize("taken", [0, 1, 25, 49, 50])
-@pytest.mark.parametrize("epochs_before", [0, 2])
-def test_a_stateful_dataloader_goes_on_exactly(make, taken, epochs_before):
-    loader = loaded(make(), None)
-    for _ in range(epochs_before):
-        assert len(list(loader)) == 50
-    iterator = iter(loader)
-    for _ in range(taken):
-        next(iterator)
-    state = json.loads(json.dumps(loader.state_dict()))
-    resumed = loaded(make(), state)
-    assert [tuple(batch[:2]) for batch in resumed] == epoch(epochs_before, taken)
-    assert [tuple(batch[:2]) for batch in resumed] == epoch(epochs_before + 1)
-
-
-def test_a_stateful_dataloader_after_a_finished_epoch_begins_the_next(make):
-    loader = loaded(make(), None)
-    assert len(list(loader)) == 50
-    resumed = loaded(make(), loader.state_dict())
-    assert [tuple(batch[:2]) for batch in resumed] == epoch(1)
-
-
-def test_a_stateful_dataloader_with_set_epoch_in_the_loop(make):
-    sampler = make()
-    loader = loaded(sampler, None)
-    for number in (7, 9):
-        sampler.set_epoch(number)
-        iterator = iter(loader)
-        for _ in range(5):
-            next(iterator)
-    other = make()
-    resumed = loaded(other, loader.state_dict())
-    other.set_epoch(9)
-    assert [tuple(batch[:2]) for batch in resumed] == epoch(9, 5)
-    other.set_epoch(11)
-    assert [tuple(batch[:2]) for batch in resumed] == epoch(11)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +13,7 @@ from superdl.super_wire.errors import BadSampleError, UsageError
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,
-    next_report,
-    ref_of,
     reports,
-    store,
     stored,
     tombstone,
 )
@@ -64,34 +59,10 @@ def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
     assert [r.position for r in reports(valkey) if r.done].count(0) == 3
 
 
-def test_a_batch_may_be_kept_after_the_workers_are_gone(refs):
-    kept = list(loader_of(bound_dataset(), refs, 2, "fork"))
-    gc.collect()
-    for n, (batch, labels) in enumerate(kept):
-        check(batch, labels, n)
-
-
 def test_the_info_travels_from_a_worker(refs):
     for n, (batch, _, info) in enumerate(loader_of(bound_dataset(return_info=True), refs, 1, "fork")):
         assert len(batch) == SIZE
         assert (info.position, info.keys, info.hits) == (n, refs[n].keys, SIZE)
-
-
-def test_a_miss_in_a_worker_heals_by_its_report(valkey):
-    arrays = images(SIZE)
-    ref = ref_of(SIZE, valkey.unix_url)
-    store(valkey, ref, [*arrays[:-2], None, None])
-
-    def produce():
-        report = next_report(valkey, b"0")[1]
-        assert report.missed == (SIZE - 2, SIZE - 1)
-        store(valkey, ref, arrays)
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-    ((batch, labels),) = loader_of(bound_dataset(), [ref], 1, "fork")
-    producer.join()
-    check(batch, labels, 0)
 
 
 def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
 from superdl.super_dataset.dataset import normalise_url
-from superdl.super_wire.batch_ref import Bindable, DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
@@ -26,13 +26,6 @@ from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, stored, tombstone
 
 RECIPE = Recipe.image(resize=8, crop=8)
-
-
-def test_it_is_what_a_sampler_binds():
-    dataset: Bindable = bound_dataset()
-    assert dataset.source == "s3://bucket/train"
-    assert dataset.recipe == RECIPE
-    assert dataset.key_list is None
 
 
 def test_an_item(valkey):
@@ -104,11 +97,6 @@ def test_other_indices_are_told_the_intended_way(index):
         bound_dataset()[index]
     for line in ("SuperDataset(source, recipe)", "SuperSampler(dataset", "sampler=sampler, batch_size=None"):
         assert line in str(caught.value)
-
-
-def test_iterating_is_told_the_intended_way():
-    with pytest.raises(UsageError, match="batch_size=None"):
-        list(bound_dataset())
 
 
 def test_a_forgotten_batch_size_none_is_told_exactly_that():
@@ -213,11 +201,6 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         "real/../real",
     ]:
         assert normalise_url(form, name="source") == url
-
-
-def test_normalising_again_changes_nothing(tmp_path):
-    once = normalise_url(tmp_path / "a b%20c", name="source")
-    assert normalise_url(once, name="source") == once
 
 
 @pytest.mark.parametrize(

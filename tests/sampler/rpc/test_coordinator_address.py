@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.sampler.rpc.connection import checked_address, host_of, port_of
+from superdl.sampler.rpc.connection import checked_address, host_and_port
 from superdl.super_wire.errors import ConfigError
 
 
@@ -60,4 +60,4 @@ def test_credentials_in_an_address_are_not_repeated(written):
 )
 def test_other_hosts_are_taken_too_and_taken_apart(address, host, port):
     assert checked_address(address, "coordinator=") == address
-    assert (host_of(address), port_of(address)) == (host, port)
+    assert host_and_port(address) == (host, port)

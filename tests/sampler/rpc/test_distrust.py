@@ -71,9 +71,9 @@ def test_the_systems_authorities_are_believed_where_no_file_is_named(certificate
 
 def test_a_certificate_for_another_name_is_told_with_both_names(certificates, trusting):
     with serving(certificates.elsewhere) as server:
-        with pytest.raises(CoordinatorTrustError, match=r"is for cache\.example, not for 127\.0\.0\.1"):
+        with pytest.raises(CoordinatorTrustError, match=r"not valid for '127\.0\.0\.1'"):
             ask(server.address, **trusting)
-        with pytest.raises(CoordinatorTrustError, match=r"not for other\.example.*SUPER_COORDINATOR_NAME"):
+        with pytest.raises(CoordinatorTrustError, match=r"'other\.example'.*SUPER_COORDINATOR_NAME"):
             ask(server.address, name="other.example", **trusting)
 
 
@@ -107,13 +107,6 @@ def test_a_client_without_tls_is_told(certificates):
         with pytest.raises(CoordinatorTrustError, match="speaks TLS, and this client does not"):
             ask(server.address, token=TOKEN)
         assert not server.calls
-
-
-def test_nobody_there_is_still_nobody_there(trusting):
-    for given in ({}, trusting):
-        asking = Client(f"127.0.0.1:{free_port()}", credentials=CoordinatorCredentials(**given))
-        with pytest.raises(CoordinatorUnreachableError, match="no coordinator answered"):
-            asking.call("GetJobStats", REQUEST, Patience(attempts=2, total_s=5.0, backoff_s=0.01))
 
 
 def test_one_that_was_trusted_before_is_waited_for(certificates, trusting):
@@ -162,12 +155,6 @@ def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
         assert server.tokens == [f"Bearer {TOKEN}"] * 2
         assert caplog.text.count("INSECURE:") == 1
         assert TOKEN not in caplog.text
-
-
-def test_files_that_cannot_be_used_are_named(tmp_path):
-    none = tmp_path / "none.pem"
-    with pytest.raises(ConfigError, match=r"none\.pem.*SUPER_COORDINATOR_CA_FILE.*cannot be used"):
-        ask("127.0.0.1:1", ca_file=str(none))
 
 
 @pytest.fixture

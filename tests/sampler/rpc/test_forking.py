@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.sampler.rpc.forking import HeldSockets, step_aside_at_forks
+from superdl.sampler.rpc.forking import HeldSockets
 from tests.sampler.relay import Relay
 
 if TYPE_CHECKING:
@@ -71,38 +70,6 @@ def test_a_validation_loader_in_the_middle_of_a_training_epoch(relay, coordinato
     assert told["validated"] == [list(range(60))] * 8
     assert relay.most_open == 1
     relay.wait_for(lambda: not relay.open)
-
-
-class Recorder:
-    """Writes what it hears into a pipe, so that a child is heard too."""
-
-    def __init__(self, pipe: int, name: str) -> None:
-        self.pipe, self.name = pipe, name
-
-    def before_fork(self) -> None:
-        os.write(self.pipe, f"{self.name}:before ".encode())
-
-    def after_fork_in_parent(self) -> None:
-        os.write(self.pipe, f"{self.name}:parent ".encode())
-
-    def after_fork_in_child(self) -> None:
-        os.write(self.pipe, f"{self.name}:child ".encode())
-
-
-def test_members_hear_both_sides_and_the_dead_are_forgotten():
-    reading, writing = os.pipe()
-    one, other = Recorder(writing, "one"), Recorder(writing, "other")
-    for member in (one, other):
-        step_aside_at_forks(member)
-    del other, member
-    gc.collect()
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert sorted(os.read(reading, 1000).decode().split()) == ["one:before", "one:child", "one:parent"]
-    for end in (reading, writing):
-        os.close(end)
 
 
 def test_a_held_socket_is_not_open_in_a_child(tmp_path):

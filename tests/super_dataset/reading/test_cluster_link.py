@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.cache import MAX_ROUNDS, CacheAddress, Credentials, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.cache import MAX_ROUNDS, key_slot
+from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.read_report import ReadReport
 from tests.fixtures.valkey_cluster import MASTERS, ValkeyCluster
@@ -135,46 +133,6 @@ def test_slots_under_way_are_asked_for_at_both_ends(shared_cluster):
         shared_cluster.move(slot, 1)
 
 
-def test_what_is_missing_in_a_slot_under_way_is_a_miss(shared_cluster):
-    arrays = images(COUNT, seed=5)
-    ref = ref_of(COUNT, shared_cluster.url, position=5)
-    lacking = at_node(shared_cluster, ref, 1)[0]
-    put(shared_cluster, ref, [None if n == lacking else a for n, a in enumerate(arrays)])
-    slot = slots_of(ref)[lacking]
-    shared_cluster.begin_move(slot, 2)
-
-    def produce(_):
-        shared_cluster.end_move(slot, 2)
-        put(shared_cluster, ref, arrays)
-
-    read = BatchReader(ReadSettings(), sleep=produce).read(ref)
-    assert (read.attempts, read.hits, payloads(read)) == (2, COUNT - 1, as_bytes(arrays))
-    shared_cluster.move(slot, 1)
-
-
-def test_the_same_bytes_while_slots_wander(shared_cluster):
-    batches = [images(COUNT, seed=n) for n in range(3)]
-    refs = [batch(shared_cluster, arrays, position=10 + n) for n, arrays in enumerate(batches)]
-    wandering = sorted({slot for ref in refs for slot in slots_of(ref)})[::9]
-    done = threading.Event()
-
-    def wander():
-        for round_ in range(2):
-            for slot in wandering:
-                shared_cluster.move(slot, (shared_cluster.owners[slot] + 1 + round_) % MASTERS)
-        done.set()
-
-    mover = threading.Thread(target=wander)
-    mover.start()
-    reader = BatchReader(ReadSettings(verify="all"))
-    reads = 0
-    while not done.is_set() or reads < 3:
-        read = reader.read(refs[reads % 3])
-        assert payloads(read) == as_bytes(batches[reads % 3])
-        reads += 1
-    mover.join()
-
-
 def test_reports_find_the_stream_and_follow_it(shared_cluster):
     arrays = images(8)
     ref = batch(shared_cluster, arrays, position=6)
@@ -212,56 +170,6 @@ def test_nodes_that_send_one_to_each_other_are_left_in_time(shared_cluster):
         read = BatchReader(ReadSettings(), sleep=mend).read(ref)
     assert asked == [MAX_ROUNDS]
     assert (read.attempts, payloads(read)) == (2, as_bytes(arrays))
-
-
-def test_a_user_that_may_not_ask_for_slots_is_told_so(shared_cluster, monkeypatch):
-    ref = batch(shared_cluster, images(COUNT), position=9)
-    for node in shared_cluster.nodes:
-        with node.client() as client:
-            client.acl_setuser("u", enabled=True, passwords=["+p"], keys=["*"], commands=["+get", "+xadd"])
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "u")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
-    with pytest.raises(CacheError, match=r"MOVED.*CLUSTER SLOTS: let the user call it"):
-        BatchReader(ReadSettings()).read(ref)
-
-
-def test_the_least_a_reader_needs_is_enough(shared_cluster, monkeypatch):
-    arrays = images(COUNT, seed=8)
-    ref = batch(shared_cluster, arrays, position=15)
-    words = [
-        "on",
-        ">p",
-        "resetkeys",
-        "~super:r1:*",
-        "~super:n1:*",
-        "-@all",
-        "+get",
-        "+xadd",
-        "+cluster|slots",
-        "+asking",
-    ]
-    for node in shared_cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL", "SETUSER", "reader", *words)
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
-    slot = slots_of(ref)[0]
-    source = shared_cluster.owners[slot]
-    target = (source + 1) % MASTERS
-    shared_cluster.begin_move(slot, target)
-    shared_cluster.move_keys(slot, target)
-    read = BatchReader(ReadSettings()).read(ref)
-    assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
-    shared_cluster.end_move(slot, target)
-    shared_cluster.move(slot, source)
-
-
-def test_a_ping_reaches_every_node(shared_cluster):
-    link = open_link(CacheAddress.parse(shared_cluster.url), Credentials(), timeout_s=5.0)
-    link.ping()
-    assert len(link.nodes._open) == MASTERS
-    link.close()
-    assert not link.connected
 
 
 def test_a_node_that_dies_takes_only_its_samples_along(valkey_cluster):

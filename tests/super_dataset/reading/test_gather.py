@@ -11,7 +11,6 @@ import pytest
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather, gather_all
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, encode_command
-from superdl.super_wire.errors import CacheUnreachableError
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import images, ref_of, store, stored
 
@@ -67,15 +66,6 @@ def test_no_more_is_asked_for_than_allowed(valkey, connection):
     assert connection.most_at_once <= 13  # 10 as predicted; 13 once the payload's own 192 bytes are known
 
 
-def test_only_the_offsets_given_are_asked_for(valkey, connection):
-    arrays = images(6)
-    ref = stored(valkey, arrays)
-    buffer = read(connection, ref, offsets=[1, 4])
-    assert buffer.replies.tolist() == [0, ReplyKind.RECORD, 0, 0, ReplyKind.RECORD, 0]
-    assert bytes(buffer.payload(4)) == arrays[4].tobytes()
-    assert read(connection, ref, offsets=[]).replies.tolist() == [0] * 6
-
-
 def test_owed_replies_pass_first(valkey, connection):
     arrays = images(4)
     ref = stored(valkey, arrays)
@@ -86,12 +76,6 @@ def test_owed_replies_pass_first(valkey, connection):
     assert connection.owed == 0
     assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
     assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4
-
-
-def test_the_deadline_ends_a_trickle(valkey, connection):
-    ref = stored(valkey, images(50))
-    with pytest.raises(CacheUnreachableError, match="too slowly"):
-        read(connection, ref, in_flight_bytes=1, deadline_s=time.monotonic() - 1)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
@@ -11,13 +10,10 @@ import pytest
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
-from superdl.super_wire.keys import cache_key
 from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import (
     JOB,
-    id_at,
     images,
-    next_report,
     record,
     ref_of,
     reports,
@@ -91,27 +87,6 @@ def test_a_miss_is_asked_for_again_alone_and_heals(valkey):
     ]
 
 
-def test_a_miss_heals_by_whoever_reads_the_reports(valkey):
-    """The real clock, and a thread in the coordinator's place that stores nothing before the report."""
-    arrays = images(5)
-    ref = ref_of(5, valkey.unix_url)
-    store(valkey, ref, [*arrays[:3], None, None])
-
-    def produce():
-        report = next_report(valkey, b"0")[1]
-        store(
-            valkey, ref, [array if offset in report.missed else None for offset, array in enumerate(arrays)]
-        )
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-    read = BatchReader(ReadSettings(read_timeout_s=60)).read(ref)
-    producer.join()
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert read.hits == 3
-    assert read.wait_s > 0
-
-
 def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     arrays = images(3)
     good = record(arrays[1])
@@ -123,18 +98,6 @@ def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, first.hits) == ((0, 1), (0, 1), 1)
     assert (last.missed, last.corrupt, last.done) == ((), (), 1)
-
-
-def test_another_type_under_the_key_is_corrupt_too(valkey):
-    arrays = images(2)
-    ref = stored(valkey, [arrays[0], None])
-    key = cache_key(id_at(ref, 1))
-    with valkey.client() as client:
-        client.lpush(key, b"x")
-        fake = FakeTime(lambda: (client.delete(key), store(valkey, ref, arrays)))
-        read = reader_at(fake).read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert reports(valkey)[0].corrupt == (1,)
 
 
 @pytest.mark.parametrize("read_timeout_s", [0.01, 5.0, 120.0])
@@ -173,12 +136,6 @@ def test_the_wait_is_bounded_by_attempts_where_the_clock_stands_still(valkey):
     assert len(attempts) == Backoff(10.0).attempts - 1
 
 
-def test_without_keys_the_error_tells_how_to_resolve_them(valkey):
-    ref = stored(valkey, [None], named=False)
-    with pytest.raises(ReadTimeoutError, match=f"superdl stats --batch {ref.batch_id.hex()}"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
-
-
 def test_a_cache_without_memory_is_named(valkey):
     ref = stored(valkey, [None])
     with valkey.client() as client:
@@ -211,19 +168,6 @@ def test_where_bad_samples_are_kept_out_the_rest_is_waited_for(valkey):
     read = reader_at(fake, stop_at_bad=False).read(ref)
     assert list(read.bad) == [1]
     assert bytes(read.buffer.payload(2)) == arrays[2].tobytes()
-
-
-def test_a_restart_between_batches_costs_no_wait(valkey):
-    arrays = images(4)
-    ref = stored(valkey, arrays)
-    fake = FakeTime()
-    reader = reader_at(fake)
-    reader.read(ref)
-    valkey.restart_empty()
-    store(valkey, ref, arrays)
-    read = reader.read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.hits, fake.slept_s) == (4, [])
 
 
 def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
@@ -323,24 +267,6 @@ def test_an_interrupted_read_does_not_spoil_the_next(valkey):
         reader.read(one)
     read = reader.read(two)
     assert np.array_equal(read.buffer.block.numpy().reshape(40, 184), second)
-
-
-def test_threads_read_at_once(valkey):
-    batches = [stored(valkey, images(16, seed=n), position=n) for n in range(8)]
-    reader = BatchReader(ReadSettings())
-    found = {}
-
-    def work(place):
-        for _ in range(10):
-            found[place] = pixels(reader.read(batches[place])).copy()
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for place in range(8):
-        assert np.array_equal(found[place], np.stack(images(16, seed=place)))
 
 
 def test_ragged_batches_are_read_too(valkey):

@@ -144,63 +144,6 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
     assert buffer.replies[2] == ReplyKind.NIL
 
 
-def test_a_push_that_is_cut_off_is_waited_for():
-    buffer = BatchBuffer(1)
-    scatter = ReplyScatter(buffer, [0])
-    scatter.asked(1)
-    feed(scatter, b"$-1\r\n>2\r\n", [1000])
-    assert not scatter.finished
-    feed(scatter, b"$1\r\na\r\n:5\r\n", [1000])
-    assert scatter.finished
-
-
-@given(data=st.data(), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
-def test_a_damaged_stream_is_noticed_or_leaves_every_record_its_own_length(data, cuts):
-    """One byte of a stream is another: an error, or the frames still hold; never a crash."""
-    kept = [data.draw(kinds) for _ in range(8)]
-    stream = bytearray(b"".join(PUSHED * (n % 3 == 2) + reply_of(kind, n) for n, kind in enumerate(kept)))
-    stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
-    buffer = BatchBuffer(8)
-    scatter = ReplyScatter(buffer, list(range(8)))
-    scatter.asked(8)
-    try:
-        feed(scatter, bytes(stream), cuts)
-    except ProtocolDoubtError:
-        return
-    scatter.settle()
-    for offset in np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist():
-        size = int(buffer.record_bytes[offset])
-        assert len(buffer.payload(offset)) == (size if size < HEADER_BYTES else size - HEADER_BYTES)
-
-
-@given(count=st.integers(0, 200), cuts=st.lists(st.integers(1, 500), min_size=1, max_size=20))
-def test_what_is_whole_when_the_stream_breaks_is_kept(count, cuts):
-    size = 12
-    stream = b"".join(reply_of("equal", offset) for offset in range(size))
-    stream = stream[: count * len(stream) // 200]
-    buffer = BatchBuffer(size)
-    scatter = ReplyScatter(buffer, list(range(size)))
-    scatter.asked(size)
-    feed(scatter, stream, cuts)
-    scatter.settle()
-    received = np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist()
-    whole = len(stream) // len(reply_of("equal", 0))
-    assert received == list(range(len(received)))
-    assert whole - 1 <= len(received) <= whole  # the last one's line end may not have been looked at yet
-    for offset in received:
-        check(buffer, offset, "equal")
-
-
-def test_equal_records_share_one_block_in_order():
-    buffer = BatchBuffer(5)
-    scatter = ReplyScatter(buffer, list(range(5)))
-    scatter.asked(5)
-    feed(scatter, b"".join(reply_of("equal", n) for n in range(5)), [10_000])
-    assert buffer.block is not None
-    assert buffer.block.numpy().reshape(5, 12)[:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert not buffer.own
-
-
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
