@@ -186,11 +186,10 @@ class SuperDataset(Dataset[Any]):
 
     def _bound(self, what: str) -> DatasetBinding:
         if self._binding is None:
-            msg = (
+            raise UsageError(
                 f"{what} of a SuperDataset is known once a sampler has been made for it, because the "
                 "coordinator lists the source: sampler = SuperSampler(dataset, batch_size=...)"
             )
-            raise UsageError(msg)
         return self._binding
 
     def _check_ours(self, ref: BatchRef) -> None:
@@ -198,11 +197,10 @@ class SuperDataset(Dataset[Any]):
         if binding is not None and binding.dataset_id == ref.dataset_id:
             return
         ours = "none yet" if binding is None else binding.dataset_id.hex()
-        msg = (
+        raise UsageError(
             f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self.source} "
             f"is bound to {ours}: give the DataLoader the dataset that its sampler was made with"
         )
-        raise UsageError(msg)
 
 
 def _how_to_use(index: object) -> str:
@@ -226,7 +224,7 @@ def _check_for_batches(transform: object) -> None:
     homes = [kind.__module__ for kind in type(transform).__mro__] + [getattr(transform, "__module__", "")]
     if any(home.startswith(_FOR_ONE_IMAGE) for home in homes):
         name = getattr(transform, "__name__", type(transform).__name__)
-        msg = (
+        raise ConfigError(
             f"transform is called as transform(images, labels, info) on a whole batch, and {name} is made "
             "for one image: on a batch it fails, or draws once for all samples. What draws nothing goes into "
             "the recipe, Recipe.image(resize=256, crop=224); random crops, flips and colours are "
@@ -234,20 +232,16 @@ def _check_for_batches(transform: object) -> None:
             "    def transform(images, labels, info):\n"
             "        return torch.stack([pipeline(image) for image in images]), labels"
         )
-        raise ConfigError(msg)
 
 
 def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:
     is_number = isinstance(read_timeout, int | float) and not isinstance(read_timeout, bool)
     if not (is_number and 0 < read_timeout < math.inf):
-        msg = f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}")
     if verify not in ("auto", "all"):
-        msg = f"verify is 'auto' or 'all'; not {verify!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"verify is 'auto' or 'all'; not {verify!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
-        msg = f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}")
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
@@ -263,8 +257,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
     except TypeError:
         text = None
     if not isinstance(text, str):
-        msg = f"{name} is a URL or a path; not {value!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     if not text.strip() or "\0" in text:
         msg = f"{name} is empty or holds a NUL: name s3://bucket/prefix, file:///directory or a path"
         raise ConfigError(msg)
@@ -279,8 +272,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
             msg = f"{name} {text!r} names no absolute path: write file:///directory (three slashes)"
             raise ConfigError(msg)
         return _file_url(rest)
-    msg = f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://"
-    raise ConfigError(msg)
+    raise ConfigError(f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://")
 
 
 def _file_url(path: str) -> str:
@@ -288,15 +280,13 @@ def _file_url(path: str) -> str:
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
-        msg = f"{path!r} begins with a home directory that is not known: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
     return f"file://{os.path.realpath(expanded)}"
 
 
 def _s3_url(rest: str, text: str, name: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        msg = f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix")
     prefix = prefix.rstrip("/")
     return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"

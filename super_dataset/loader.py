@@ -99,8 +99,7 @@ class SuperLoader(Generic[_Ref]):
         self.sampler = sampler
         self.prefetch = _whole("prefetch", prefetch, _MAX_PREFETCH)
         if collate_fn is not None and not callable(collate_fn):
-            msg = f"collate_fn is called on every item; {collate_fn!r} cannot be"
-            raise ConfigError(msg)
+            raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
         self._mover = mover_to(device)
         self._threads = _Threads(_whole("threads", threads, _MAX_THREADS), dataset, collate_fn, self._mover)
         self._latest: _Progress | None = None
@@ -125,11 +124,9 @@ class SuperLoader(Generic[_Ref]):
         Raises:
             UsageError: the sampler keeps no state.
         """
-        keep = self._of_the_sampler("state_dict")
-        latest = self._latest
-        state: dict[str, Any] = (
-            keep() if latest is None or latest.finished else keep(batches_consumed=latest.taken)
-        )
+        keep, latest = self._of_the_sampler("state_dict"), self._latest
+        within = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
+        state: dict[str, Any] = keep(**within)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,8 +223,7 @@ def _give_up(ahead: deque[Future[Any]]) -> None:
 
 def _whole(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        msg = f"{name} is a whole number from 1 to {most}; not {value!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a whole number from 1 to {most}; not {value!r}")
     return value
 
 

@@ -229,19 +229,17 @@ class Augment:
             shapes, dtypes = [tuple(image.shape) for image in images], {image.dtype for image in images}
         channels = {shape[0] if len(shape) == _NDIM - 1 else 0 for shape in shapes}
         if len(channels) != 1 or not channels <= _CHANNELS or dtypes != {torch.uint8}:
-            msg = (
+            raise UsageError(
                 "Augment takes images, uint8 of shape (samples, channels, height, width) with 1, 3 or 4 "
                 f"channels, as SuperDataset delivers them; not {_described(images)}"
             )
-            raise UsageError(msg)
         if any(0 in shape for shape in shapes):
             raise UsageError(f"Augment takes images that have pixels; not {_described(images)}")
         if self._size is None and len(set(shapes)) > 1:
-            msg = (
+            raise UsageError(
                 "these images differ in height or width, and an Augment without size does not change it: "
                 "give it a size, or the recipe a crop"
             )
-            raise UsageError(msg)
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
             given = (
                 f"that of {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)

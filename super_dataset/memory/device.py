@@ -54,8 +54,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
             return _CudaStream(wanted)
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError, TypeError) as error:
-        msg = f"device={device!r} is not to be had: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"device={device!r} is not to be had: {error}") from error
     return _Copy(wanted)
 
 

@@ -317,11 +317,10 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
         for worker in multiprocessing.active_children():
             if worker.pid == pid:
                 worker.join(_DYING_S)
-    msg = (
+    raise SuperError(
         f"a batch of DataLoader worker {pid} cannot be had any more: the worker ended before its batch was "
         f"received, or its memory may not be opened{reason}"
     )
-    raise SuperError(msg)
 
 
 def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:

@@ -115,8 +115,7 @@ def check_label_dtype(name: str) -> None:
     try:
         label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
     except TypeError as error:
-        msg = f"labels of dtype {name!r} cannot be a tensor: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"labels of dtype {name!r} cannot be a tensor: {error}") from error
 
 
 def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -205,13 +205,21 @@ class BatchReader:
             to_hash=None if seen is None else seen.to_hash(ref.sample_ids, ref.epoch),
         )
         read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
-        requests = encode_gets(ref.sample_ids)
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
+        wanted = Wanted(
+            requests=encode_gets(ref.sample_ids),
+            sample_ids=ref.sample_ids,
+            buffer=buffer,
+            in_flight_bytes=self._settings.in_flight_bytes,
+            record_bytes=state.record_bytes,
+            deadline_s=deadline_s,
+            clock=self._clock,
+        )
         # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
         last_begin_s = deadline_s - min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
         while True:
-            self._attempt(state, read, requests, deadline_s)
+            self._attempt(state, read, wanted)
             stop = bool(read.bad) and self._settings.stop_at_bad
             late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
             self._report(state, read, done=stop or late or not read.missing)
@@ -223,9 +231,7 @@ class BatchReader:
                 raise read.timeout_error(self._clock() - began_s)
             self._pause(state, read, last_begin_s)
 
-    def _attempt(
-        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
-    ) -> None:
+    def _attempt(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
         """Ask for all that is missing, and sort what came.
 
         Where another sample's record came, replies and requests no longer belong together on that connection:
@@ -234,7 +240,7 @@ class BatchReader:
         """
         read.attempts += 1
         for _ in range(2):
-            self._look(state, read, requests, deadline_s)
+            self._look(state, read, wanted)
             if not read.astray:
                 return
             if not state.told_astray:
@@ -242,9 +248,7 @@ class BatchReader:
                 _LOG.warning("the cache at %s answered what was not asked: %s", read.ref.cache, read.astray)
             state.drop()
 
-    def _look(
-        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
-    ) -> None:
+    def _look(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
         """Ask once for all that is missing, and sort what came."""
         replies = read.buffer.replies
         replies[read.missing] = ReplyKind.NONE
@@ -253,8 +257,8 @@ class BatchReader:
         # more is tried at once.
         asked: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
-            read.trouble = self._gather(state, read, requests, asked, deadline_s)
-            if read.trouble is None or self._clock() >= deadline_s:
+            read.trouble = self._gather(state, read, wanted, asked)
+            if read.trouble is None or self._clock() >= wanted.deadline_s:
                 break
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
         received_s = self._clock()
@@ -264,23 +268,9 @@ class BatchReader:
         read.check_s += self._clock() - received_s
 
     def _gather(
-        self,
-        state: ReaderState,
-        read: BatchProgress,
-        requests: Sequence[bytes],
-        asked: Sequence[int],
-        deadline_s: float,
+        self, state: ReaderState, read: BatchProgress, wanted: Wanted, asked: Sequence[int]
     ) -> CacheUnreachableError | None:
-        left_s = deadline_s - self._clock()
-        wanted = Wanted(
-            requests=requests,
-            sample_ids=read.ref.sample_ids,
-            buffer=read.buffer,
-            in_flight_bytes=self._settings.in_flight_bytes,
-            record_bytes=state.record_bytes,
-            deadline_s=deadline_s,
-            clock=self._clock,
-        )
+        left_s = wanted.deadline_s - self._clock()
         try:
             link = state.link(read.ref.cache, timeout_s=left_s)
             trouble = link.gather(wanted, asked, left_s=left_s)

@@ -168,8 +168,7 @@ class ReplyScatter:
                 if data[at : at + 2] == CRLF[: len(data) - at]:
                     self._line = data[at:]
                     return
-                msg = f"a record ended with {data[at : at + 2]!r} instead of a line's end"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"a record ended with {data[at : at + 2]!r} instead of a line's end")
             at += 2
             self._end_bulk()
 
@@ -178,20 +177,17 @@ class ReplyScatter:
         if data[at : at + 1] == b">":
             return _pushed(data, at)
         if not self._skip and self._done >= self._asked:
-            msg = f"a reply came that nobody asked for: {data[at : at + 40]!r}"
-            raise ProtocolDoubtError(msg)
+            raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
         if end < 0:
             if len(data) - at > MAX_LINE_BYTES:
-                msg = f"a reply's first line is longer than {MAX_LINE_BYTES} bytes"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"a reply's first line is longer than {MAX_LINE_BYTES} bytes")
             return 0
         kind, length, text = parse_line(data[at:end])
         body = end + len(CRLF)
         if not self._skip and self._asked_leave is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
-                msg = f"ASKING was answered by {data[at:end][:40]!r}"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
             self._asked_leave = text if kind == "error" else ""  # the GET's own answer follows either way
             return body - at
         if kind == "bulk":
@@ -212,8 +208,7 @@ class ReplyScatter:
         elif kind == "error":
             self._buffer.note_error(offset, self._asked_leave or text)
         else:
-            msg = f"a GET was answered by {text[:40]!r}"
-            raise ProtocolDoubtError(msg)
+            raise ProtocolDoubtError(f"a GET was answered by {text[:40]!r}")
         self._done += 1
         self._asked_leave = None
 
@@ -256,8 +251,7 @@ def _pushed(data: bytes, at: int) -> int:
         raise ProtocolDoubtError(str(error)) from error
     if found is None:
         if len(data) - at > MAX_LINE_BYTES:
-            msg = f"a push message is longer than {MAX_LINE_BYTES} bytes"
-            raise ProtocolDoubtError(msg)
+            raise ProtocolDoubtError(f"a push message is longer than {MAX_LINE_BYTES} bytes")
         return 0
     return found[1] - at
 
@@ -283,5 +277,4 @@ def parse_line(
         return "error", 0, rest.decode(errors="replace")
     elif mark in (b"+", b":"):
         return "simple", 0, rest.decode(errors="replace")
-    msg = f"a reply began with {line[:40]!r}, which is no answer to what was asked"
-    raise ProtocolDoubtError(msg)
+    raise ProtocolDoubtError(f"a reply began with {line[:40]!r}, which is no answer to what was asked")

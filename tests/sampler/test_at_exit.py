@@ -84,26 +84,6 @@ def test_a_coordinator_that_does_not_answer_is_asked_once(coordinator):
     assert len(closed(coordinator)) == 1, "the others are not tried"
 
 
-def test_a_coordinator_that_is_gone_disturbs_no_exit(coordinator):
-    program = """
-samplers = [make() for _ in range(3)]
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-    process = subprocess.Popen(  # our own program
-        [sys.executable, "-c", PROLOGUE + program, coordinator.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    coordinator.stop()
-    _, errors = process.communicate(b"\n", timeout=END_TIMEOUT_S)
-    assert (process.returncode, errors) == (0, b"")
-
-
 def test_all_goodbyes_share_one_bound():
     asked = []
 

@@ -161,17 +161,6 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
 
 
-def test_a_heartbeat_that_the_end_cuts_off_is_no_failure(coordinator, make_pager, caplog):
-    pager = make_pager(heartbeat_s=0.01)
-    buffer = pager.begin(PlanPosition(0, 40))
-    assert positions(pager, buffer, 10) == list(range(40, 50))
-    coordinator.gate.clear()
-    asked = coordinator.count("NextBatches")
-    coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
-    pager.stop()
-    assert caplog.text == ""
-
-
 def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
     coordinator.script.resident = {2, 3, 9}
     pager = make_pager(in_order=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -69,13 +68,3 @@ def test_it_cannot_be_pickled_but_its_batches_can(sampler):
     assert pickle.loads(pickle.dumps(batch)) == batch
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(iterator)
-
-
-def test_in_another_process_it_says_where_it_belongs(sampler, monkeypatch):
-    iterator = iter(sampler)
-    pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-    with pytest.raises(UsageError, match="stays in the process"):
-        next(iterator)
-    with pytest.raises(UsageError, match="process that made it"):
-        iter(sampler)

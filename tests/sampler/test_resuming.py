@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from superdl.sampler import SuperSampler
-from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.errors import ConfigError
 from tests.sampler.stand_ins import BoundDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -152,16 +152,6 @@ def test_the_end_of_an_epoch_is_told_too(make, coordinator):
     assert places(sampler) == epoch(7)
 
 
-def test_of_a_samplers_state_and_its_iterators_the_later_is_asked_for(make, coordinator):
-    sampler = make()
-    base = sampler.state_dict()
-    sampler.load_state_dict(base | {"epoch": 1})
-    iterator = iter(sampler)
-    iterator.load_state_dict(base | {"epoch": 0, "position": 30})
-    assert places(iterator, 1) == [(0, 30)]
-    assert [(one.epoch, one.position) for one in coordinator.requests("NextBatches")] == [(0, 30)]
-
-
 def test_a_state_of_another_plan_changes_nothing(make):
     sampler = make()
     with pytest.raises(ConfigError, match="seed is 9 in the state and 0 here"):
@@ -170,12 +160,3 @@ def test_a_state_of_another_plan_changes_nothing(make):
     with pytest.raises(ConfigError, match="seed is 9 in the state and 0 here"):
         iterator.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
     assert places(iterator) == epoch(0)
-
-
-def test_a_closed_sampler_loads_nothing_and_still_says_where_it_stood(make):
-    sampler = make()
-    places(iter(sampler), 4)
-    sampler.close()
-    assert place(sampler.state_dict(batches_consumed=4)) == (0, 4)
-    with pytest.raises(UsageError, match="closed"):
-        sampler.load_state_dict(sampler.state_dict())

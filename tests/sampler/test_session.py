@@ -10,7 +10,6 @@ import pytest
 
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import MAX_REOPENS, JobSpec, Session
-from superdl.sampler.stats import StatusChecks
 from superdl.super_wire.errors import (
     CoordinatorUnreachableError,
     PlanError,
@@ -45,13 +44,6 @@ def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
     assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
     assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)
     assert (job.epoch, job.position) == (0, 0)
-
-
-def test_a_job_name_replaces_the_run(coordinator):
-    first = session(coordinator, job="night")
-    other = Session(Client(coordinator.address), BoundDataset(), SPEC, run="another run", job="day")
-    assert first.job != other.job
-    assert coordinator.requests("RegisterDataset")[1].run_id == "another run", "the listing is the run's"
 
 
 def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
@@ -145,11 +137,3 @@ def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
     coordinator.script.fingerprint = b"g" * 16
     with pytest.raises(SourceError, match="file:///images has changed"):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
-
-
-def test_stats_of_an_unknown_job(coordinator):
-    opened = session(coordinator)
-    assert opened.stats(StatusChecks()).invocations == 3
-    coordinator.jobs.clear()
-    with pytest.raises(UnknownJobError, match=opened.job):
-        opened.stats(StatusChecks())

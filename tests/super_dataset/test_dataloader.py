@@ -59,12 +59,6 @@ def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
     assert [r.position for r in reports(valkey) if r.done].count(0) == 3
 
 
-def test_the_info_travels_from_a_worker(refs):
-    for n, (batch, _, info) in enumerate(loader_of(bound_dataset(return_info=True), refs, 1, "fork")):
-        assert len(batch) == SIZE
-        assert (info.position, info.keys, info.hits) == (n, refs[n].keys, SIZE)
-
-
 def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):
     bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
     foreign = replace(refs[1], dataset_id=b"x" * 16)

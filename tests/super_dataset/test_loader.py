@@ -141,19 +141,6 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs):
         next(batches)
 
 
-def test_a_pass_may_be_left_and_another_begun(refs):
-    loader = SuperLoader(bound_dataset(), refs)
-    for stop in range(3):
-        for n, (batch, labels) in enumerate(loader):
-            check(batch, labels, n)
-            if n == stop:
-                break
-    one, other = iter(loader), iter(loader)
-    for n in range(BATCHES):
-        check(*next(one), n)
-        check(*next(other), n)
-
-
 def test_threads_end_with_the_loader_and_hold_no_batch(refs):
     loader = SuperLoader(bound_dataset(), refs, threads=2)
     batches = iter(loader)
@@ -225,33 +212,6 @@ def test_closing_ends_a_loop_that_has_asked_for_all(refs):
     loader.close()
     with pytest.raises(UsageError, match="closed"):
         next(batches)
-
-
-class Stuck:
-    """A dataset whose second batch waits until it is let go."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.go_on = threading.Event()
-
-    def __getitem__(self, number):
-        if number == 1:
-            self.begun.set()
-            assert self.go_on.wait(60)
-        return number
-
-
-def test_closing_fails_what_no_thread_has_begun():
-    dataset = Stuck()
-    loader = SuperLoader(dataset, range(5), None, 5)
-    batches = iter(loader)
-    assert next(batches) == 0
-    assert dataset.begun.wait(60)
-    waiting = batches._ahead[1]  # behind the one that is being read
-    loader.close()
-    with pytest.raises(UsageError, match="closed"):
-        waiting.result(timeout=60)
-    dataset.go_on.set()
 
 
 def test_a_fork_that_goes_on_with_a_pass_is_told(refs):

@@ -1,6 +1,6 @@
 """The public API as a typed program uses it: mypy checks this file, nobody runs it.
 
-``assert_type`` says what a user's checker must find. A line that ignores an error is a wrong use: if that error
+``assert_type`` says what a checker must find. A line that ignores an error is a wrong use: if that error
 is gone, mypy, strict, tells that too.
 """
 

@@ -179,16 +179,6 @@ def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
     assert caplog.text.count("another one is started") == 3
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the tie that needs no cooperation is Linux's")
-def test_a_coordinator_that_hangs_dies_with_its_supervisor_too(supervised):
-    settings = supervised.settings()
-    supervised.hold(replace(settings, coordinator=(*settings.coordinator, "--deaf")))
-    before = supervised.processes()
-    before["supervisor"].kill()
-    _, alive = psutil.wait_procs(before.values(), timeout=END_TIMEOUT_S)
-    assert not alive
-
-
 def test_a_start_that_fails_tells_the_last_lines_of_the_log(supervised):
     with pytest.raises(EmbeddedError, match=r"coordinator ended 2 times.*exit code 3") as caught:
         supervised.hold(supervised.settings(good_starts=0))

@@ -259,27 +259,6 @@ def test_a_batch_that_is_sent_on_is_copied_so_that_arrays_of_it_stay_right():
     child.join()
 
 
-def give_twice(connection, go_on):
-    block = WorkerMemory().take(BLOCK_BYTES)
-    connection.send_bytes(bytes(ForkingPickler.dumps(block)))
-    go_on.recv()
-
-
-def test_a_message_is_received_once():
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    resume, go_on = context.Pipe()
-    worker = context.Process(target=give_twice, args=(there, go_on), daemon=True)
-    worker.start()
-    message = here.recv_bytes()
-    held = pickle.loads(message)
-    with pytest.raises(SuperError, match="received twice"):
-        pickle.loads(message)
-    resume.send(True)
-    worker.join()
-    assert len(held) == BLOCK_BYTES
-
-
 def refused(*_, **__):
     raise PermissionError(13, "denied")
 

@@ -49,15 +49,6 @@ def test_orders(bad, skip, replace):
     assert delivered_order(REF, reasons, "replace") == replace
 
 
-def test_raise_names_keys_reasons_and_batch():
-    with pytest.raises(BadSampleError, match=r"2 of 5 samples.*train/0-1\.jpg \(undecodable: x\)") as caught:
-        delivered_order(REF, {1: "undecodable: x", 3: "too_large: y"}, "raise")
-    message = str(caught.value)
-    assert REF.batch_id.hex() in message
-    assert "train/0-3.jpg (too_large: y)" in message
-    assert 'on_bad_sample="skip"' in message
-
-
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_a_batch_with_no_good_sample_raises(policy):
     with pytest.raises(BadSampleError, match="at least one good sample"):
@@ -144,12 +135,6 @@ def test_images_are_the_block_itself_seen_as_channels_last(shared):
     assert batch.data_ptr() == buffer.block.data_ptr()
     assert batch.is_shared() is shared
     assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(arrays))
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_what_is_an_image(channels):
-    arrays = [np.full((5, 7, channels), n, dtype=np.uint8) for n in range(2)]
-    assert sample_tensors(received(arrays), None).shape == (2, channels, 5, 7)
 
 
 @pytest.mark.parametrize(

@@ -75,17 +75,6 @@ def link_to(server, option="", credentials=None):
     return open_link(address, credentials or Credentials(), timeout_s=5.0)
 
 
-@pytest.mark.parametrize("option", ["", "?protocol=3"])
-def test_the_protocol_is_the_one_asked_for(either, option):
-    link = link_to(either, option)
-    try:
-        answer = link.nodes.connection(link.nodes.home).ask(b"HELLO")
-        facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
-        assert facts[b"proto"] == (3 if option else 2)
-    finally:
-        link.close()
-
-
 def test_a_ping_tells_what_a_reader_may_not_do(valkey):
     with valkey.client() as client:
         client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])

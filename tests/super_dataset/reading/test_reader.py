@@ -144,12 +144,6 @@ def test_a_cache_without_memory_is_named(valkey):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
-def test_what_stays_corrupt_is_said(valkey):
-    ref = stored(valkey, [b"garbage"])
-    with pytest.raises(ReadTimeoutError, match="corrupt records: a record has at least 64 bytes"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
-
-
 @pytest.mark.parametrize("permanent", [True, False])
 def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
     ref = stored(valkey, [*images(2), tombstone("train/0-2.jpg", permanent=permanent), None])
@@ -159,15 +153,6 @@ def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
     assert fake.slept_s == []
     (report,) = reports(valkey)
     assert (report.done, report.missed) == (1, (3,))
-
-
-def test_where_bad_samples_are_kept_out_the_rest_is_waited_for(valkey):
-    arrays = images(3)
-    ref = stored(valkey, [arrays[0], tombstone("train/0-1.jpg"), None])
-    fake = FakeTime(lambda: store(valkey, ref, [None, None, arrays[2]]))
-    read = reader_at(fake, stop_at_bad=False).read(ref)
-    assert list(read.bad) == [1]
-    assert bytes(read.buffer.payload(2)) == arrays[2].tobytes()
 
 
 def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
@@ -210,16 +195,6 @@ def test_a_cache_that_stays_away_is_named(valkey):
     assert "refused" in str(caught.value)
 
 
-def test_a_cache_that_comes_late_is_waited_for(valkey):
-    arrays = images(3)
-    ref = ref_of(3, valkey.unix_url)
-    valkey.kill()
-    fake = FakeTime(lambda: None, lambda: (valkey.start(), store(valkey, ref, arrays)))
-    read = reader_at(fake).read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.attempts, read.hits) == (3, 3)  # the first GET that was answered found all
-
-
 def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
     ref = stored(valkey, images(2))
     with valkey.client() as client:
@@ -233,19 +208,6 @@ def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
             reader_at(fake).read(ref)
         assert not isinstance(caught.value, CacheUnreachableError)
     assert fake.slept_s == []
-
-
-def test_a_report_that_is_refused_is_no_harm(valkey, monkeypatch):
-    arrays = images(2)
-    ref = stored(valkey, arrays)
-    with valkey.client() as client:
-        client.acl_setuser("reader", enabled=True, passwords=["+pass"], keys=["*"], commands=["+get"])
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
-    reader = reader_at(FakeTime())
-    for _ in range(3):
-        assert np.array_equal(pixels(reader.read(ref)), np.stack(arrays))
-    assert reports(valkey) == []
 
 
 def test_an_interrupted_read_does_not_spoil_the_next(valkey):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.scatter import ReplyScatter, parse_line
+from superdl.super_dataset.reading.scatter import ReplyScatter
 from superdl.super_wire.cache import ProtocolDoubtError
 from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import record, tombstone
@@ -171,24 +171,3 @@ def test_nonsense_is_noticed(stream, reason):
         scatter.asked(4)
         with pytest.raises(ProtocolDoubtError, match=reason):
             feed(scatter, stream, cuts)
-
-
-@pytest.mark.parametrize(
-    ("line", "meaning"),
-    [
-        (b"$0", ("bulk", 0, "")),
-        (b"$536870912", ("bulk", 2**29, "")),
-        (b"$-1", ("nil", 0, "")),
-        (b"_", ("nil", 0, "")),
-        (b":12", ("simple", 0, "12")),
-        (b"-ERR no", ("error", 0, "ERR no")),
-    ],
-)
-def test_what_a_reply_line_says(line, meaning):
-    assert parse_line(line) == meaning
-
-
-@pytest.mark.parametrize("line", [b"", b"$536870913", b"$+1", "$٣".encode(), b"*2", b"$" + b"9" * 5000])
-def test_other_lines_are_doubted(line):
-    with pytest.raises(ProtocolDoubtError):
-        parse_line(line)
