@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["GrpcThreads", "HeldSockets"]
 
 _TASKS = Path("/proc/self/task")
-_NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_grpc_threads.py would miss one
+_NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_forking.py would miss one
 _NAMING_S = 2.0  # a thread has the name of its maker until it first runs, on a busy machine for a while
 _PAUSE_S = 0.001
 

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from superdl.sampler import SuperSampler
-from superdl.sampler.at_exit import OPEN_JOBS, OpenJobs
+from superdl.sampler.at_exit import OpenJobs
 from superdl.sampler.rpc.client import Client
 from superdl.super_wire.errors import CoordinatorUnreachableError
-from tests.sampler.stand_ins import BoundDataset
 
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60.0
@@ -109,21 +107,3 @@ def test_all_goodbyes_share_one_bound():
         ("unix:/other", "CloseJob", "c", 1),
     ]
     assert all(0 < one[4] <= 9.0 for one in asked)
-
-
-def test_what_this_process_owns_alone_gets_no_goodbye(coordinator, monkeypatch):
-    class Own:
-        coordinator = None
-
-        def failure(self):
-            return None
-
-    Own.coordinator = coordinator.address
-    monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
-    monkeypatch.setattr("superdl.sampler.sampler.embedded_for", lambda run: Own())
-    said = []
-    monkeypatch.setattr(OPEN_JOBS, "add", lambda *facts: said.append(facts))
-    with SuperSampler(BoundDataset(), batch_size=2):
-        assert said == []
-    with SuperSampler(BoundDataset(), batch_size=2, rank=1, num_replicas=2) as shared:
-        assert said == [(coordinator.address, shared.job, 1)]

@@ -100,20 +100,6 @@ def test_set_epoch_keeps_the_position_of_the_epoch_just_loaded(make):
     assert places(sampler) == epoch(2)
 
 
-def test_an_iterator_goes_on_where_another_stood_and_moves_its_sampler_on(make):
-    sampler = make()
-    iterator = iter(sampler)
-    places(iterator, 20)
-    state = json.loads(json.dumps(iterator.state_dict()))
-    resumed = make()
-    other = iter(resumed)
-    other.load_state_dict(state)
-    assert (other.epoch, other.position) == (0, 20)
-    assert place(resumed.state_dict()) == (0, 0), "it has not begun"
-    assert places(other) == epoch(0, 20)
-    assert places(resumed) == epoch(1)
-
-
 def test_out_of_order_what_went_ahead_does_not_go_again(make, coordinator):
     coordinator.script.resident = {3, 5, 9}
     sampler = make(in_order=False)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from superdl.super_dataset import SuperLoader
 from superdl.super_dataset.memory.device import map_tensors
@@ -21,6 +22,7 @@ from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,
+    reports,
     stored,
     tombstone,
 )
@@ -229,19 +231,6 @@ def test_a_fork_that_goes_on_with_a_pass_is_told(refs):
     assert next(batches)[0].shape == (16, 3, 8, 8)
 
 
-def test_a_thread_that_cannot_be_had_at_first_is_started_later(refs, monkeypatch):
-    loader = SuperLoader(bound_dataset(), refs, threads=2)
-
-    def no_thread(self):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(RuntimeError, match="can't start"):
-            next(iter(loader))
-    assert len(list(loader)) == len(refs)
-
-
 def test_an_error_keeps_nothing_alive(refs):
     gone = []
 
@@ -285,3 +274,41 @@ def test_a_script_may_end_in_mid_epoch(count):
     script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(count=count)]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
+    return DataLoader(
+        dataset,
+        sampler=refs,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        timeout=60 if workers else 0,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (1, "forkserver")]
+)
+def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
+    dataset = bound_dataset()
+    dataset[refs[0]]  # the parent has a connection of its own before any fork
+    for n, (batch, labels) in enumerate(loader_of(dataset, refs, workers, method)):
+        check(batch, labels, n)
+        last = n
+    assert last == BATCHES - 1
+    dataset[refs[0]]
+    assert [r.position for r in reports(valkey) if r.done].count(0) == 3
+
+
+def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):
+    bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
+    foreign = replace(refs[1], dataset_id=b"x" * 16)
+    batches = iter(loader_of(bound_dataset(), [bad, foreign, refs[0]], 1, "fork"))
+    with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
+        next(batches)
+    with pytest.raises(UsageError, match=foreign.dataset_id.hex()):
+        next(batches)
+    check(*next(batches), 0)
+    assert list(batches) == []  # read to its end, so that the worker is let go at once

@@ -158,18 +158,6 @@ def make_starts_fail(supervised):
     supervised.directory.log.mkdir()
 
 
-def test_a_revival_that_fails_is_tried_again(supervised, caplog):
-    embedded = supervised.hold()
-    make_starts_fail(supervised)
-    supervised.processes()["supervisor"].kill()
-    until(lambda: "that one was lost too" in caplog.text)
-    supervised.directory.log.rmdir()
-    until(lambda: len(supervised.processes()) == 3)
-    rank = supervised.start_rank()
-    assert supervised.await_rank(rank) == embedded.coordinator
-    assert embedded.failure() is None
-
-
 def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
     embedded = supervised.hold()
     make_starts_fail(supervised)

@@ -13,7 +13,7 @@ from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.read_report import ReadReport
-from tests.fixtures.valkey_cluster import MASTERS, ValkeyCluster
+from tests.fixtures.valkey_cluster import MASTERS
 from tests.super_dataset.stored_batches import JOB, bound_to, id_at, images, record, ref_of
 
 COUNT = 90
@@ -189,23 +189,6 @@ def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(valkey_clust
     finally:
         os.kill(hanging.process.pid, signal.SIGCONT)
     assert reader.read(ref).hits == COUNT
-
-
-def test_all_nodes_by_tls(certificates, monkeypatch):
-    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    cluster = ValkeyCluster(certificates=certificates)
-    cluster.start()
-    try:
-        arrays = images(COUNT, 32, seed=10)
-        ref = batch(cluster, arrays)
-        reader = BatchReader(ReadSettings(verify="all"))
-        reader.read(ref)
-        slot = slots_of(ref)[0]
-        cluster.move(slot, (cluster.owners[slot] + 1) % MASTERS)
-        read = reader.read(ref)
-        assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
-    finally:
-        cluster.close()
 
 
 def test_the_node_that_takes_over_is_found_without_a_pause(valkey_cluster):

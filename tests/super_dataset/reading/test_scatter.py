@@ -74,36 +74,6 @@ def check(buffer: BatchBuffer, offset: int, kind: str) -> None:
         assert bytes(buffer.raw_headers[offset]) + bytes(buffer.payload(offset)) == whole
 
 
-@given(
-    asked=st.lists(kinds, min_size=1, max_size=24),
-    rounds=st.integers(1, 4),
-    skip=st.lists(
-        st.sampled_from([b"+OK\r\n", b":7\r\n", b"$3\r\nabc\r\n", b"-ERR no\r\n", b"$-1\r\n"]), max_size=2
-    ),
-    cuts=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
-    uniform=st.booleans(),
-)
-def test_the_same_however_bytes_are_cut_and_requests_are_batched(asked, rounds, skip, cuts, uniform):
-    buffer = BatchBuffer(len(asked) + 2, uniform=uniform)
-    offsets = list(range(1, len(asked) + 1))  # samples before and after were not asked for
-    scatter = ReplyScatter(buffer, offsets, skip=len(skip))
-    feed(scatter, b"".join(skip), cuts)
-    per_round = -(-len(asked) // rounds)
-    for start in range(0, len(asked), per_round):
-        part = offsets[start : start + per_round]
-        scatter.asked(len(part))
-        feed(
-            scatter,
-            b"".join(reply_of(kind, offset) for kind, offset in zip(asked[start:], part, strict=False)),
-            cuts,
-        )
-        assert scatter.answered == part[-1]
-    assert scatter.finished
-    for offset, kind in zip(offsets, asked, strict=True):
-        check(buffer, offset, kind)
-    assert buffer.replies[0] == buffer.replies[-1] == ReplyKind.NONE
-
-
 PUSHED = b">3\r\n+invalidate\r\n*1\r\n$5\r\na\r\nbc\r\n:5\r\n"
 
 
