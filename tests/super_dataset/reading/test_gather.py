@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather, gather_all
+from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, encode_command
-from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import images, stored
 
 
@@ -75,45 +74,3 @@ def test_owed_replies_pass_first(valkey, connection):
     assert connection.owed == 0
     assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
     assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4
-
-
-@pytest.fixture
-def two_nodes(valkey):
-    """Connections to two servers that know nothing of each other; each has every sample."""
-    other = Valkey()
-    other.start()
-    opened = [Watched(CacheAddress.parse(server.unix_url), Credentials()) for server in (valkey, other)]
-    yield other, opened
-    for connection in opened:
-        connection.close()
-    other.close()
-
-
-def wanted_of(ref, buffer, *, in_flight_bytes=2**24, wait_s=60.0):
-    return Wanted(
-        requests=encode_gets(ref.sample_ids),
-        sample_ids=ref.sample_ids,
-        buffer=buffer,
-        in_flight_bytes=in_flight_bytes,
-        record_bytes=192,  # what a payload takes; headers lie elsewhere
-        deadline_s=time.monotonic() + wait_s,
-        clock=time.monotonic,
-    )
-
-
-def test_a_node_that_says_nothing_is_left_when_time_is_up(valkey, two_nodes):
-    other, connections = two_nodes
-    arrays = images(8)
-    ref = stored(valkey, arrays)
-    with other.client() as client:
-        client.client_pause(30_000, all=True)
-        buffer = BatchBuffer(8)
-        wanted = wanted_of(ref, buffer, wait_s=0.3)
-        shares = [
-            Share(connections[0], wanted, [0, 1, 2, 3], part=0.5),
-            Share(connections[1], wanted, [4, 5, 6, 7], part=0.5),
-        ]
-        ((share, error),) = gather_all(shares, wanted)
-    assert share is shares[1]
-    assert other.unix_url in str(error)
-    assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4 + [ReplyKind.NONE] * 4
