@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Mover", "map_tensors", "mover_to"]
 
 
-class Mover(Protocol):
-    """Brings batches to a device. ``memory``: what they are received into before."""
+class Mover:
+    """Brings batches to where they are used. This one leaves them on CPU, in memory that is used again.
 
-    memory: Memory
+    ``memory`` is what they are received into before.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
         """Begin to move all tensors of an item; in the thread that read it."""
+        return item
 
     def receive(self, sent: Any) -> Any:
         """The item, for use on the current stream of this thread, from what :meth:`send` gave."""
+        return sent
 
 
 def mover_to(device: torch.device | str | int | None) -> Mover:
@@ -45,11 +51,11 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
         ConfigError: there is no such device.
     """
     if device is None:
-        return _Stay()
+        return Mover()
     try:
         wanted = torch.device(device)
         if wanted.type == "cpu":
-            return _Stay()
+            return Mover()
         if wanted.type == "cuda":
             return _CudaStream(wanted)
         torch.empty(0, device=wanted)
@@ -58,20 +64,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
     return _Copy(wanted)
 
 
-class _Stay:
-    """Batches stay on CPU, in memory that is used again."""
-
-    def __init__(self) -> None:
-        self.memory: Memory = RecycledMemory()
-
-    def send(self, item: Any) -> Any:
-        return item
-
-    def receive(self, sent: Any) -> Any:
-        return sent
-
-
-class _Copy(_Stay):
+class _Copy(Mover):
     """Batches are copied by the thread that read them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -90,17 +83,18 @@ class _Sent:
     copied: torch.cuda.Event
 
 
-class _CudaStream:
+class _CudaStream(Mover):
     """Batches are copied on a stream of their own while the device computes on another."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         # Items whose copies are under way: their memory stays theirs whatever the allocator knows of it.
         self._leaving: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self.memory: Memory = PinnedMemory()
 
     def send(self, item: Any) -> Any:
         made_on = torch.cuda.current_stream(self._device)
