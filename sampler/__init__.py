@@ -7,8 +7,7 @@ lives in this package too, does not pay for torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from superdl.sampler.plan_iterator import PlanIterator
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanIterator", "SamplerStats", "SuperSampler"]
 
-_HOMES = {"PlanIterator": "plan_iterator", "SamplerStats": "stats", "SuperSampler": "sampler"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+def __getattr__(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
-    return getattr(import_module(f"superdl.sampler.{_HOMES[name]}"), name)
+    from superdl.sampler import plan_iterator, sampler, stats
+
+    homes = {"PlanIterator": plan_iterator, "SamplerStats": stats, "SuperSampler": sampler}
+    return getattr(homes[name], name)
 
 
 def __dir__() -> list[str]:

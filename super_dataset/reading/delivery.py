@@ -11,6 +11,7 @@ import logging
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -137,7 +138,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
     chosen = range(buffer.size) if order is None else order
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
-        flat = _ragged_in_shared_memory(buffer, chosen) if buffer.memory.shared else _ragged(buffer, chosen)
+        flat = _ragged(buffer, chosen)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
@@ -149,19 +150,17 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
 
 
 def _ragged(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
-    return [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
-
-
-def _ragged_in_shared_memory(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
-    """One shared block for samples of different sizes: a block each would cost a file descriptor each."""
-    payloads = [np.asarray(buffer.payload(offset)) for offset in chosen]
-    starts = [0]
-    for payload in payloads:
-        starts.append(starts[-1] + -(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    block = buffer.memory.take(starts[-1])
-    for start, payload in zip(starts, payloads, strict=False):
-        block[start : start + payload.nbytes] = torch.from_numpy(payload)
-    return [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=False)]
+    """Samples of different sizes; in shared memory in one block, or each would cost a file descriptor."""
+    payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
+    if not buffer.memory.shared:
+        return payloads
+    rounded = (-(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT for payload in payloads)
+    starts = list(accumulate(rounded, initial=0))
+    block = buffer.memory.take(starts.pop())
+    parts = [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=True)]
+    for part, payload in zip(parts, payloads, strict=True):
+        part.copy_(payload)
+    return parts
 
 
 def _shaped(

@@ -264,14 +264,13 @@ class Busy:
         return made
 
 batches = iter(SuperLoader(Busy(), range(10_000), None, 8, threads=3))
-for _ in range({count}):
+for _ in range(2):
     next(batches)
 """
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_script_may_end_in_mid_epoch(count):
-    script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(count=count)]
+def test_a_script_may_end_in_mid_epoch():
+    script = [sys.executable, "-c", LEFT_IN_MID_EPOCH]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -288,9 +287,7 @@ def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize(
-    ("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (1, "forkserver")]
-)
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
 def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
     dataset = bound_dataset()
     dataset[refs[0]]  # the parent has a connection of its own before any fork

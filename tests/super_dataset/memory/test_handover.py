@@ -84,7 +84,9 @@ def loader_of(dataset, refs, workers=1, method="fork", **arguments) -> DataLoade
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(other, marks=pytest.mark.slow) for other in ("spawn", "forkserver"))]
+)
 def test_a_few_blocks_serve_all_batches(refs, method):
     most = 0
     for n, (batch, labels, blocks) in enumerate(

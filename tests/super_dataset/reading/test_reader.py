@@ -254,7 +254,7 @@ def reader():
     return BatchReader(ReadSettings(record_bytes=777))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, reader, method):
     mine = own_id(reader, valkey.unix_url)
     context = multiprocessing.get_context(method)
