@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.processes import ROOT, BenchmarkError
-from superdl.sampler.embedded.cache_binary import server_binary
+from superdl.sampler.embedded.children import server_binary
 from superdl.sampler.embedded.embedded import Embedded
 from superdl.sampler.embedded.host import cache_bytes, pool_workers
 

@@ -1,9 +1,7 @@
 """What samplers that were not closed still do when the interpreter exits: end their threads, say goodbye.
 
 A coordinator that others share would else keep their jobs for as long as a vanished job is remembered. It is
-a courtesy, so it is tried once, and all goodbyes together take at most a second. A forked child, which may
-run the handlers that its parent registered, says nothing. How a job is closed is
-:mod:`superdl.sampler.session`'s.
+a courtesy: tried once, in at most a second for all. A forked child says nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +19,21 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OPEN_JOBS", "OpenJobs", "Stoppable", "stop_at_exit"]
+__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "OpenJobs"]
 
 _LOG = logging.getLogger(__name__)
 
 TOTAL_S = 1.0
 
 
-class Stoppable(Protocol):
-    """Who has a thread that must not be inside grpc while the interpreter goes down."""
-
+class _Stoppable(Protocol):
     pid: int
-    """Of the process that the thread runs in."""
 
-    def stop(self) -> None:
-        """End the thread, within a bounded wait."""
+    def stop(self) -> None: ...
 
 
 class OpenJobs:
-    """Jobs that are open, and what is to be said of each if nobody closes it."""
+    """Jobs that are open, by coordinator, job and rank, and the process that opened them."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, int], int] = {}
@@ -74,17 +68,12 @@ class OpenJobs:
 
 
 OPEN_JOBS = OpenJobs()
-_STOPPABLE: weakref.WeakSet[Stoppable] = weakref.WeakSet()
-
-
-def stop_at_exit(member: Stoppable) -> None:
-    """Stop ``member`` when the interpreter exits, if it is still alive then."""
-    _STOPPABLE.add(member)
+STOPPED_AT_EXIT: weakref.WeakSet[_Stoppable] = weakref.WeakSet()
 
 
 @atexit.register
 def _leave() -> None:
     # First the threads: one that is inside grpc can abort the process, and would open its job again.
-    for member in [member for member in _STOPPABLE if member.pid == os.getpid()]:
+    for member in [member for member in STOPPED_AT_EXIT if member.pid == os.getpid()]:
         member.stop()
     OPEN_JOBS.say()

@@ -1,8 +1,7 @@
 """States: a place in a sampler's plan as a small dict that JSON can hold, and whether one fits a sampler.
 
 A plan is a pure function of what is written here, so a place is found in constant time, by any number of
-ranks that make the same global batches. Who asks for states and goes to places is
-:mod:`superdl.sampler.sampler`'s and :mod:`superdl.sampler.plan_iterator`'s.
+ranks that make the same global batches.
 """
 
 from __future__ import annotations
@@ -41,14 +40,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writes and reads the states of one sampler.
-
-    Args:
-        spec: what the sampler wants of the plan.
-        fingerprint: of the dataset.
-        batches: in an epoch.
-        in_order: whether batches go out strictly in plan order.
-    """
+    """Writes and reads the states of one sampler, whose epochs have ``batches`` batches."""
 
     def __init__(self, spec: JobSpec, fingerprint: bytes, batches: int, *, in_order: bool) -> None:
         self._batches = batches
@@ -80,7 +72,6 @@ class Checkpoint:
         """
         _check_kinds(state)
         self._check_plan(state)
-        self._check_own(state)
         position, ahead = state["position"], state["given_ahead"]
         if not 0 <= state["epoch"] <= _MAX_EPOCH:
             raise ConfigError(f"this state's epoch is {state['epoch']}; epochs are from 0 to {_MAX_EPOCH}")
@@ -118,9 +109,6 @@ class Checkpoint:
                 f"this state belongs to another plan: {'; '.join(differ)}{hint}. Make the sampler as the one "
                 "that gave the state, or do not load it to begin anew"
             )
-
-    def _check_own(self, state: Mapping[str, Any]) -> None:
-        here = self._facts
         own = (state["rank"], state["world_size"]) == (here["rank"], here["world_size"])
         if not (own or state["in_order"]):
             raise ConfigError(

@@ -9,18 +9,26 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import uuid
-from collections import Counter
+from collections import defaultdict
+from itertools import count
+from typing import TYPE_CHECKING
 
 import torch.distributed
 
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import digest128
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["check_schedules", "check_still_there", "job_id", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
+
+# By process id, since a fork copies them.
+_run_ids: dict[int, str] = {}
+_samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(count)
 
 
 def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
@@ -45,13 +53,10 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 
 def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Refuse a place that was found before torch.distributed was there to tell, and that it tells otherwise.
+    """Refuse, by ``UsageError``, a place found before torch.distributed was there, that it tells otherwise.
 
-    ``by_default``: whether rank and replicas were found, not given. What was given may differ from the
-    process group: of several ranks that share a model, all may want the same samples.
-
-    Raises:
-        UsageError: this process is another rank, or one of another number of ranks.
+    ``by_default``: whether rank and replicas were found, not given. What was given may differ: of several
+    ranks that share a model, all may want the same samples.
     """
     group = _place_in_group()
     if group is None:
@@ -70,13 +75,10 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 
 
 def check_schedules(num_replicas: int) -> None:
-    """Look whether Accelerate will step a learning rate's schedule once for each rank.
+    """Refuse, by ``UsageError``, that Accelerate will step a learning rate's schedule once for each rank.
 
-    It does so with a prepared schedule, since its prepared loaders count the batches of all ranks, and
-    SUPER's count those of one. It keeps no list of them, so all objects of this process are looked through.
-
-    Raises:
-        UsageError: it will.
+    Its prepared loaders count the batches of all ranks, and SUPER's count those of one. It keeps no list of
+    schedules, so all objects of this process are looked through.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:
@@ -131,7 +133,7 @@ def run_id() -> str:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if host and port:
         return f"master:{host}:{port}"
-    return _PROCESS.fresh_run_id()
+    return _run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
 
 
 def job_id(
@@ -149,36 +151,9 @@ def job_id(
     """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
     ``run`` is the run id, or what the user gave as ``job``. The second identical sampler of a process gets
-    another id than the first, and the ranks, which make their samplers in the same order, agree on that too,
-    even where one process is several ranks.
+    another id than the first; ranks make their samplers in the same order, so they agree on that too.
     """
     numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
     fields = (run.encode(), fingerprint, recipe_json.encode(), numbers.encode())
-    count = _PROCESS.count(digest128(*fields), rank)
-    return digest128(*fields, *([str(count).encode()] if count else [])).hex()
-
-
-class _Process:
-    """What differs between processes or counts within one: kept by process id, since a fork copies it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._run_ids: dict[int, str] = {}
-        self._samplers: Counter[tuple[int, bytes, int]] = Counter()
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
-    def fresh_run_id(self) -> str:
-        with self._lock:
-            return self._run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
-
-    def count(self, identity: bytes, rank: int) -> int:
-        """How many samplers of this identity the process has made before for a rank."""
-        with self._lock:
-            self._samplers[os.getpid(), identity, rank] += 1
-            return self._samplers[os.getpid(), identity, rank] - 1
-
-
-_PROCESS = _Process()
+    before = next(_samplers[os.getpid(), digest128(*fields), rank])
+    return digest128(*fields, *([str(before).encode()] if before else [])).hex()

@@ -1,9 +1,8 @@
 """The background thread of a sampler: it keeps a page of the plan ahead, so that no trainer waits for an RPC.
 
 It fetches pages while there is room, asks again for the statuses of the next few batches where their order
-may change, and shows a sign of life when nothing else is to be said, so that the job keeps its lease and a
-coordinator that was restarted learns of the job while workers still read. Which batch goes next is
-:mod:`superdl.sampler.prefetch`'s, the calls are :mod:`superdl.sampler.session`'s.
+may change, and shows a sign of life when nothing else is to be said: the job keeps its lease, and a
+coordinator that was restarted learns of the job while workers still read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.at_exit import stop_at_exit
+from superdl.sampler.at_exit import STOPPED_AT_EXIT
 from superdl.sampler.prefetch import PrefetchBuffer, is_ready, planned_batch
 from superdl.sampler.rpc.client import CallStoppedError, Patience
 from superdl.sampler.stats import StatusChecks
@@ -51,12 +50,7 @@ _THREAD_CHECK_S = 5.0
 class Pager:
     """Feeds the iterations of one sampler from one thread, which starts with the first of them.
 
-    Args:
-        session: the sampler's job.
-        client: of the same coordinator; its channel is held open while the thread lives.
-        rank: goes into the batches.
-        in_order: whether batches go out strictly in plan order.
-        heartbeat_s: longest silence towards the coordinator.
+    ``client`` is of the session's coordinator: its channel is held open while the thread lives.
     """
 
     def __init__(
@@ -80,13 +74,11 @@ class Pager:
         self._spoken_s = 0.0
         self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
         self._delivered: Delivered | None = None  # of the latest iteration
-        self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = (
-            None  # for an iteration that has not begun
-        )
+        self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for an iteration to come
         self._silent = False
         self.checks = StatusChecks()
         self.pid = os.getpid()
-        stop_at_exit(self)
+        STOPPED_AT_EXIT.add(self)
 
     def prepare(self, place: PlanPosition) -> None:
         """Ask for the first page of an iteration that will begin at ``place``, soon and without waiting."""
@@ -97,7 +89,7 @@ class Pager:
             self._delivered = None
             self._prepared = place, buffer
             self._add(buffer, place)
-            if buffer.window.exhausted:
+            if buffer.exhausted:
                 self._spoken_s = 0.0  # there is no page to ask for; a sign of life tells where this rank is
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
@@ -132,17 +124,16 @@ class Pager:
     def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
         """The buffer's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
 
-        Raises:
-            SuperError: why no page came; the next call tries again.
+        Raises why no page came; the next call tries again.
         """
         with self._wake:
             while True:
                 self._refuse_if_stopped()
-                if buffer.window.exhausted:
+                if buffer.exhausted:
                     return None
                 batch = buffer.take()
                 if batch is not None:
-                    self._progress = (buffer.epoch, buffer.window.head)
+                    self._progress = (buffer.epoch, buffer.head)
                     if buffer.wants_statuses():
                         buffer.refresh_at_s = time.monotonic()
                         self._wake.notify_all()
@@ -155,15 +146,11 @@ class Pager:
                     raise error
                 # The thread answers each buffer with a page or an error, in bounded time.
                 begun_s = time.perf_counter()
-                if not self._wake.wait(_THREAD_CHECK_S):
-                    self._check_thread()
+                if not self._wake.wait(_THREAD_CHECK_S) and not (self._thread and self._thread.is_alive()):
+                    raise CoordinatorError(
+                        "the sampler's background thread has died; its traceback was printed before"
+                    )
                 self.checks.wait_s += time.perf_counter() - begun_s
-
-    def _check_thread(self) -> None:
-        if self._thread is not None and not self._thread.is_alive():
-            raise CoordinatorError(
-                "the sampler's background thread has died; its traceback was printed before"
-            )
 
     def stop(self) -> None:
         """End the thread, and a call that it may be in. Idempotent."""
@@ -227,9 +214,8 @@ class Pager:
         return None, due_s - now_s
 
     def _fetch(self, buffer: PrefetchBuffer) -> None:
-        window = buffer.window
         with self._wake:
-            position, count, head = window.asked, buffer.room(), window.head
+            position, count, head = buffer.asked, buffer.room(), buffer.head
         page: Any = ()
         error: Exception | None = None
         try:
@@ -245,7 +231,8 @@ class Pager:
         session, rank, epoch = self._session, self._rank, buffer.epoch
         try:
             for message in page:
-                buffer.window.add(planned_batch(message, session.binding, session.job, rank, epoch))
+                batch = planned_batch(message, session.binding, session.job, rank, epoch)
+                buffer.add(batch, ready=is_ready(message))
             reason = "" if page else "it is empty"
         except ValueError as wrong:
             reason = str(wrong)
@@ -253,13 +240,12 @@ class Pager:
             return None
         return CoordinatorError(
             f"the coordinator at {self._client.address} sent a wrong page for job {session.job}, "
-            f"rank {rank}, epoch {epoch}, position {buffer.window.asked}: {reason}"
+            f"rank {rank}, epoch {epoch}, position {buffer.asked}: {reason}"
         )
 
     def _refresh(self, buffer: PrefetchBuffer) -> None:
-        window = buffer.window
         with self._wake:
-            head, count = window.head, len(window.reorderable())
+            head, count = buffer.head, len(buffer.reorderable())
         try:
             page = self._ask(buffer.epoch, head, count, yielded=head, with_keys=False, patience=_ONE_TRY)
         except SuperError as error:  # statuses are advice; the next page will tell what is wrong
@@ -268,7 +254,7 @@ class Pager:
         with self._wake:
             for batch in page:
                 if is_ready(batch):
-                    window.mark_ready(batch.position)
+                    buffer.mark_ready(batch.position)
             buffer.refresh_at_s = time.monotonic() + REFRESH_S
 
     def _show_life(self) -> None:

@@ -1,7 +1,6 @@
 """``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is asked for.
 
-DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect: epoch
-and position are taken when the first batch is. Where batches come from is :mod:`superdl.sampler.pages`'.
+DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect.
 """
 
 from __future__ import annotations
@@ -33,43 +32,37 @@ class Cursor:
     """Where a sampler's next iteration starts; one that begins makes the following epoch the next.
 
     Thread-safe. ``shuffled``: epochs differ, so that it matters which one the training loop is at; ``told``:
-    somebody has named an epoch or a place.
+    somebody has named an epoch or a place; ``named``: the epoch set since an iteration began last.
     """
 
     def __init__(self, *, shuffled: bool = False) -> None:
         self._lock = threading.Lock()
         self._next = PlanPosition()
-        self._named: int | None = None
+        self.named: int | None = None
         self.shuffled, self.told = shuffled, False
-
-    @property
-    def named(self) -> int | None:
-        """The epoch that was set since an iteration began last."""
-        return self._named
 
     def peek(self) -> PlanPosition:
         """Where the next iteration will start, which does not begin by that."""
-        with self._lock:
-            return self._next
+        return self._next
 
     def take(self) -> PlanPosition:
         """Where an iteration starts that begins now."""
         with self._lock:
             taken, self._next = self._next, PlanPosition(self._next.epoch + 1)
-            self._named = None
+            self.named = None
             return taken
 
     def pass_over(self, epoch: int) -> None:
         """An iteration of ``epoch`` begins that has a place of its own: a later epoch is the next."""
         with self._lock:
-            self._named, self.told = None, True
+            self.named, self.told = None, True
             if self._next.epoch <= epoch:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the next epoch; a place already set in that same epoch stays."""
         with self._lock:
-            self._named, self.told = epoch, True
+            self.named, self.told = epoch, True
             if epoch != self._next.epoch:
                 self._next = PlanPosition(epoch)
 
@@ -80,15 +73,7 @@ class Cursor:
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Yields :class:`superdl.super_wire.BatchRef`, in plan order unless the sampler was made with
-    ``in_order=False``.
-
-    Args:
-        cursor: taken when the first batch is asked for.
-        pager: brings the batches.
-        checkpoint: writes and reads states.
-        owner: kept alive as long as the iterator.
-    """
+    """Yields ``BatchRef``, in plan order unless the sampler, its owner, was made with ``in_order=False``."""
 
     def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: object) -> None:
         self._cursor = cursor

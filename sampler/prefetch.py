@@ -2,11 +2,8 @@
 
 In order, the next batch is the head: the lowest position. With ``reorder`` above 1, a batch whose samples are
 all in the cache (or failed) may go before a head that still waits, if it lies among the first ``reorder``
-positions from the head on; so at most ``reorder - 1`` others ever overtake one batch. A position in the plan
-is then more than a number: some batches beyond it are gone already.
-
-No I/O and no threads: :mod:`superdl.sampler.pages` brings both. How a position is written down is
-:mod:`superdl.sampler.checkpoint`'s.
+positions from the head on. A position in the plan is then more than a number: some batches beyond it are gone
+already. No I/O and no threads: :mod:`superdl.sampler.pages` brings both.
 """
 
 from __future__ import annotations
@@ -20,16 +17,12 @@ from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from superdl.super_wire.batch_ref import DatasetBinding
 
 __all__ = [
     "Delivered",
     "PlanPosition",
-    "Planned",
     "PrefetchBuffer",
-    "ReorderWindow",
     "is_ready",
     "planned_batch",
 ]
@@ -89,34 +82,31 @@ class Delivered:
         return PlanPosition(start.epoch, head, tuple(ahead))
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A batch, and whether a reader would find all of it at once as far as is known."""
-
-    ref: BatchRef
-    ready: bool
-
-
-class ReorderWindow:
-    """Planned batches from ``position`` to ``end`` (exclusive) on their way to the trainer, but for those in
-    ``delivered_ahead``, which had theirs.
+class PrefetchBuffer:
+    """What one iteration has received and not given out; an abandoned one just vanishes.
 
     Attributes:
         head: the first position not given out.
         asked: the first position not received yet.
         end: batches in the epoch.
+        delivered: what has gone out; it may be kept when the buffer is not.
+        error: why the last page did not come; raised by the next demand, and then forgotten.
+        not_before_s: nothing is asked for earlier than that, on the monotonic clock.
+        refresh_at_s: when statuses of the window should be asked for, on the monotonic clock.
     """
 
-    def __init__(
-        self, position: int, end: int, *, reorder: int = 1, delivered_ahead: Collection[int] = ()
-    ) -> None:
-        self.head = self.asked = position
+    def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
+        self.epoch = start.epoch
+        self.head = self.asked = start.position
         self.end = end
+        self.delivered = Delivered(start, reorder=reorder)
+        self.error: Exception | None = None
+        self.not_before_s = self.refresh_at_s = 0.0
         self._reorder = reorder
-        self._waiting: dict[int, Planned] = {}
-        self._delivered_before = frozenset(
-            delivered_ahead
-        )  # by an earlier iteration that this one goes on with
+        self._waiting: dict[int, BatchRef] = {}
+        self._ready: set[int] = set()  # of those that wait
+        # by an earlier iteration that this one goes on with
+        self._delivered_before = frozenset(start.delivered_ahead)
 
     def __len__(self) -> int:
         """Batches that could be given out."""
@@ -127,87 +117,59 @@ class ReorderWindow:
         """Whether all of the epoch was given out."""
         return self.head >= self.end
 
-    def add(self, planned: Planned) -> None:
-        """Take the batch at ``asked``, unless it was given out before; ``ValueError`` if it is another."""
-        if planned.ref.position != self.asked or self.asked >= self.end:
-            raise ValueError(f"batch {planned.ref.position} came where {self.asked} of {self.end} was next")
+    def add(self, batch: BatchRef, *, ready: bool) -> None:
+        """Take the batch at ``asked``, unless it was given out before; ``ValueError`` if it is another.
+
+        ``ready``: a reader would find all of it at once, as far as is known.
+        """
+        if batch.position != self.asked or self.asked >= self.end:
+            raise ValueError(f"batch {batch.position} came where {self.asked} of {self.end} was next")
         if self.asked not in self._delivered_before:
-            self._waiting[self.asked] = planned
+            self._waiting[self.asked] = batch
+            if ready:
+                self._ready.add(self.asked)
         self.asked += 1
         self._pass_delivered()
 
-    def waits_for_head(self) -> bool:
-        """Whether newer statuses could change which batch goes next."""
-        head = self._waiting.get(self.head)
-        return self._reorder > 1 and head is not None and not head.ready
-
-    def reorderable(self) -> range:
-        """Positions among which the next is chosen."""
-        return range(self.head, min(self.head + self._reorder, self.asked))
-
     def mark_ready(self, position: int) -> None:
         """A newer status: all samples of that batch are in the cache, or failed."""
-        planned = self._waiting.get(position)
-        if planned is not None:
-            self._waiting[position] = Planned(planned.ref, ready=True)
+        if position in self._waiting:
+            self._ready.add(position)
 
     def take(self) -> BatchRef | None:
         """The next batch to give out, or ``None`` if nothing is here."""
         if not self._waiting:
             return None
-        ready = (p for p in self.reorderable() if p in self._waiting and self._waiting[p].ready)
-        chosen = self._waiting.pop(next(ready, self.head))
+        position = next((one for one in self.reorderable() if one in self._ready), self.head)
+        self._ready.discard(position)
+        batch = self._waiting.pop(position)
         self._pass_delivered()
-        return chosen.ref
+        self.delivered.add(position)
+        return batch
+
+    def reorderable(self) -> range:
+        """Positions among which the next is chosen."""
+        return range(self.head, min(self.head + self._reorder, self.asked))
+
+    def wants_statuses(self) -> bool:
+        """Whether newer statuses could change what goes next."""
+        waits = self.head in self._waiting and self.head not in self._ready
+        return self.error is None and self._reorder > 1 and waits
+
+    def wants_page(self) -> bool:
+        """Whether there is more to ask for, and room for it."""
+        return self.error is None and self.asked < self.end and self.room() >= PAGE_BATCHES
+
+    def room(self) -> int:
+        """How many batches may be asked for."""
+        return BUFFER_BATCHES - len(self._waiting)
 
     def _pass_delivered(self) -> None:
         while self.head < self.asked and self.head not in self._waiting:
             self.head += 1
 
 
-class PrefetchBuffer:
-    """What one iteration has received and not given out; an abandoned one just vanishes.
-
-    Attributes:
-        delivered: what has gone out; it may be kept when the buffer is not.
-        error: why the last page did not come; raised by the next demand, and then forgotten.
-        not_before_s: nothing is asked for earlier than that, on the monotonic clock.
-        refresh_at_s: when statuses of the window should be asked for, on the monotonic clock.
-    """
-
-    def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
-        self.epoch = start.epoch
-        self.window = ReorderWindow(
-            start.position, end, reorder=reorder, delivered_ahead=start.delivered_ahead
-        )
-        self.delivered = Delivered(start, reorder=reorder)
-        self.error: Exception | None = None
-        self.not_before_s = self.refresh_at_s = 0.0
-
-    def take(self) -> BatchRef | None:
-        """The next batch to give out, or ``None`` if nothing is here."""
-        batch = self.window.take()
-        if batch is not None:
-            self.delivered.add(batch.position)
-        return batch
-
-    def wants_page(self) -> bool:
-        """Whether there is more to ask for, and room for it."""
-        window = self.window
-        if self.error is not None or window.asked >= window.end:
-            return False
-        return len(window) <= BUFFER_BATCHES - PAGE_BATCHES
-
-    def room(self) -> int:
-        """How many batches may be asked for."""
-        return BUFFER_BATCHES - len(self.window)
-
-    def wants_statuses(self) -> bool:
-        """Whether newer statuses could change what goes next."""
-        return self.error is None and self.window.waits_for_head()
-
-
-def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoch: int) -> Planned:
+def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoch: int) -> BatchRef:
     """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's."""
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     label_bytes = label_dtype_of(binding.label_dtype).itemsize
@@ -220,7 +182,7 @@ def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoc
     ):
         if not right:
             raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
-    ref = BatchRef(
+    return BatchRef(
         dataset_id=binding.dataset_id,
         job=job,
         rank=rank,
@@ -234,7 +196,6 @@ def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoc
         keys=tuple(batch.keys),
         cache=binding.cache,
     )
-    return Planned(ref, ready=is_ready(batch))
 
 
 def is_ready(batch: Any) -> bool:

@@ -1,9 +1,4 @@
-"""``SuperSampler``: a torch ``Sampler`` whose items are whole batches, planned by a coordinator.
-
-It finds the coordinator (or starts the embedded one), registers the dataset it was given, opens its job,
-tells the dataset what it learned, and hands out iterators. The plan is the coordinator's, reading a batch is
-:mod:`superdl.super_dataset`'s.
-"""
+"""``SuperSampler``: a torch ``Sampler`` whose items are whole batches, planned by a coordinator."""
 
 from __future__ import annotations
 
@@ -47,16 +42,21 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "bind", "ping_cache")
 class SuperSampler(DistributedSampler[BatchRef]):
     """Samples whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
-    It is a ``DistributedSampler`` because it does what one does: each rank gets its own part of the epoch.
-    Frameworks that would wrap any other sampler in one, and so leave out what their wrapper gives to other
-    ranks (Lightning, Ray Train), ask for this class and then leave the sampler alone.
+    It is a ``DistributedSampler``: each rank gets its own part of the epoch, and frameworks (Lightning, Ray
+    Train) leave such a sampler alone. Making it registers the dataset, waits until the source is listed,
+    opens the job and pings the cache. Each iteration that begins is the next epoch. It and its iterators have
+    ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
 
-    Making it registers the dataset with the coordinator, waits until the source is listed, opens the job and
-    pings the cache; from then on ``len(sampler)``, ``len(dataset)`` and ``dataset.classes`` are known. Each
-    iteration that begins is the next epoch.
-
-    It and its iterators have ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader
-    uses. A coordinator that others share is told when the sampler is closed, or when the process exits.
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
+    >>> sampler = SuperSampler(dataset, batch_size=4, seed=0)
+    >>> len(dataset), dataset.classes, len(sampler)
+    (8, ('ant', 'bee', 'cat', 'dog'), 2)
+    >>> loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+    >>> [tuple(images.shape) for images, labels in loader]
+    [(4, 3, 32, 32), (4, 3, 32, 32)]
+    >>> sampler.epoch
+    1
+    >>> sampler.close()
 
     Args:
         dataset: a ``SuperDataset``; it is told what the coordinator knows.
@@ -181,13 +181,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
         Args:
             batches_consumed: so many batches the training loop has got from its loader in the latest
-                iteration, counted from that iteration's first one (also where it was resumed in mid-epoch).
-                A plain DataLoader with workers has asked this sampler for more, so the loop has to say. (The
-                DataLoader's own ``in_order`` stays True, or nobody knows which batches those were.)
-                After the last batch of an epoch the state names the epoch's end: an iteration that begins
-                there ends at once, and the one after it is the next epoch. ``None``: between iterations, or
-                for a loader that asks the iterator's state too (torchdata's StatefulDataLoader); the state
-                then names where the next iteration begins.
+                iteration, also where that was resumed in mid-epoch: a plain DataLoader with workers has asked
+                for more. After the last batch of an epoch the state names the epoch's end: an iteration that
+                begins there ends at once. ``None``: between iterations, or for a loader that asks the
+                iterator's state too (torchdata's StatefulDataLoader).
 
         Raises:
             ConfigError: no iteration has given out so many batches.
@@ -211,9 +208,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where ``state`` says, in constant time.
 
-        The page of the plan there is asked for at once in the background, so that its samples are produced
-        before the first of them is asked for. Iterations that have begun go on undisturbed. The state may
-        come from another rank, and from another number of ranks if ``batch_size`` times ranks is the same.
+        The page of the plan there is asked for at once in the background. Iterations that have begun go on
+        undisturbed. The state may come from another rank, and from another number of ranks if ``batch_size``
+        times ranks is the same.
 
         Raises:
             ConfigError: the state belongs to another plan; the message names what differs.

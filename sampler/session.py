@@ -1,7 +1,7 @@
 """A sampler's standing with the coordinator: its dataset registered, its job open, again if that forgot them.
 
 The listing of a source may take minutes, so it is awaited by long polls whose silence is bounded, not their
-number. Pages of the plan are :mod:`superdl.sampler.pages`'.
+number.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.identity import job_id
-from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience, Undertaking
+from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.batch_ref import Bindable, DatasetBinding
 from superdl.super_wire.errors import (
@@ -42,8 +42,7 @@ MAX_REOPENS = 5
 """How often one call may find its job unknown, open it again and still not be served."""
 
 REOPENING_S = 180.0
-"""How long a call may take that finds its job unknown, all its reopenings and attempts together; not counting
-the time in which a listing gets on."""
+"""How long such a call may take altogether; not counting the time in which a listing gets on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,9 @@ class JobSpec:
 
 
 class Session:
-    """Registers a dataset and opens a job on it when made; raises what :class:`superdl.sampler.SuperSampler`
-    says.
+    """Registers a dataset and opens a job on it when made; raises what ``SuperSampler`` says.
 
-    Attributes:
-        binding: what is known of the dataset.
-        job: the job's id.
-        batches_per_epoch: of this rank.
+    ``binding`` is what is known of the dataset, ``batches_per_epoch`` is of this rank.
     """
 
     def __init__(
@@ -87,7 +82,7 @@ class Session:
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts = self._register(FIRST_CONTACT, Undertaking(math.inf))
+            facts, _ = self._register(FIRST_CONTACT, math.inf)
             for warning in facts.warnings if spec.rank == 0 else ():
                 _LOG.warning("%s", warning)
             self._check_fits(facts.size)
@@ -95,12 +90,7 @@ class Session:
                 run if job is None else f"job:{job}",
                 facts.fingerprint,
                 dataset.recipe.json,
-                batch_size=spec.batch_size,
-                num_replicas=spec.num_replicas,
-                seed=spec.seed,
-                shuffle=spec.shuffle,
-                drop_last=spec.drop_last,
-                rank=spec.rank,
+                **asdict(spec),
             )
             self._open(facts, FIRST_CONTACT, (0, 0))
 
@@ -115,11 +105,9 @@ class Session:
             )
 
     def _register(
-        self,
-        patience: Patience,
-        bound: Undertaking,
-        stopped: threading.Event | None = None,
-    ) -> Any:
+        self, patience: Patience, end_s: float, stopped: threading.Event | None = None
+    ) -> tuple[Any, float]:
+        """What the coordinator knows of the dataset, and ``end_s``, later by the listing's progress."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         dataset = self._dataset
@@ -130,7 +118,7 @@ class Session:
             key_list=dataset.key_list or "",
             run_id=self._run,
         )
-        facts = self._client.call("RegisterDataset", request, bound.patience(patience), stopped=stopped)
+        facts = self._client.call("RegisterDataset", request, _until(end_s, patience), stopped=stopped)
         if facts.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this sampler speaks protocol version {PROTOCOL_VERSION}, the coordinator at "
@@ -141,26 +129,23 @@ class Session:
         while not facts.ready:
             listed, asked_s = facts.listed, time.monotonic()
             silence_s = time.monotonic() - moved
-            if silence_s > self._listing_silence_s or not bound.left_s():
+            if silence_s > self._listing_silence_s or asked_s >= end_s:
                 raise SourceError(
                     f"the listing of {dataset.source} stands at {listed} samples and has not moved for "
                     f"{silence_s:.0f} s: see the log of the coordinator at {self._client.address}"
                 )
-            poll_s = min(LONG_POLL_S, self._listing_silence_s, bound.left_s())
+            poll_s = min(LONG_POLL_S, self._listing_silence_s, end_s - asked_s)
             poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=listed, wait_s=poll_s)
+            still = _until(end_s, patience)
             try:
-                facts = self._client.call(
-                    "GetDataset", poll, bound.patience(patience), wait_s=poll_s, stopped=stopped
-                )
+                facts = self._client.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
             except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
-                facts = self._client.call(
-                    "RegisterDataset", request, bound.patience(patience), stopped=stopped
-                )
+                facts = self._client.call("RegisterDataset", request, still, stopped=stopped)
             if facts.listed > listed:
                 moved = time.monotonic()
-                bound.extend(moved - asked_s)
+                end_s += moved - asked_s
                 _LOG.info("listing %s: %d samples so far", dataset.source, facts.listed)
-        return facts
+        return facts, end_s
 
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
@@ -196,15 +181,17 @@ class Session:
         self._dataset.bind(self.binding)
 
     def reopen(
-        self, epoch: int, position: int, bound: Undertaking, stopped: threading.Event | None = None
-    ) -> None:
+        self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
+    ) -> float:
         """Register and open again, at a coordinator that lost its memory; this rank goes on at a position.
+
+        By the monotonic ``end_s``, which is returned, later by the time in which a listing got on.
 
         Raises:
             SourceError: the source is no longer what this sampler's plan was made from.
         """
         with self._lock:
-            facts = self._register(RUNNING, bound, stopped)
+            facts, end_s = self._register(RUNNING, end_s, stopped)
             if facts.fingerprint != self.binding.fingerprint:
                 raise SourceError(
                     f"{self._dataset.source} has changed since this sampler was made: it had "
@@ -212,8 +199,9 @@ class Session:
                     f"{facts.size} with {facts.fingerprint.hex()}, so the coordinator that was restarted "
                     "cannot go on with the same plan: make a new sampler"
                 )
-            self._open(facts, bound.patience(RUNNING), (epoch, position), stopped)
+            self._open(facts, _until(end_s, RUNNING), (epoch, position), stopped)
             _LOG.warning("the coordinator did not know job %s any more; it was opened again", self.job)
+            return end_s
 
     def pages_from(
         self,
@@ -243,32 +231,28 @@ class Session:
             yielded=yielded,
             with_keys=with_keys,
         )
-        bound = Undertaking(self._reopening_s)
+        begin_s = time.monotonic()
+        end_s = begin_s + self._reopening_s
         opened = 0
-        while opened < MAX_REOPENS and (bound.left_s() or not opened):
+        while opened < MAX_REOPENS and (time.monotonic() < end_s or not opened):
             try:
-                page = self._client.call("NextBatches", request, bound.patience(patience), stopped=stopped)
+                page = self._client.call("NextBatches", request, _until(end_s, patience), stopped=stopped)
                 batches: Sequence[Any] = page.batches
                 return batches
             except UnknownJobError:
-                self._reopen_within(bound, epoch, yielded, stopped)
                 opened += 1
+            try:
+                end_s = self.reopen(epoch, yielded, end_s, stopped)
+            except CoordinatorUnreachableError as error:
+                raise CoordinatorUnreachableError(
+                    f"job {self.job} was forgotten by the coordinator and could not be opened again within "
+                    f"{self._reopening_s:g} s: {error}"
+                ) from error
         raise UnknownJobError(
             f"the coordinator at {self._client.address} forgot job {self.job} {opened} times in a row after "
-            f"it was opened; given up after {bound.spent_s():.1f} s (at most {MAX_REOPENS} times and "
-            f"{bound.total_s:g} s)"
+            f"it was opened; given up after {time.monotonic() - begin_s:.1f} s (at most {MAX_REOPENS} times "
+            f"and {self._reopening_s:g} s)"
         )
-
-    def _reopen_within(
-        self, bound: Undertaking, epoch: int, head: int, stopped: threading.Event | None
-    ) -> None:
-        try:
-            self.reopen(epoch, head, bound, stopped)
-        except CoordinatorUnreachableError as error:
-            raise CoordinatorUnreachableError(
-                f"job {self.job} was forgotten by the coordinator and could not be opened again within "
-                f"{bound.total_s:g} s: {error}"
-            ) from error
 
     def stats(self, checks: StatusChecks) -> SamplerStats:
         """The job's counters as the coordinator has them now, with what status checks have cost here."""
@@ -286,3 +270,8 @@ class Session:
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
         self._client.call("CloseJob", request, Patience(attempts=2, total_s=2.0, deadline_s=1.0))
+
+
+def _until(end_s: float, patience: Patience) -> Patience:
+    """``patience``, with no more time than is left until the monotonic ``end_s``."""
+    return replace(patience, total_s=min(patience.total_s, max(0.0, end_s - time.monotonic())))

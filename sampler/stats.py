@@ -31,11 +31,7 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class StatusChecks:
-    """What asking for pages of the plan has cost this process, each of them the status check of its batches.
-
-    ``calls`` were made by the sampler's own thread, in ``call_s`` seconds, of which ``cpu_s`` were CPU time
-    of that thread; the loop waited ``wait_s`` for a page that was not there yet.
-    """
+    """What the sampler's own thread has spent on asking for pages, and how long the loop waited for one."""
 
     calls: int = 0
     call_s: float = 0.0
@@ -54,10 +50,9 @@ class SamplerStats:
     this job's share of what was spent. The fields from ``budget_bytes`` to ``free_bytes`` describe the whole
     cache; ``needed_bytes`` is the budget with which nothing would be dropped.
 
-    ``stall_causes`` say why batches stalled, ``recent_stalls`` are the newest (up to 1,024), oldest first;
-    docs/runs.md lists the causes. ``status_calls`` and the following are of this process: how many calls for
-    pages of the plan its background thread has made, the seconds and the CPU seconds that took there, and
-    the seconds that the loop waited for a page.
+    ``stall_causes`` say why batches stalled (docs/runs.md lists them), ``recent_stalls`` are the newest (up
+    to 1,024), oldest first. ``status_calls`` and the following are of this process: its calls for pages of
+    the plan, their seconds and CPU seconds, and the seconds that the loop waited for a page.
     """
 
     job: str

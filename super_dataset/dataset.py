@@ -1,7 +1,6 @@
 """``SuperDataset``: a torch dataset whose index is a planned batch and whose items are that batch's tensors.
 
-It reads the cache and nothing else. Which batches there are is the sampler's; how one is read is
-:mod:`superdl.super_dataset.reading.reader`'s.
+It reads the cache and nothing else. Which batches there are is the sampler's.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from superdl.super_dataset.reading import (
     check_label_dtype,
     check_policy,
     delivered_order,
-    how_to_use,
     label_tensor,
-    per_sample,
     sample_tensors,
 )
 from superdl.super_wire.batch_ref import BatchRef
@@ -44,6 +41,11 @@ __all__ = ["SuperDataset", "normalise_url"]
 _PING_TIMEOUT_S = 5.0
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_FOR_ONE_IMAGE = ("torchvision.transforms", "timm.data")
+_THREE_LINES = """\
+    dataset = SuperDataset(source, recipe)
+    sampler = SuperSampler(dataset, batch_size=256)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None)"""
 
 
 class SuperDataset(Dataset[Any]):
@@ -53,11 +55,16 @@ class SuperDataset(Dataset[Any]):
     channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
     come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
     list's dtype; where that gives arrays, of shape (batch, ...); where it gives named fields, a dict of
-    tensors. With ``return_info`` a :class:`BatchInfo` comes third. In a DataLoader worker images are received
-    straight into shared memory.
+    tensors. With ``return_info`` a :class:`BatchInfo` comes third.
 
     It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
     ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
+
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
+    >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
+    >>> images, labels, info = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
+    >>> images.shape, images.dtype, labels
+    (torch.Size([4, 3, 32, 32]), torch.uint8, tensor([0, 0, 1, 1]))
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
@@ -66,7 +73,7 @@ class SuperDataset(Dataset[Any]):
             folders give labels.
         transform: called as ``transform(images, labels, info)`` on every batch, where it is read; what it
             returns is the item. It must pickle if workers are spawned. Transforms of torchvision and timm,
-            which are made for one image, are refused, but for those of v2 that draw nothing.
+            which are made for one image, are refused.
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
@@ -102,11 +109,10 @@ class SuperDataset(Dataset[Any]):
         if transform is not None and not callable(transform):
             msg = f"transform is called as transform(images, labels, info); {transform!r} cannot be"
             raise ConfigError(msg)
-        if why_not := per_sample(transform):
-            raise ConfigError(why_not)
-        self._source = normalise_url(source, name="source")
-        self._recipe = recipe
-        self._key_list = None if key_list is None else normalise_url(key_list, name="key_list")
+        _check_for_batches(transform)
+        self.source = normalise_url(source, name="source")  # what sample ids are made of
+        self.recipe = recipe
+        self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
         self._transform = transform
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._return_info = bool(return_info)
@@ -120,21 +126,6 @@ class SuperDataset(Dataset[Any]):
             stop_at_bad=on_bad_sample == "raise",
         )
         self._reader = BatchReader(settings)
-
-    @property
-    def source(self) -> str:
-        """The source's URL, normalised: what sample ids are made of."""
-        return self._source
-
-    @property
-    def recipe(self) -> Recipe:
-        """The work done on every sample."""
-        return self._recipe
-
-    @property
-    def key_list(self) -> str | None:
-        """The key list's URL, normalised, if there is one."""
-        return self._key_list
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -154,11 +145,7 @@ class SuperDataset(Dataset[Any]):
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Take what the coordinator told the sampler. Called by ``SuperSampler``.
-
-        Raises:
-            ConfigError: labels are of a dtype that no tensor can have.
-        """
+        """Take what the coordinator told the sampler; ``ConfigError`` if no tensor can hold the labels."""
         check_label_dtype(binding.label_dtype)
         self._binding = binding
 
@@ -166,9 +153,7 @@ class SuperDataset(Dataset[Any]):
         """Reach the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
 
         Raises:
-            CacheUnreachableError: nobody answered; the message names the address.
-            CacheError: the cache refused, for example the credentials.
-            ConfigError: the address is wrong.
+            CacheUnreachableError: nobody answered; CacheError: the cache refused, say the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
@@ -183,7 +168,7 @@ class SuperDataset(Dataset[Any]):
             CacheError: the cache refused.
         """
         if not isinstance(ref, BatchRef):
-            raise UsageError(how_to_use(ref))
+            raise UsageError(_how_to_use(ref))
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, self._on_bad_sample)
@@ -197,15 +182,14 @@ class SuperDataset(Dataset[Any]):
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
-        raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
+        raise UsageError(_how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
     def _bound(self, what: str) -> DatasetBinding:
         if self._binding is None:
-            msg = (
+            raise UsageError(
                 f"{what} of a SuperDataset is known once a sampler has been made for it, because the "
                 "coordinator lists the source: sampler = SuperSampler(dataset, batch_size=...)"
             )
-            raise UsageError(msg)
         return self._binding
 
     def _check_ours(self, ref: BatchRef) -> None:
@@ -213,33 +197,57 @@ class SuperDataset(Dataset[Any]):
         if binding is not None and binding.dataset_id == ref.dataset_id:
             return
         ours = "none yet" if binding is None else binding.dataset_id.hex()
-        msg = (
-            f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self._source} "
+        raise UsageError(
+            f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self.source} "
             f"is bound to {ours}: give the DataLoader the dataset that its sampler was made with"
         )
-        raise UsageError(msg)
 
 
-def _check_reading(read_timeout: object, verify: object, in_flight_bytes: object) -> None:
-    if isinstance(read_timeout, bool) or not isinstance(read_timeout, int | float):
-        msg = f"read_timeout is a number of seconds; not {read_timeout!r}"
-        raise ConfigError(msg)
-    if not (math.isfinite(read_timeout) and read_timeout > 0):
-        msg = f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}"
-        raise ConfigError(msg)
+def _how_to_use(index: object) -> str:
+    """Why ``dataset[index]`` was refused, and the intended way."""
+    if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
+        return (
+            "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
+            f"not to make batches of them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
+        )
+    return (
+        f"SuperDataset is indexed by the BatchRefs that a SuperSampler yields, not by {type(index).__name__} "
+        f"({str(index)[:40]}): it reads whole batches. The intended way:\n{_THREE_LINES}\n"
+        "If it was done so, a framework has put a sampler of its own in the place of the SuperSampler: "
+        "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
+        "(docs/frameworks.md)"
+    )
+
+
+def _check_for_batches(transform: object) -> None:
+    """Refuse what torchvision and timm make for one image: a batch makes v1's fail, v2's draw once."""
+    homes = [kind.__module__ for kind in type(transform).__mro__] + [getattr(transform, "__module__", "")]
+    if any(home.startswith(_FOR_ONE_IMAGE) for home in homes):
+        name = getattr(transform, "__name__", type(transform).__name__)
+        raise ConfigError(
+            f"transform is called as transform(images, labels, info) on a whole batch, and {name} is made "
+            "for one image: on a batch it fails, or draws once for all samples. What draws nothing goes into "
+            "the recipe, Recipe.image(resize=256, crop=224); random crops, flips and colours are "
+            "transform=Augment(224) (docs/augmentation.md). Or give a function of your own:\n"
+            "    def transform(images, labels, info):\n"
+            "        return torch.stack([pipeline(image) for image in images]), labels"
+        )
+
+
+def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:
+    is_number = isinstance(read_timeout, int | float) and not isinstance(read_timeout, bool)
+    if not (is_number and 0 < read_timeout < math.inf):
+        raise ConfigError(f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}")
     if verify not in ("auto", "all"):
-        msg = f"verify is 'auto' or 'all'; not {verify!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"verify is 'auto' or 'all'; not {verify!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
-        msg = f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}")
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
     """``s3://bucket/prefix`` or ``file:///real/path`` of what a user gave as ``name``.
 
-    A plain path becomes ``file://`` and the absolute real path. Whether the source exists is for the
-    coordinator to say: it may run where the files are, and the trainer elsewhere.
+    Whether the source exists is for the coordinator to say: it may run where the files are.
 
     Raises:
         ConfigError: not text or a path, empty, or of a scheme that SUPER does not read.
@@ -249,8 +257,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
     except TypeError:
         text = None
     if not isinstance(text, str):
-        msg = f"{name} is a URL or a path; not {value!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     if not text.strip() or "\0" in text:
         msg = f"{name} is empty or holds a NUL: name s3://bucket/prefix, file:///directory or a path"
         raise ConfigError(msg)
@@ -265,8 +272,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
             msg = f"{name} {text!r} names no absolute path: write file:///directory (three slashes)"
             raise ConfigError(msg)
         return _file_url(rest)
-    msg = f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://"
-    raise ConfigError(msg)
+    raise ConfigError(f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://")
 
 
 def _file_url(path: str) -> str:
@@ -274,15 +280,13 @@ def _file_url(path: str) -> str:
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
-        msg = f"{path!r} begins with a home directory that is not known: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
     return f"file://{os.path.realpath(expanded)}"
 
 
 def _s3_url(rest: str, text: str, name: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        msg = f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix")
     prefix = prefix.rstrip("/")
     return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"

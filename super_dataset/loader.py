@@ -1,20 +1,23 @@
 """``SuperLoader``: batches by threads of the training process, in place of a DataLoader's worker processes.
 
 Receiving a batch holds no lock of Python's and needs hardly any CPU, so that threads do what processes would,
-without a hand-over. What a thread does is :mod:`superdl.super_dataset.reading_threads`', how a batch comes to
-an accelerator :mod:`superdl.super_dataset.memory.device`'s.
+without a hand-over.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import queue
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from superdl.super_dataset.memory import mover_to
-from superdl.super_dataset.reading_threads import ReadingThreads
+from superdl.super_dataset.memory import mover_to, receiving_into
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ __all__ = ["SuperLoader"]
 
 _MAX_PREFETCH = 1024
 _MAX_THREADS = 64
+_EXIT_S = 5.0  # how long the interpreter's end waits for threads; one that waits for the cache is harmless
+_CLOSED = "this SuperLoader was closed: make another"
 
 _Ref_co = TypeVar("_Ref_co", covariant=True)
 _Ref = TypeVar("_Ref")
@@ -54,11 +59,17 @@ class Sampling(Protocol[_Ref_co]):
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead by threads; each iteration is the sampler's next epoch.
 
-    Use it where a ``DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=...)`` would stand. On
-    CPU batches lie in memory that is used again when a batch and all its views are gone, never before: they
-    may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory,
-    copied on a stream of their own and are on the device when they are asked for. Errors of a batch are
-    raised in its place, and the iteration can go on after it.
+    On CPU batches lie in memory that is used again when a batch and all its views are gone, never before:
+    they may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory
+    and copied on a stream of their own. Errors of a batch are raised in its place, and the iteration can go
+    on after it.
+
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
+    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4), prefetch=2)
+    >>> for images, labels in loader:
+    ...     print(images.shape, labels.dtype)
+    torch.Size([4, 3, 32, 32]) torch.int64
+    torch.Size([4, 3, 32, 32]) torch.int64
 
     Args:
         dataset: indexed by what the sampler yields.
@@ -88,12 +99,9 @@ class SuperLoader(Generic[_Ref]):
         self.sampler = sampler
         self.prefetch = _whole("prefetch", prefetch, _MAX_PREFETCH)
         if collate_fn is not None and not callable(collate_fn):
-            msg = f"collate_fn is called on every item; {collate_fn!r} cannot be"
-            raise ConfigError(msg)
+            raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
         self._mover = mover_to(device)
-        self._threads = ReadingThreads(
-            _whole("threads", threads, _MAX_THREADS), dataset, collate_fn, self._mover
-        )
+        self._threads = _Threads(_whole("threads", threads, _MAX_THREADS), dataset, collate_fn, self._mover)
         self._latest: _Progress | None = None
         weakref.finalize(self, self._threads.stop)
 
@@ -116,13 +124,9 @@ class SuperLoader(Generic[_Ref]):
         Raises:
             UsageError: the sampler keeps no state.
         """
-        keep = getattr(self.sampler, "state_dict", None)
-        if keep is None:
-            raise self._stateless()
-        latest = self._latest
-        state: dict[str, Any] = (
-            keep() if latest is None or latest.finished else keep(batches_consumed=latest.taken)
-        )
+        keep, latest = self._of_the_sampler("state_dict"), self._latest
+        within = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
+        state: dict[str, Any] = keep(**within)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,10 +136,7 @@ class SuperLoader(Generic[_Ref]):
             ConfigError: the state belongs to another plan.
             UsageError: the sampler keeps no state.
         """
-        load = getattr(self.sampler, "load_state_dict", None)
-        if load is None:
-            raise self._stateless()
-        load(state)
+        self._of_the_sampler("load_state_dict")(state)
         self._latest = None
 
     def close(self) -> None:
@@ -148,10 +149,12 @@ class SuperLoader(Generic[_Ref]):
         self._latest = progress
         return refs
 
-    def _stateless(self) -> UsageError:
-        return UsageError(
-            f"a SuperLoader's state is its sampler's, and {type(self.sampler).__name__} keeps none"
-        )
+    def _of_the_sampler(self, name: str) -> Any:
+        method = getattr(self.sampler, name, None)
+        if method is None:
+            kind = type(self.sampler).__name__
+            raise UsageError(f"a SuperLoader's state is its sampler's, and {kind} keeps none")
+        return method
 
 
 class _Progress:
@@ -220,6 +223,114 @@ def _give_up(ahead: deque[Future[Any]]) -> None:
 
 def _whole(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        msg = f"{name} is a whole number from 1 to {most}; not {value!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} is a whole number from 1 to {most}; not {value!r}")
     return value
+
+
+class _Threads:
+    """``count`` threads, started when the first batch is asked for, that serve until :meth:`stop`.
+
+    They are daemons, so that the interpreter's end does not wait for a batch that is still to come; but it
+    waits a moment, since a thread that is ended within torch's C++ aborts the process. They hold no batch
+    while they wait for work.
+    """
+
+    def __init__(
+        self, count: int, dataset: Any, collate_fn: Callable[[Any], Any] | None, mover: Mover
+    ) -> None:
+        def load(ref: Any) -> Any:
+            item = dataset[ref]
+            return mover.send(item if collate_fn is None else collate_fn(item))
+
+        self._count = count
+        self._load = load
+        self._memory = mover.memory
+        self._lock = threading.Lock()
+        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+        self._stopped = False
+
+    def check(self) -> None:
+        """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
+        if self._stopped:
+            raise UsageError(_CLOSED)
+        if self._pid != os.getpid():
+            msg = "a SuperLoader is used in the process that made it: its threads do not survive a fork"
+            raise UsageError(msg)
+
+    def read(self, ref: Any) -> Future[Any]:
+        """Have a batch read; batches are begun in the order in which they are asked for."""
+        self.check()
+        if len(self._threads) < self._count:
+            self._start()
+        future: Future[Any] = Future()
+        self._tasks.put((ref, future))
+        if self._stopped:  # since check(), so that perhaps no thread is left to see it
+            self._refuse_what_waits()
+        return future
+
+    def stop(self) -> None:
+        """Let each thread end after the batch that it reads; what is not begun fails. Idempotent."""
+        # A garbage collection may call it anywhere, so it takes no lock.
+        self._stopped = True
+        if self._pid == os.getpid():
+            self._refuse_what_waits()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait so long for the threads to end, after :meth:`stop`."""
+        until_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _start(self) -> None:
+        _running.add(self)
+        with self._lock:
+            for number in range(len(self._threads), self._count):
+                thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _serve(self) -> None:
+        with receiving_into(self._memory):
+            while (task := self._tasks.get()) is not None:
+                _work(self._load, *task)
+                del task
+        self._tasks.put(None)  # for the next thread
+
+    def _refuse_what_waits(self) -> None:
+        """Fail what no thread has begun, and leave the sign to end."""
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                break
+            if task is not None and task[1].set_running_or_notify_cancel():
+                task[1].set_exception(UsageError(_CLOSED))
+        self._tasks.put(None)
+
+
+_running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Let the threads end before the interpreter ends them, wherever they are."""
+    threads = list(_running)
+    for each in threads:
+        each.stop()
+    until_s = time.monotonic() + _EXIT_S
+    for each in threads:
+        each.join(max(0.0, until_s - time.monotonic()))
+
+
+def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        item = load(ref)
+    except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
+        future.set_exception(error)
+        del future  # or error, traceback and future would hold one another, and the batch
+    else:
+        future.set_result(item)

@@ -1,8 +1,7 @@
 """``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on ``SuperLoader`` s, and resumes.
 
 Trainer's own way prepares a loader by Accelerate, which deals out to ranks once more, and resumes by making a
-new DataLoader, which loses the plan. The mixin gives it the loader by its public hooks: nothing of
-transformers is imported here.
+new DataLoader, which loses the plan. Nothing of transformers is imported here.
 """
 
 from __future__ import annotations
@@ -35,6 +34,14 @@ class SuperTrainerMixin:
 
     The loss of an evaluation is the mean over its samples; those with the label -100, such as padding, do
     not count.
+
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
+    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4))
+    >>> class SuperTrainer(SuperTrainerMixin):  # and Trainer, whose constructor takes train_dataset=loader
+    ...     train_dataset = loader
+    >>> trainer = SuperTrainer()
+    >>> trainer.num_examples(trainer.get_train_dataloader())
+    8
     """
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:

@@ -72,6 +72,12 @@ class Recipe:
     follow the canonical form: ``Recipe.image(crop=224)`` and a recipe whose step says ``"size": 224.0`` are
     one.
 
+    >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
+    >>> recipe == Recipe.image(resize=256, crop=224)
+    True
+    >>> recipe.output_shape
+    (224, 224, 3)
+
     Args:
         steps: mappings such as ``{"op": "resize", "size": 256}``; see above.
         augment_seed: seeds random steps, together with epoch and sample; without random steps it has no

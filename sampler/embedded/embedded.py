@@ -1,8 +1,7 @@
 """A training process's hold on the embedded default: finds or starts its run's supervisor, again if it dies.
 
 The hold is a connection to the supervisor's socket. As long as some rank has one, coordinator and cache live;
-the system closes it when the rank ends, whatever ends it. What the supervisor does is
-:mod:`superdl.sampler.embedded.supervisor`'s.
+the system closes it when the rank ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -49,12 +48,10 @@ class _LostSupervisorError(EmbeddedError):
 class Embedded:
     """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
 
+    ``coordinator`` is the coordinator's address, which a supervisor that is started again keeps.
+
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
-        ConfigError: a variable is wrong, or one is missing that the executor needs.
-
-    Attributes:
-        coordinator: the coordinator's address, which a supervisor that is started anew keeps.
     """
 
     def __init__(self, run: str, settings: SupervisorSettings | None = None) -> None:
@@ -80,15 +77,16 @@ class Embedded:
         self._await_ends()
 
     def _await_ends(self) -> None:
-        """See the supervisors that this process started to their end, so that no zombie stays."""
+        """No zombie stays of the supervisors that this process started."""
         for process in self._processes:
             try:
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
                 _LOG.warning("supervisor process %d has not ended; see %s", process.pid, self._directory.log)
 
-    def _clear_away(self) -> None:
+    def _end_and_clear(self) -> None:
         """Remove what a supervisor that ended too early has left, unless there is another by now."""
+        self._await_ends()
         with self._directory.locked_for_start(START_WAIT_S):
             other = self._call()
             if other is None:
@@ -100,8 +98,7 @@ class Embedded:
         """A connection to a supervisor that is ready, started if there was none.
 
         One that was found and goes without a word was dying: of a killed process the system may close the
-        ranks' connections before the socket on which it listens, so that a rank that calls again at once
-        still finds it. By the time the rank knows, that socket is closed too.
+        ranks' connections before the socket on which it listens.
         """
         for _ in range(_MAX_CALLS):
             hold, found = self._find_or_start()
@@ -111,8 +108,7 @@ class Embedded:
                 self._sockets.close(hold)
                 if found and isinstance(error, _LostSupervisorError):
                     continue
-                self._await_ends()
-                self._clear_away()
+                self._end_and_clear()
                 raise
             if self._released.is_set():
                 self._sockets.close(hold)
@@ -130,8 +126,7 @@ class Embedded:
             hold = self._call()
         if hold is None:
             error = _LostSupervisorError(f"the supervisor ended at once{self._directory.log_tail()}")
-            self._await_ends()
-            self._clear_away()
+            self._end_and_clear()
             raise error
         return hold, False
 
@@ -247,43 +242,34 @@ def _read_line(connection: socket.socket) -> dict[str, object] | None:
     return words
 
 
-class _Holds:
-    """The holds of this process, by process id, run and executor: a forked child has none."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holds: dict[tuple[int, str, str], Embedded] = {}
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()  # another thread of the parent may have held it
-
-    def of(self, run: str) -> Embedded:
-        settings = SupervisorSettings.of_this_host()
-        key = (os.getpid(), run, settings.choice.variant)
-        with self._lock:
-            if key not in self._holds or self._holds[key].failure() is not None:
-                self._holds[key] = Embedded(run, settings)
-            return self._holds[key]
-
-    def release_all(self) -> None:
-        with self._lock:
-            for key in [key for key in self._holds if key[0] == os.getpid()]:
-                self._holds.pop(key).release()
-
-
-_HOLDS = _Holds()
+_holds: dict[tuple[int, str, str], Embedded] = {}
+"""Of this process, by process id, run and executor: a forked child has none."""
+_lock = threading.Lock()
 
 
 def embedded_for(run: str) -> Embedded:
-    """This process's hold on the embedded default of ``run``, taken at the first call, kept until the process
-    ends.
+    """This process's hold on the embedded default of ``run``, taken at the first call.
 
     It outlives the samplers, so that what the cache holds serves the next one.
     """
-    return _HOLDS.of(run)
+    settings = SupervisorSettings.of_this_host()
+    key = (os.getpid(), run, settings.choice.variant)
+    with _lock:
+        if key not in _holds or _holds[key].failure() is not None:
+            _holds[key] = Embedded(run, settings)
+        return _holds[key]
 
 
 def release_all() -> None:
     """End this process's holds now rather than with the process."""
-    _HOLDS.release_all()
+    with _lock:
+        for key in [key for key in _holds if key[0] == os.getpid()]:
+            _holds.pop(key).release()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,7 +1,6 @@
 """The directory where the local ranks of a run find their supervisor: paths, ownership, locks.
 
-``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run. What
-runs there is :mod:`superdl.sampler.embedded.supervisor`'s.
+``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import shutil
 import stat
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,18 +30,26 @@ _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 8192
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of one run; nothing is created by making this."""
+    """Paths of one run; nothing is created by making this.
 
-    path: Path
+    Ranks speak to supervisor and coordinator by their sockets; ``log`` has what all of them print.
+    ``children_lock`` is locked for as long as a child of some supervisor of this run lives: they inherit it.
+    ``start_lock`` is locked while a rank looks for the supervisor or starts it, and while one ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.supervisor_socket = path / "supervisor.sock"
+        self.coordinator_socket = path / "coordinator.sock"
+        self.cache_socket = path / "redis.sock"
+        self.log = path / "log"
+        self.children_lock = path / "children.lock"
+        self.start_lock = path.with_suffix(".lock")
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """The directory that every rank of the run on this host, and of this user, derives alike.
-
-        A ``variant`` is for samplers of the run that want another coordinator than the default one.
-        """
+        """The directory that every rank of the run on this host, and of this user, derives alike."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         name = Path(f"superdl-{os.getuid()}") / digest128(*identity).hex()
         directory = cls(tempfile.gettempdir() / name)
@@ -51,42 +57,8 @@ class RunDirectory:
             return directory
         return cls("/tmp" / name)  # noqa: S108  # its owner and mode are checked when it is made
 
-    @property
-    def supervisor_socket(self) -> Path:
-        """Where ranks speak to the supervisor."""
-        return self.path / "supervisor.sock"
-
-    @property
-    def coordinator_socket(self) -> Path:
-        """Where ranks speak to the coordinator."""
-        return self.path / "coordinator.sock"
-
-    @property
-    def cache_socket(self) -> Path:
-        """Where readers and functions speak to the cache."""
-        return self.path / "redis.sock"
-
-    @property
-    def log(self) -> Path:
-        """What supervisor, coordinator and cache print."""
-        return self.path / "log"
-
-    @property
-    def children_lock(self) -> Path:
-        """Locked for as long as a child of some supervisor of this run lives: they inherit the lock."""
-        return self.path / "children.lock"
-
-    @property
-    def start_lock(self) -> Path:
-        """Locked while a rank looks for the supervisor or starts it, and while a supervisor ends."""
-        return self.path.with_suffix(".lock")
-
     def create(self) -> None:
-        """Make the directory, private to this user; the start lock is held.
-
-        Raises:
-            EmbeddedError: it belongs to somebody else or is open to others.
-        """
+        """Make the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
@@ -145,12 +117,9 @@ class RunDirectory:
             os.close(descriptor)
 
     def lock_for_children(self, wait_s: float) -> int:
-        """Take the lock that children inherit, as a descriptor; waits at most ``wait_s``.
+        """Take the lock that children inherit, as a descriptor; ``EmbeddedError`` if not within ``wait_s``.
 
         Once it can be had, nothing of an earlier supervisor of this run is alive.
-
-        Raises:
-            EmbeddedError: it cannot be had in time.
         """
         descriptor = os.open(self.children_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         deadline_s = time.monotonic() + wait_s

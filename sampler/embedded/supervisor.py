@@ -1,11 +1,9 @@
-"""The supervisor: a process beside a run's ranks on one host that keeps a cache and a coordinator alive, or a
-coordinator over a cache that is there already.
+"""The supervisor: a process beside a run's ranks on one host that keeps a cache and a coordinator alive.
 
-``python -P -m superdl.sampler.embedded.supervisor DIRECTORY LISTENER SETTINGS`` is started by
-:mod:`superdl.sampler.embedded.embedded` with a socket that listens already. Each rank that connects is told
-when all is ready, or why it never will be; the rank's connection is its hold. When the last is gone for a
-grace period, the supervisor ends its children, removes the run's directory and ends. It has one thread, its
-waits are one ``select``, and it is in a session of its own, so that no terminal's signal reaches it.
+``python -P -m superdl.sampler.embedded.supervisor DIRECTORY LISTENER SETTINGS`` gets a socket that listens
+already. Each rank that connects is told when all is ready, or why it never will be; the rank's connection is
+its hold. When the last is gone for a grace period, the supervisor ends its children, removes the run's
+directory and ends. It has one thread, its waits are one ``select``, and its session is its own.
 """
 
 from __future__ import annotations
@@ -216,11 +214,9 @@ class Supervisor:
         only_if_idle: bool = False,
         last_words: dict[str, object] | None = None,
     ) -> bool:
-        """End all, under the start lock: a rank that looks for this supervisor meanwhile waits, and then
-        starts another.
+        """End all, under the start lock: a rank that looks for this supervisor waits, and starts another.
 
-        Returns whether the matter is settled; it is not if the lock could not be had and ``only_if_idle``
-        lets it wait.
+        Whether that is settled: it is not if the lock could not be had and ``only_if_idle`` lets it wait.
         """
         with contextlib.ExitStack() as stack:
             try:

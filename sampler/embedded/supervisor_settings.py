@@ -1,4 +1,10 @@
-"""``SupervisorSettings``: what a supervisor is told when it is started."""
+"""What a supervisor is told when it starts: shares of this host, which functions run, over which cache.
+
+``SUPER_EXECUTOR`` is ``local`` (a pool on this host, the default), ``ray``, ``lambda``, or several of them
+with commas between, the cheapest first. Functions elsewhere reach no socket of this host: they need
+``SUPER_CACHE``, and the supervisor then starts no cache. The rest (``SUPER_LAMBDA_*``, ``SUPER_RAY_*``) the
+coordinator reads itself.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +12,83 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
-from superdl.sampler.embedded.executor_choice import ExecutorChoice
 from superdl.sampler.embedded.host import cache_bytes, pool_workers
+from superdl.super_wire.cache import CacheAddress, Credentials
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
 
-__all__ = ["SupervisorSettings"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ExecutorChoice", "SupervisorSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorChoice:
+    """The executors' names, and the cache that they need (empty: the supervisor's own).
+
+    Samplers of one run with different ``variant`` s get coordinators of their own.
+    """
+
+    executor: str = "local"
+    cache: str = ""
+    variant: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
+        """Read the variables.
+
+        Raises:
+            ConfigError: there is no such executor, or what it needs is missing; says what to set.
+        """
+        names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
+        elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
+        executor = ",".join(names)
+        if not elsewhere:
+            return cls(executor, variant="" if executor == "local" else executor)
+        cache = environment.get("SUPER_CACHE", "")
+        _check_cache(cache, environment, elsewhere[0].place)
+        _check_one_host(environment, executor)
+        decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
+        facts = [executor, cache, *(environment.get(name, "") for name in decisive)]
+        return cls(executor, cache, "\n".join(facts))
+
+
+def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None:
+    if not cache:
+        raise ConfigError(
+            f"functions on {place} cannot reach the embedded cache, which is a unix socket of this host: "
+            "set SUPER_CACHE to a cache that they and this host reach, such as rediss://my-cache:6379, or "
+            "name a coordinator that runs them by SUPER_COORDINATOR"
+        )
+    address = CacheAddress.parse(cache)
+    if address.path:
+        raise ConfigError(
+            f"SUPER_CACHE={cache} is a unix socket of this host, which functions on {place} cannot "
+            "reach: name a cache that both reach, such as rediss://my-cache:6379"
+        )
+    Credentials.from_environment(environment).check_encrypted(address)
+
+
+def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
+    """One coordinator owns a cache, and each host's supervisor would start another."""
+    ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
+        raise ConfigError(
+            f"this run has {ranks[0]} ranks, {ranks[1]} of them on this host, and its hosts would each start "
+            "a coordinator over the one cache: start one for all "
+            f"(superdl coordinator --executor {executor}) and name it by SUPER_COORDINATOR"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorSettings:
     """What may differ between supervisors; goes to the process as JSON.
 
-    ``cache_bytes`` bounds the cache, ``workers`` the function processes. ``coordinator`` is the command that
-    the coordinator's arguments are appended to. ``grace_s`` is how long the supervisor outlives its last
-    rank: long enough for a launcher that restarts all ranks after one failed. ``choice`` is which functions
-    the coordinator runs; where it names a cache, the supervisor starts none.
+    ``coordinator`` is the command that the coordinator's arguments are appended to. ``grace_s`` is how long
+    the supervisor outlives its last rank: long enough for a launcher that restarts all ranks.
     """
 
     cache_bytes: int

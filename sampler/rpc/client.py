@@ -1,8 +1,6 @@
 """What a sampler says to the coordinator: calls with deadlines, bounded retries, errors by their types.
 
-Every call is idempotent, so a call that found nobody, or no answer in time, is made again after a jittered
-pause, as often as its :class:`Patience` allows. The connection itself is
-:mod:`superdl.sampler.rpc.connection`'s.
+Every call is idempotent. One that found nobody, or no answer in time, is made again after a jittered pause.
 """
 
 from __future__ import annotations
@@ -11,10 +9,16 @@ import os
 import random
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to, host_of
+from superdl.sampler.rpc.connection import (
+    CallCutError,
+    CallFailedError,
+    Connection,
+    connection_to,
+    host_and_port,
+)
 from superdl.sampler.rpc.distrust import why_distrusted
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import (
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["FIRST_CONTACT", "RUNNING", "CallStoppedError", "Client", "Patience", "Undertaking"]
+__all__ = ["FIRST_CONTACT", "RUNNING", "CallStoppedError", "Client", "Patience"]
 
 # Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
 # UNKNOWN and INTERNAL are what gRPC makes of a proxy's HTTP error and of a broken stream or message: the
@@ -45,7 +49,7 @@ _LASTING = ("message larger than max", "Unexpected <class ")
 # The connection may be dead without a word, or out of step with its peer: the next attempt takes a new one.
 _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 _PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
-_PROBING_PAST_THE_END_S = 0.5
+_LEAST_PROBING_S = 0.5  # also when the call's own time is up
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 
 
@@ -76,38 +80,12 @@ RUNNING = Patience(attempts=60, total_s=120.0)
 """In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
 
 
-class Undertaking:
-    """A bound on several calls that belong together: no longer than ``total_s``, time with progress apart."""
-
-    def __init__(self, total_s: float) -> None:
-        self.total_s = total_s
-        self._begin_s = time.monotonic()
-        self._end_s = self._begin_s + total_s
-
-    def spent_s(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._begin_s
-
-    def left_s(self) -> float:
-        """Seconds left, at least 0."""
-        return max(0.0, self._end_s - time.monotonic())
-
-    def extend(self, progress_s: float) -> None:
-        """So many seconds were not spent in vain."""
-        self._end_s += progress_s
-
-    def patience(self, patience: Patience) -> Patience:
-        """``patience``, with no more time than is left."""
-        return replace(patience, total_s=min(patience.total_s, self.left_s()))
-
-
 class Client:
     """Speaks to the coordinator at one address.
 
     Args:
         address: as :func:`superdl.sampler.rpc.connection.checked_address` gives it.
-        explain: asked when nobody answered; an error that it returns, such as why the embedded coordinator is
-            gone, is raised instead of the general one.
+        explain: asked when nobody answered; an error that it returns is raised instead of the general one.
         alone: whether the coordinator ends with this process, which so needs no goodbye.
         credentials: what it is let in with, and what it knows the coordinator by; by default those of the
             environment.
@@ -128,8 +106,9 @@ class Client:
         self.alone = alone
         self._explain = explain
         self._credentials = credentials or CoordinatorCredentials.from_environment(os.environ)
-        self._credentials.check_suffices(host_of(address))
+        self._credentials.check_suffices(host_and_port(address)[0])
         self._was_answered = False
+        self._probing_left_s = _PROBING_S
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep the channel open between calls."""
@@ -150,12 +129,8 @@ class Client:
     ) -> Any:
         """Make a call until it is answered.
 
-        Args:
-            method: name in ``coordinator.proto``.
-            request: its message.
-            patience: bounds of attempts and time.
-            wait_s: how long the coordinator may take on purpose (a long poll), beside the deadline.
-            stopped: gives the call up.
+        ``wait_s`` is how long the coordinator may take on purpose (a long poll), beside the deadline;
+        ``stopped`` gives the call up.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer came.
@@ -165,7 +140,7 @@ class Client:
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
-        probe = _Probe(self.address, self._credentials, begin_s + patience.total_s)
+        self._probing_left_s = _PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
         while attempt < patience.attempts and not stopped.is_set():
@@ -181,7 +156,7 @@ class Client:
                 continue
             except CallFailedError as failure:
                 last = failure
-                self._raise_if_final(failure, method, probe)
+                self._raise_if_final(failure, method, left_s)
             else:
                 self._was_answered = True
                 return answer
@@ -192,9 +167,9 @@ class Client:
             raise CallStoppedError
         if last is not None and last.error_name:
             raise error_from_name(last.error_name, last.details)
-        raise probe.distrust() or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+        raise self._distrust(0.0) or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
 
-    def _raise_if_final(self, failure: CallFailedError, method: str, probe: _Probe) -> None:
+    def _raise_if_final(self, failure: CallFailedError, method: str, left_s: float) -> None:
         """Raise what making the call again would not mend."""
         if failure.error_name:
             self._was_answered = True
@@ -208,9 +183,17 @@ class Client:
             self.cut()
         explained = self._explain()
         if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
-            explained = probe.distrust()
+            explained = self._distrust(left_s)
         if explained is not None:
             raise explained from failure
+
+    def _distrust(self, left_s: float) -> SuperError | None:
+        """Why one side does not trust the other, if that is why nobody answers; all looks have one bound."""
+        begin_s = time.monotonic()
+        timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
+        reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
+        self._probing_left_s -= time.monotonic() - begin_s
+        return reason
 
     def _connection(self) -> Connection:
         return connection_to(self.address, self._credentials)
@@ -233,21 +216,3 @@ class Client:
             f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "
             "or SUPER_COORDINATOR names it"
         )
-
-
-class _Probe:
-    """Looks at whether TLS is why nobody answers, as often as a call wants, within bounds for all looks."""
-
-    def __init__(self, address: str, credentials: CoordinatorCredentials, end_s: float) -> None:
-        self._address, self._credentials, self._end_s = address, credentials, end_s
-        self._left_s = _PROBING_S
-
-    def distrust(self) -> SuperError | None:
-        """What to tell, if it is; ``None`` also when no time is left."""
-        begin_s = time.monotonic()
-        timeout_s = min(self._left_s, max(self._end_s - begin_s, _PROBING_PAST_THE_END_S))
-        if timeout_s <= 0:
-            return None
-        reason = why_distrusted(self._address, self._credentials, timeout_s)
-        self._left_s -= time.monotonic() - begin_s
-        return reason

@@ -1,22 +1,21 @@
 """The one connection that a process has to a coordinator: shared, lazily opened, closed around forks.
 
-Every sampler of the process speaks over the same channel, so that a rank never has two connections open. The
-channel is open while someone holds it or a call is under way. It is encrypted beyond this machine, and each
-call shows the token, if there is one. What is said, and what happens when a call fails, is
-:mod:`superdl.sampler.rpc.client`'s; why nobody is reached, :mod:`superdl.sampler.rpc.distrust`'s.
+Every sampler of the process speaks over the same channel. It is open while someone holds it or a call is
+under way. It is encrypted beyond this machine, and each call shows the token, if there is one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import ssl
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.rpc.forking import GrpcThreads, step_aside_at_forks
+from superdl.sampler.rpc.forking import GrpcThreads
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
@@ -34,8 +33,7 @@ __all__ = [
     "Connection",
     "checked_address",
     "connection_to",
-    "host_of",
-    "port_of",
+    "host_and_port",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -58,10 +56,7 @@ class CallCutError(Exception):
 class CallFailedError(Exception):
     """What grpc said of a failed call, without its objects: those would keep the channel alive.
 
-    Attributes:
-        code: name of the status code.
-        details: its text.
-        error_name: class in :mod:`superdl.super_wire.errors` that the coordinator named, or empty.
+    ``error_name`` is the class in :mod:`superdl.super_wire.errors` that the coordinator named, or empty.
     """
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
@@ -75,7 +70,7 @@ class Connection:
     def __init__(self, address: str, credentials: CoordinatorCredentials, threads: GrpcThreads) -> None:
         self.address = address
         self._credentials = credentials
-        self._encrypted = credentials.encrypts(host_of(address))
+        self._host = host_and_port(address)[0]
         self._token = ""
         self._threads = threads
         self._state = threading.Condition()
@@ -100,12 +95,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """One unary call.
-
-        Raises:
-            CallFailedError: no answer, or a refusal.
-            CallCutError: the channel was closed under the call.
-        """
+        """One unary call; raises :class:`CallFailedError` or, if it was cut, :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -137,16 +127,18 @@ class Connection:
 
             from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 
-            credentials = self._for_grpc() if self._encrypted else None
-            self._threads.expect()
-            if credentials is None:
-                self._warn_if_insecure()
-                self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-            else:
+            if self._credentials.encrypts(self._host):
+                credentials = self._for_grpc()
                 named = self._credentials.name
                 options = (("grpc.ssl_target_name_override", named),) if named else ()
-                options = (*_CHANNEL_OPTIONS, *options)
-                self._channel = grpc.secure_channel(self.address, credentials, options=options)
+                self._threads.expect()
+                self._channel = grpc.secure_channel(
+                    self.address, credentials, options=(*_CHANNEL_OPTIONS, *options)
+                )
+            else:
+                self._warn_if_insecure()
+                self._threads.expect()
+                self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
             self._stub = CoordinatorStub(self._channel)
         return self._stub
 
@@ -169,8 +161,7 @@ class Connection:
         return ((TOKEN_METADATA_KEY, f"Bearer {self._token}"),) if self._token else ()
 
     def _warn_if_insecure(self) -> None:
-        host = host_of(self.address)
-        if host and not is_loopback(host) and not self._warned:
+        if self._host and not is_loopback(self._host) and not self._warned:
             self._warned = True
             _LOG.warning(
                 "INSECURE: SUPER_INSECURE=1 lets this process speak to the coordinator at %s in plain text%s",
@@ -204,9 +195,7 @@ class Connection:
 
 
 def _system_authorities() -> str:
-    """The file of the authorities that this system trusts, which Python knows and grpc does not; empty where
-    there is none, and grpc's own are taken.
-    """
+    """The file of the authorities that this system trusts, which Python knows and grpc does not, or none."""
     found = ssl.get_default_verify_paths()
     files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
     return next((file for file in files if file and Path(file).is_file()), "")
@@ -256,23 +245,21 @@ class _Connections:
         self._threads = GrpcThreads()
         self._known: dict[tuple[str, CoordinatorCredentials], Connection] = {}
         self._inherited: list[Connection] = []
-        self._hears_of_forks = False
         self._shutdown_wait_s = _SHUTDOWN_WAIT_S
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )
 
     def to(self, address: str, credentials: CoordinatorCredentials) -> Connection:
         with self._lock:
-            if not self._hears_of_forks:
-                step_aside_at_forks(self)
-                self._hears_of_forks = True
             made = Connection(address, credentials, self._threads)
             return self._known.setdefault((address, credentials), made)
 
-    def before_fork(self) -> None:
-        """Close all channels, and wait until grpc has gone down.
+    def _before_fork(self) -> None:
+        """Close all channels, and wait until grpc has gone down, which takes some ten milliseconds.
 
-        With no channel left, grpc ends its threads and closes its files within some ten milliseconds. To fork
-        before that is worse than to fork with an open channel: its own fork handlers then wait for threads
-        that wait for them (grpcio 1.85).
+        To fork before that is worse than to fork with an open channel: grpc's own fork handlers then wait for
+        threads that wait for them (grpcio 1.85).
         """
         self._lock.acquire()
         for connection in self._known.values():
@@ -282,13 +269,12 @@ class _Connections:
             # If not, somebody else in this process uses grpc too, and his channels are his matter.
             self._shutdown_wait_s = _SHUTDOWN_WAIT_S if gone else _SHUTDOWN_WAIT_AGAIN_S
 
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
+    def _in_parent(self) -> None:
         for connection in self._known.values():
             connection.unpark()
         self._lock.release()
 
-    def after_fork_in_child(self) -> None:
+    def _in_child(self) -> None:
         """Begin anew. The parent's objects are kept, so that no destructor of grpc can run here."""
         self._inherited += self._known.values()
         self._known = {}
@@ -299,23 +285,19 @@ class _Connections:
 _CONNECTIONS = _Connections()
 
 
-def connection_to(
-    address: str,
-    credentials: CoordinatorCredentials = CoordinatorCredentials(),  # noqa: B008  # frozen
-) -> Connection:
+_PLAIN = CoordinatorCredentials()
+
+
+def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) -> Connection:
     """This process's connection to ``address``, opened when it is first used."""
     return _CONNECTIONS.to(address, credentials)
 
 
 def checked_address(address: object, origin: str) -> str:
-    """The address as gRPC takes it: ``unix:/path`` or ``host:port``.
-
-    Args:
-        address: what the user wrote; ``unix:///path`` is taken too.
-        origin: where it was written, for error messages, such as ``coordinator=``.
+    """The address as gRPC takes it: ``unix:/path`` or ``host:port``; ``unix:///path`` is taken too.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: it has another form; ``origin`` says where it was written, such as ``coordinator=``.
     """
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
@@ -334,13 +316,7 @@ def checked_address(address: object, origin: str) -> str:
     return address
 
 
-def host_of(address: str) -> str:
-    """The host of an address that :func:`checked_address` gave; empty for a unix socket."""
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of an address that :func:`checked_address` gave; empty and 0 for a unix socket."""
     match = _HOST_AND_PORT.fullmatch(address)
-    return (match["v6"] or match["host"]) if match else ""
-
-
-def port_of(address: str) -> int:
-    """Its port; 0 for a unix socket."""
-    match = _HOST_AND_PORT.fullmatch(address)
-    return int(match["port"]) if match else 0
+    return (match["v6"] or match["host"], int(match["port"])) if match else ("", 0)

@@ -2,8 +2,7 @@
 
 Pixels are float32 from 0 to 255 in planes, and stay float between the operations: torchvision rounds uint8
 images after each, so results differ from it by rounding. As there, each sample's operations come in a random
-order of its own. Factors and orders are drawn on the CPU, see
-:mod:`superdl.super_dataset.augment.random_numbers`.
+order of its own. Factors and orders are drawn on the CPU.
 """
 
 from __future__ import annotations

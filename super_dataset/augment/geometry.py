@@ -1,10 +1,9 @@
 """Random resized crops and flips of a batch: which box of each sample, and its pixels at the wanted size.
 
 There are two ways to the same pixels. On the CPU torch's own uint8 kernel resizes one sample after the
-other, at the speed of Pillow-SIMD; on a device a batch is two matrix products with a weight matrix for each
-sample and axis. Both filter as Pillow's bilinear resize with a box does, antialiased, first along rows, then
-along columns, and round to whole grey levels after each, so that they differ by rounding alone. Where the
-draws come from is :mod:`superdl.super_dataset.augment.random_numbers`'.
+other; on a device a batch is two matrix products with a weight matrix for each sample and axis. Both filter
+as Pillow's bilinear resize with a box does, antialiased, first along rows, then along columns, and round to
+whole grey levels after each, so that they differ by rounding alone.
 """
 
 from __future__ import annotations
@@ -58,14 +57,7 @@ def random_boxes(
 
     Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio (width to height) uniform
     in that of ``ratio``. Where ten tries do not fit into the image, it is the largest central part whose
-    ratio is allowed.
-
-    Args:
-        draws: of the batch.
-        heights: of the samples, in pixels; shape (samples,).
-        widths: of the samples.
-        scale: smallest and largest share of the area.
-        ratio: smallest and largest aspect ratio.
+    ratio is allowed. ``heights`` and ``widths`` of the samples are in pixels, of shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])

@@ -2,10 +2,7 @@
 
 They come from Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
 numbers: as easy as 1, 2, 3" (SC 2011). The counter is the sample id, whose 16 bytes fit exactly; the key is a
-hash of (purpose, augment seed, epoch, block). So a sample's draws are the same in any batch, at any place, in
-every process and after a resume; a batch's are computed at once, without a loop over samples; and torch's and
-numpy's own generators have no say. What is done with the numbers is the business of the other
-``augment`` files.
+hash of (purpose, augment seed, epoch, block). A batch's draws are computed at once.
 """
 
 from __future__ import annotations
@@ -31,15 +28,7 @@ _KEY_BYTES = 8
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Philox4x32-10: four words of 32 random bits for each counter and key.
-
-    Args:
-        counter: words of 32 bits, shape (4, ...).
-        key: words of 32 bits, shape (2, ...); the rest of the shapes broadcasts.
-
-    Returns:
-        Words of 32 bits, shape (4, ...).
-    """
+    """Words of 32 random bits, shape (4, ...), for counters of shape (4, ...) and keys of shape (2, ...)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -1,9 +1,4 @@
-"""``Augment``: random augmentation of decoded samples, after the cache, in the worker or on the device.
-
-Whole batches go in, uint8 as the cache holds them; random resized crop, horizontal flip, colour jitter and
-normalisation are done in this order. This file checks, allocates and orders the work; draws, geometry and
-colour have files of their own (``random_numbers``, ``geometry``, ``color``).
-"""
+"""``Augment``: random augmentation of decoded samples, after the cache, in the worker or on the device."""
 
 from __future__ import annotations
 
@@ -14,21 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from superdl.super_dataset.augment.arguments import (
-    checked_dtype,
-    checked_seed,
-    jitter_range,
-    moments,
-    pair,
-    probability,
-    sides,
-)
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
 from superdl.super_dataset.memory import memory_here
 from superdl.super_dataset.reading import BatchInfo
-from superdl.super_wire.errors import UsageError
+from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
@@ -41,6 +27,10 @@ __all__ = ["Augment"]
 
 Images: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 
+_DTYPES = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
+_MAX_SIDE = 16384
+_INT64 = 2**63
+_PAIR = 2
 _NDIM = 4  # of a batch: samples, channels, height, width
 _CHANNELS = frozenset({1, 3, 4})
 _RGB = 3
@@ -59,7 +49,12 @@ class Augment:
 
     In the worker: ``SuperDataset(..., transform=Augment(224))``. On the device, in the training loop:
     ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device), info)``. Both give the
-    same images but for rounding: a grey level here and there, a few where colour jitter multiplies it.
+    same images but for rounding.
+
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
+    >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4))))
+    >>> images.shape, images.dtype
+    (torch.Size([4, 3, 24, 24]), torch.float32)
 
     Args:
         size: side, or (height, width), of the random resized crop in pixels; ``None``: no crop.
@@ -95,15 +90,26 @@ class Augment:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        self._size = sides(size)
-        self._scale = pair("scale", scale, high=1.0)
-        self._ratio = pair("ratio", ratio, high=100.0)
-        self._flip = probability("flip", flip)
+        self._size = _sides(size)
+        self._scale = _pair("scale", scale, high=1.0)
+        self._ratio = _pair("ratio", ratio, high=100.0)
+        if not _are_numbers(flip) or not 0 <= flip <= 1:
+            raise ConfigError(f"flip is a probability from 0 to 1; not {flip!r}")
+        self._flip = flip
         given = zip(JITTERS, (brightness, contrast, saturation, hue), strict=True)
-        self._jitter = Jitter(tuple(jitter_range(name, value) for name, value in given))
-        self._moments = moments(mean, std)
-        self._dtype = checked_dtype(dtype, normalised=self._moments is not None)
-        self._seed = checked_seed(seed)
+        self._jitter = Jitter(tuple(_jitter_range(name, value) for name, value in given))
+        self._moments = _moments(mean, std)
+        if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
+            raise ConfigError(f"dtype is one of {', '.join(map(str, _DTYPES))}; not {dtype!r}")
+        if self._moments is not None and dtype == torch.uint8:
+            raise ConfigError(
+                "images that are normalised by mean and std are no uint8: leave mean and std out, or name a "
+                "float"
+            )
+        self._dtype = dtype
+        if isinstance(seed, bool) or not isinstance(seed, int) or not -_INT64 <= seed < _INT64:
+            raise ConfigError(f"seed is a whole number of 64 bits with sign; not {seed!r}")
+        self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
         """A ``transform`` of SuperDataset: (augmented images, labels as they came)."""
@@ -118,9 +124,8 @@ class Augment:
             info: of the same batch.
 
         Returns:
-            ``dtype``, of shape (samples, channels, height, width), channels_last. On the CPU it lies in
-            memory as batches are received into: used again, and shared in a DataLoader worker, so that it is
-            not copied on its way out.
+            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU in memory as
+            batches are received into.
 
         Raises:
             UsageError: these are no images, not of one size and no ``size`` is given, of a number of
@@ -224,19 +229,17 @@ class Augment:
             shapes, dtypes = [tuple(image.shape) for image in images], {image.dtype for image in images}
         channels = {shape[0] if len(shape) == _NDIM - 1 else 0 for shape in shapes}
         if len(channels) != 1 or not channels <= _CHANNELS or dtypes != {torch.uint8}:
-            msg = (
+            raise UsageError(
                 "Augment takes images, uint8 of shape (samples, channels, height, width) with 1, 3 or 4 "
                 f"channels, as SuperDataset delivers them; not {_described(images)}"
             )
-            raise UsageError(msg)
         if any(0 in shape for shape in shapes):
             raise UsageError(f"Augment takes images that have pixels; not {_described(images)}")
         if self._size is None and len(set(shapes)) > 1:
-            msg = (
+            raise UsageError(
                 "these images differ in height or width, and an Augment without size does not change it: "
                 "give it a size, or the recipe a crop"
             )
-            raise UsageError(msg)
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
             given = (
                 f"that of {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
@@ -266,3 +269,56 @@ def _described(images: Images) -> str:
         return f"{images.dtype} of shape {tuple(images.shape)}"
     kinds = sorted({f"{image.dtype} of shape {tuple(image.shape)}" for image in images})
     return f"a list of {len(images)}: {reprlib.repr(kinds)}"
+
+
+def _are_numbers(*values: object) -> bool:
+    return all(
+        isinstance(one, (int, float)) and not isinstance(one, bool) and math.isfinite(one) for one in values
+    )
+
+
+def _sides(value: Any) -> tuple[int, int] | None:
+    """Height and width of what is delivered, from a side or a pair; ``None``: as it comes."""
+    if value is None:
+        return None
+    given = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in given)
+    if len(given) != _PAIR or not whole or not all(1 <= side <= _MAX_SIDE for side in given):
+        raise ConfigError(
+            f"size is a side or (height, width), whole pixels from 1 to {_MAX_SIDE}; not {value!r}"
+        )
+    return given
+
+
+def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
+    """(low, high) of a range of numbers above 0."""
+    span = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(span) != _PAIR or not _are_numbers(*span) or not 0 < span[0] <= span[1] <= high:
+        raise ConfigError(f"{name} is a pair (low, high) with 0 < low <= high <= {high:g}; not {value!r}")
+    return span
+
+
+def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
+    """The range of a colour factor as ColorJitter takes it: a number or a pair; ``None``: no change."""
+    centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
+    span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if _are_numbers(value) and value >= 0:
+        span = (-value, value) if name == "hue" else (max(1 - value, 0.0), 1 + value)
+    if len(span) != _PAIR or not _are_numbers(*span) or not low <= span[0] <= span[1] <= high:
+        numbers = "from 0 to 0.5" if name == "hue" else "not below 0"
+        limits = f"with {low:g} <= low <= high" + (f" <= {high:g}" if math.isfinite(high) else "")
+        raise ConfigError(f"{name} is a number {numbers}, or a pair (low, high) {limits}; not {value!r}")
+    return None if span == (centre, centre) else (span[0], span[1])
+
+
+def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation for each channel, of pixels from 0 to 1; ``None`` if neither is given."""
+    if mean is None and std is None:
+        return None
+    means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))
+    if not means or len(means) != len(stds) or not _are_numbers(*means, *stds) or min(stds) <= 0:
+        raise ConfigError(
+            "mean and std go together: one number for each channel, for pixels from 0 to 1, each std above "
+            f"0; not mean={mean!r}, std={std!r}"
+        )
+    return means, stds

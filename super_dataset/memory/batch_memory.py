@@ -1,8 +1,7 @@
 """The memory that batches are received into: fresh, recycled, pinned or shared.
 
 A page of fresh memory costs a fault, which is more than receiving into it; so memory is used again, as soon
-as the batch that lay in it and everything that shares its memory are gone, and never before. How a DataLoader
-worker's memory comes back from another process is :mod:`superdl.super_dataset.memory.handover`'s.
+as the batch that lay in it and everything that shares its memory are gone, and never before.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ class FreshMemory:
 
 
 class PinnedMemory:
-    """Page-locked memory from torch's own allocator, which knows of copies to the device that are under way
-    and keeps the memory until they are done.
-    """
+    """Page-locked memory from torch's own allocator, which keeps it until copies to the device are done."""
 
     shared = False
 
@@ -63,11 +60,7 @@ class RecycledMemory:
     """Memory that comes back when nobody holds it any more. Threads may share it.
 
     The tensor's storage keeps an array alive, and every tensor, view and array made of it keeps the storage:
-    the array's end is the end of all of them. Nothing is refused: what is kept is kept, and new memory is
-    made instead.
-
-    Args:
-        idle_blocks: how many blocks are kept for later; what comes back beyond that goes to the system.
+    the array's end is the end of all of them. At most ``idle_blocks`` are kept for later.
     """
 
     shared = False
@@ -106,9 +99,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """The memory of this thread: what :func:`receiving_into` chose, shared in a DataLoader worker, else
-    recycled.
-    """
+    """This thread's memory: what :func:`receiving_into` chose, else shared in a worker, else recycled."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen

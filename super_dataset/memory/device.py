@@ -1,8 +1,8 @@
 """How a batch comes to where it is wanted: nowhere to go, a CUDA device by a stream of its own, another one.
 
 :meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches bound for
-CUDA are received into memory of torch's pinned allocator, which knows which copies out of it are under way: a
-buffer of our own could be received into again before a copy has read it.
+CUDA are received into memory of torch's pinned allocator: a buffer of our own could be received into again
+before a copy has read it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 from superdl.super_dataset.memory.batch_memory import PinnedMemory, RecycledMemory
 from superdl.super_wire.errors import ConfigError
@@ -27,16 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Mover", "map_tensors", "mover_to"]
 
 
-class Mover(Protocol):
-    """Brings batches to a device. ``memory``: what they are received into before."""
+class Mover:
+    """Brings batches to where they are used. This one leaves them on CPU, in memory that is used again.
 
-    memory: Memory
+    ``memory`` is what they are received into before.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
         """Begin to move all tensors of an item; in the thread that read it."""
+        return item
 
     def receive(self, sent: Any) -> Any:
         """The item, for use on the current stream of this thread, from what :meth:`send` gave."""
+        return sent
 
 
 def mover_to(device: torch.device | str | int | None) -> Mover:
@@ -46,34 +51,20 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
         ConfigError: there is no such device.
     """
     if device is None:
-        return _Stay()
+        return Mover()
     try:
         wanted = torch.device(device)
         if wanted.type == "cpu":
-            return _Stay()
+            return Mover()
         if wanted.type == "cuda":
             return _CudaStream(wanted)
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError, TypeError) as error:
-        msg = f"device={device!r} is not to be had: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"device={device!r} is not to be had: {error}") from error
     return _Copy(wanted)
 
 
-class _Stay:
-    """Batches stay on CPU, in memory that is used again."""
-
-    def __init__(self) -> None:
-        self.memory: Memory = RecycledMemory()
-
-    def send(self, item: Any) -> Any:
-        return item
-
-    def receive(self, sent: Any) -> Any:
-        return sent
-
-
-class _Copy(_Stay):
+class _Copy(Mover):
     """Batches are copied by the thread that read them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -92,17 +83,18 @@ class _Sent:
     copied: torch.cuda.Event
 
 
-class _CudaStream:
+class _CudaStream(Mover):
     """Batches are copied on a stream of their own while the device computes on another."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         # Items whose copies are under way: their memory stays theirs whatever the allocator knows of it.
         self._leaving: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self.memory: Memory = PinnedMemory()
 
     def send(self, item: Any) -> Any:
         made_on = torch.cuda.current_stream(self._device)
@@ -141,12 +133,6 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(item, Mapping):
         changed = {key: map_tensors(value, change) for key, value in item.items()}
         return _like(item, changed)
-    if isinstance(item, PackedSequence):  # its batch sizes stay on CPU
-        return item._replace(
-            data=change(item.data),
-            sorted_indices=None if item.sorted_indices is None else change(item.sorted_indices),
-            unsorted_indices=None if item.unsorted_indices is None else change(item.unsorted_indices),
-        )
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(map_tensors(value, change) for value in item))
     if isinstance(item, (tuple, list)):

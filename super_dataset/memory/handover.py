@@ -1,14 +1,16 @@
 """How a batch goes from a DataLoader worker to the trainer: in memory that both map and that is used again.
 
 torch gives every batch new shared memory: its pages are made, faulted in and given back once for each batch,
-which costs a worker more than receiving the batch, and a file descriptor travels over a connection of its
-own. Here a worker owns a few blocks (:mod:`superdl.super_dataset.memory.blocks`). A message names one; the
-trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone.
-Then the worker receives another batch into it. Where blocks run short, since batches are kept, or where the
-system has no such files, torch's own way is taken: nothing is refused.
+which costs a worker more than receiving the batch. Here a worker owns a few blocks, files in memory. A
+message names one; the trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when the last
+tensor in it is gone. Where blocks run short, or where the system has no such files, torch's own way is taken.
+To this end multiprocessing's pickler learns, in the worker and in each receiver, what to send for a tensor of
+ours.
 
-To this end multiprocessing's pickler learns, in the worker and in each receiver, what to send for a
-tensor of ours; for all others torch's own way stays.
+A block's last page holds a token, by which another process knows that it opened the right file, and flags:
+one byte for each tensor under way, set by the worker, changed by the receiver. Single bytes need no lock. A
+process that forks shares what it maps with its child, of which the worker knows nothing: what was held during
+a fork is never received into again, its flag says retired, and the worker closes the block.
 """
 
 from __future__ import annotations
@@ -16,27 +18,18 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import secrets
+import sys
 import threading
 import weakref
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from superdl.super_dataset.memory.blocks import (
-    FLAGS,
-    HELD,
-    TOKEN_BYTES,
-    UNDER_WAY,
-    Block,
-    file_path,
-    files_can_be_opened,
-    flag_after,
-    forks,
-    mapped_bytes,
-)
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
@@ -44,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["WorkerMemory", "send_by_value", "shared_bytes"]
+__all__ = ["WorkerMemory", "files_can_be_opened", "send_by_value", "shared_bytes"]
 
 _MAX_BLOCKS = 16
 """A worker's blocks, at most; a trainer that keeps more batches than that gets the others by torch's way."""
@@ -56,6 +49,120 @@ _BY_VALUE = "_super_by_value"
 
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
 """Where a message's tensor lies: process, file descriptor, token, size of the block, flag."""
+
+_TOKEN_BYTES = 16
+_TRAILER_BYTES = mmap.PAGESIZE
+_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors in one block that may be under way or held at once
+_FREE = 0
+_UNDER_WAY = 1  # sent and not received yet
+_HELD = 2  # somebody received it and has it
+_RETIRED = 3  # gone, but a fork may still look at it
+
+_forks = 0  # changes when this process forks
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 # it is of the process
+    _forks += 1
+
+
+# Before and after: also what another thread receives or drops meanwhile is known to have seen the fork.
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+
+
+class Block:
+    """A file in memory: room for a batch of ``size`` bytes, in whole pages, then the trailer.
+
+    Raises:
+        OSError: there is no memory or no file descriptor for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.fd = _open_file()
+        try:
+            # Reserved now: a page that cannot be had later would be a SIGBUS in the middle of a receive.
+            os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
+            memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)
+        self._bytes[self.size : self.size + _TOKEN_BYTES] = np.frombuffer(self.token, dtype=np.uint8)
+        self._flags = self._bytes[self.size + _TOKEN_BYTES :][:_FLAGS]
+        self.start = self._bytes.ctypes.data
+        self._lent: weakref.ref[NDArray[np.uint8]] | None = None
+        self._lent_forks = _forks
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody holds what lies in it, here or elsewhere."""
+        # In this order: a message is made while the array lives, so after its end flags only fall.
+        return self._returned() and not self._flags.any()
+
+    @property
+    def retired(self) -> bool:
+        """Whether nobody holds it but a fork, perhaps, that may look at it at any time."""
+        if not self._returned():
+            return False
+        forked_here = self._lent is not None and self._lent_forks != _forks
+        if not self._flags.any():
+            return forked_here
+        live = (self._flags == _UNDER_WAY) | (self._flags == _HELD)
+        return (forked_here or bool((self._flags == _RETIRED).any())) and not live.any()
+
+    def lend(self, size: int) -> torch.Tensor:
+        """Its first ``size`` bytes."""
+        lent = np.frombuffer(self._bytes.data, dtype=np.uint8, count=size)
+        self._lent, self._lent_forks = weakref.ref(lent), _forks
+        return torch.from_numpy(lent)
+
+    def send(self) -> int | None:
+        """Raise a flag for one more tensor; ``None`` if too many are under way."""
+        flag = int(self._flags.argmin())
+        if self._flags[flag] != _FREE:
+            return None
+        self._flags[flag] = _UNDER_WAY
+        return flag
+
+    def close(self) -> None:
+        """Close the file; processes that map it keep it."""
+        os.close(self.fd)
+
+    def _returned(self) -> bool:
+        return self._lent is None or self._lent() is None
+
+
+def files_can_be_opened() -> bool:
+    """Whether there are such files, and the trainer can open this process's by their number."""
+    if sys.platform != "linux":
+        return False
+    try:
+        # A process that others may not look into belongs to root there. That we may look into the one that
+        # started us is a sign that it may look into us.
+        if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
+            return False
+        os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # the error is what is asked for
+        fd = _open_file()
+        try:
+            os.close(os.open(_file_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _file_path(pid: int, fd: int) -> str:
+    """Where a process's open file is to be found by others."""
+    return f"/proc/{pid}/fd/{fd}"
+
+
+def _open_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("super-batch", os.MFD_CLOEXEC)
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless, so unguessable
 
 
 def shared_bytes(size: int) -> torch.Tensor:
@@ -168,13 +275,13 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
         ForkingPickler.register(torch.Tensor, _reduce_received)
     pid, fd, token, size, flag = place
     memory = _open(pid, fd, token, size)
-    flags = np.frombuffer(memory, dtype=np.uint8, offset=size + TOKEN_BYTES, count=FLAGS)
-    if flags[flag] != UNDER_WAY:
+    flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)
+    if flags[flag] != _UNDER_WAY:
         msg = f"a batch of DataLoader worker {pid} was received twice: a message can be unpickled once"
         raise SuperError(msg)
-    flags[flag] = HELD
+    flags[flag] = _HELD
     array = np.frombuffer(memory, dtype=np.uint8, count=size)
-    weakref.finalize(array, _give_back, flags, flag, os.getpid(), forks()).atexit = False
+    weakref.finalize(array, _give_back, flags, flag, os.getpid(), _forks).atexit = False
     _received[array.ctypes.data] = array
     dtype, offset, shape, stride = layout
     return torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), offset, shape, stride)
@@ -197,12 +304,12 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
         return known
     reason = ""
     try:
-        opened = os.open(file_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(_file_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
         try:
-            memory = mmap.mmap(opened, mapped_bytes(size))
+            memory = mmap.mmap(opened, size + _TRAILER_BYTES)
         finally:
             os.close(opened)
-        if memory[size : size + TOKEN_BYTES] == token:
+        if memory[size : size + _TOKEN_BYTES] == token:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
@@ -210,13 +317,12 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
         for worker in multiprocessing.active_children():
             if worker.pid == pid:
                 worker.join(_DYING_S)
-    msg = (
+    raise SuperError(
         f"a batch of DataLoader worker {pid} cannot be had any more: the worker ended before its batch was "
         f"received, or its memory may not be opened{reason}"
     )
-    raise SuperError(msg)
 
 
 def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:
     if os.getpid() == pid:  # a fork's copy of the tensor ends without the tensor's end
-        flags[flag] = flag_after(forks_then)
+        flags[flag] = _FREE if forks_then == _forks else _RETIRED

@@ -14,7 +14,6 @@ from superdl.super_dataset.reading.delivery import (
     label_tensor,
     sample_tensors,
 )
-from superdl.super_dataset.reading.explanations import how_to_use, per_sample
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 
 __all__ = [
@@ -29,8 +28,6 @@ __all__ = [
     "check_label_dtype",
     "check_policy",
     "delivered_order",
-    "how_to_use",
     "label_tensor",
-    "per_sample",
     "sample_tensors",
 ]

@@ -1,9 +1,7 @@
 """The memory that one batch is received into: headers side by side, payloads side by side.
 
 While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
-copy; where that block comes from is :mod:`superdl.super_dataset.memory`'s. Records of other sizes get memory
-of their own. What the bytes mean is left to :mod:`superdl.super_dataset.reading.checks`, tensors to
-:mod:`superdl.super_dataset.reading.delivery`.
+copy. Records of other sizes get memory of their own.
 
 A record on its way is an :class:`Incoming`, which knows its header and where its payload goes. Only when it
 is whole does :meth:`BatchBuffer.note_record` make it the sample's record, with all that belongs to it at
@@ -49,10 +47,7 @@ class ReplyKind(enum.IntEnum):
 
 
 class Incoming(NamedTuple):
-    """A record that is being received: whose it is, its header, and where its payload goes.
-
-    A record shorter than a header has none, and all its bytes are payload.
-    """
+    """A record that is being received; one shorter than a header has none, all its bytes are payload."""
 
     offset: int
     header: bytes
@@ -68,21 +63,17 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Room for the records of ``size`` samples.
 
-    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers
-    (:data:`superdl.super_wire.record.HEADER_DTYPE`) and ``raw_headers`` the same bytes as uint8 of shape
-    (size, 64), ``record_bytes`` the records' whole lengths as framed. A record shorter than a header has a
-    zeroed one. ``own`` holds the payloads that lie outside the block, ``errors`` error replies, both by
-    sample. ``digests`` holds, by sample, the xxh3-64 of payloads that were hashed as they arrived, while they
-    were in the processor's cache.
+    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers and
+    ``raw_headers`` the same bytes as uint8 of shape (size, 64), ``record_bytes`` the records' whole lengths
+    as framed. A record shorter than a header has a zeroed one. By sample, ``own`` holds the payloads that lie
+    outside the block, ``errors`` error replies, ``digests`` the xxh3-64 of payloads hashed as they arrived.
 
     Args:
         size: number of samples.
         memory: where the block comes from.
-        uniform: whether records of one size are to be expected; without it every payload gets memory of its
-            own.
+        uniform: whether records of one size are to be expected; else every payload gets memory of its own.
         expected_bytes: the length of their payloads, if it is known: one of another length then makes no
-            block. Where it is not known, a block has 64 MiB at most, or the first record, if it is a large
-            one, would reserve its size for every sample.
+            block. Where it is not known, a block has 64 MiB at most.
         to_hash: whose payloads are hashed as they arrive, shape (size,); all of them if it is not given.
     """
 

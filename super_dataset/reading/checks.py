@@ -1,8 +1,7 @@
 """Says what each received record is: a good sample, a tombstone, or corrupt and why.
 
 The headers of a whole batch are compared at once with the first good one, and with the ids that were asked
-for; only those that differ are read one by one. Payloads are hashed as they arrive
-(:class:`superdl.super_dataset.reading.buffer.BatchBuffer`); whose, :class:`SeenRecords` decides.
+for; only those that differ are read one by one. Payloads are hashed as they arrive.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ _LOWER = np.uint64(0x00000000FFFFFFFF)
 class SeenRecords:
     """Which records this process has read and hashed: a direct-mapped table of 8 MiB at most.
 
-    Of each record it keeps 32 bits of the sample id, beside the 20 that choose its slot, and 32 bits that the
-    times of its production give: a record that was produced again is a new one. What another record has
-    pushed out of its slot is hashed again. Threads may share it: an entry is written in one step.
+    An entry is 32 bits of the sample id, beside the 20 that choose its slot, and 32 bits of the times of its
+    production. What another record has pushed out is hashed again. Threads may share it.
     """
 
     def __init__(self) -> None:
@@ -61,10 +59,7 @@ class SeenRecords:
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Whose payload is to be hashed, shape (samples,): new ones, and the share whose turn it is.
-
-        The turn goes round with the epochs, so that each sample has it once in :data:`HASHED_SHARE` of them.
-        """
+        """Whose payload is to be hashed, shape (samples,): new ones, and the share whose turn it is."""
         if self._pid != os.getpid():  # also in a fork: what the parent has read, this process has not
             self._pid, self._entries = os.getpid(), np.zeros(_SLOTS, dtype=np.uint64)
         slots, upper = _slots_of(sample_ids)
@@ -123,11 +118,7 @@ def check_records(
 ) -> CheckedRecords:
     """Check the records received for ``offsets``; those in neither of the answer's mappings are good.
 
-    Args:
-        buffer: every one of ``offsets`` has a record in it.
-        sample_ids: of the whole batch, concatenated.
-        offsets: the samples to check.
-        seen: what this process has hashed; without it, all payloads are.
+    ``sample_ids`` are of the whole batch. ``seen``: what this process has hashed; without it, all are.
     """
     checked = CheckedRecords()
     if not offsets:

@@ -1,24 +1,25 @@
 """What of a read batch is delivered: which samples, as which tensors, with which facts.
 
-Samples that cannot be produced are skipped, replaced or raised, never silently. Tensors are views of the
-received buffer where possible. Records that agree in dtype and shape are stacked along a new first dimension;
+Tensors are views of the received buffer where possible. Records that agree in dtype and shape are stacked;
 others come as a list of tensors. Images, that is uint8 records of shape (height, width, channels) with 1, 3
-or 4 channels, are viewed as (channels, height, width), so that a batch of them is (batch, channels, height,
-width) in channels_last memory format.
+or 4 channels, are viewed as (channels, height, width): a batch of them is channels_last.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from superdl.super_dataset.reading.checks import layout_columns
-from superdl.super_dataset.reading.explanations import batch_name, listed
-from superdl.super_wire.errors import BadSampleError, ConfigError
+from superdl.super_dataset.reading.progress import bad_sample_error, batch_name
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.record import parse_header
@@ -33,12 +34,9 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = [
-    "IMAGE_CHANNELS",
-    "POLICIES",
     "BadSampleLog",
     "BatchInfo",
     "OnBadSample",
-    "bad_sample_error",
     "batch_info",
     "check_label_dtype",
     "check_policy",
@@ -48,32 +46,19 @@ __all__ = [
 ]
 
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
-POLICIES: tuple[OnBadSample, ...] = ("raise", "skip", "replace")
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
-_REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
-
-IMAGE_CHANNELS = (1, 3, 4)
-"""Sizes of a uint8 record's third dimension that make it an image."""
-
+_IMAGE_CHANNELS = (1, 3, 4)
 _IMAGE_NDIM = 3
 _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 def check_policy(value: object) -> None:
     """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, what is no policy."""
-    if value not in POLICIES:
-        msg = f"on_bad_sample is one of {', '.join(map(repr, POLICIES))}; not {value!r}"
+    if value not in get_args(OnBadSample):
+        msg = f"on_bad_sample is one of {', '.join(map(repr, get_args(OnBadSample)))}; not {value!r}"
         raise ConfigError(msg)
-
-
-def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = _REMEDY) -> BadSampleError:
-    """The error that names the batch, the bad samples' keys and the reasons."""
-    named = listed([f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad)])
-    return BadSampleError(
-        f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"
-    )
 
 
 def delivered_order(ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> list[int] | None:
@@ -96,33 +81,22 @@ def delivered_order(ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) 
         )
     if policy == "skip":
         return good
-    size = len(ref)
-    following = {}
-    successor = good[0]
-    for offset in range(size - 1, -1, -1):
-        if offset not in bad:
-            successor = offset
-        following[offset] = successor
-    return [following[offset] for offset in range(size)]
+    return [good[bisect_left(good, offset) % len(good)] for offset in range(len(ref))]
 
 
 class BadSampleLog:
-    """Warns of skipped and replaced samples, at most once a minute, and tells how many there were since.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Warns of skipped and replaced samples, at most once a minute, and tells how many there were since."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._count = 0
-        self._warned_s: float | None = None
+        self._warned_s = -math.inf
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> None:
         """Count the bad samples of one delivered batch, and warn if it is time."""
         self._count += len(bad)
         now_s = self._clock()
-        if self._warned_s is not None and now_s - self._warned_s < _LOG_EVERY_S:
+        if now_s - self._warned_s < _LOG_EVERY_S:
             return
         first = min(bad)
         _LOG.warning(
@@ -142,8 +116,7 @@ def check_label_dtype(name: str) -> None:
     try:
         label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
     except TypeError as error:
-        msg = f"labels of dtype {name!r} cannot be a tensor: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"labels of dtype {name!r} cannot be a tensor: {error}") from error
 
 
 def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -165,7 +138,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
     chosen = range(buffer.size) if order is None else order
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
-        flat = _ragged_in_shared_memory(buffer, chosen) if buffer.memory.shared else _ragged(buffer, chosen)
+        flat = _ragged(buffer, chosen)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
@@ -177,19 +150,17 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
 
 
 def _ragged(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
-    return [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
-
-
-def _ragged_in_shared_memory(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
-    """One shared block for samples of different sizes: a block each would cost a file descriptor each."""
-    payloads = [np.asarray(buffer.payload(offset)) for offset in chosen]
-    starts = [0]
-    for payload in payloads:
-        starts.append(starts[-1] + -(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    block = buffer.memory.take(starts[-1])
-    for start, payload in zip(starts, payloads, strict=False):
-        block[start : start + payload.nbytes] = torch.from_numpy(payload)
-    return [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=False)]
+    """Samples of different sizes; in shared memory in one block, or each would cost a file descriptor."""
+    payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
+    if not buffer.memory.shared:
+        return payloads
+    rounded = (-(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT for payload in payloads)
+    starts = list(accumulate(rounded, initial=0))
+    block = buffer.memory.take(starts.pop())
+    parts = [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=True)]
+    for part, payload in zip(parts, payloads, strict=True):
+        part.copy_(payload)
+    return parts
 
 
 def _shaped(
@@ -199,7 +170,7 @@ def _shaped(
     header = parse_header(bytes(buffer.raw_headers[offset]))
     shape = header.shape if stacked is None else (stacked, *header.shape)
     tensor = flat.view(getattr(torch, header.dtype)).view(shape)
-    if header.dtype == "uint8" and len(header.shape) == _IMAGE_NDIM and header.shape[-1] in IMAGE_CHANNELS:
+    if header.dtype == "uint8" and len(header.shape) == _IMAGE_NDIM and header.shape[-1] in _IMAGE_CHANNELS:
         return tensor.movedim(-1, -3)
     return tensor
 
@@ -212,6 +183,12 @@ class BatchInfo:
     ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
     (bool of shape (samples,); ``None``: no sample is padding) follow the delivered samples, in their order,
     also where some were skipped or replaced.
+
+    >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
+    >>> sampler = SuperSampler(dataset, batch_size=3, shuffle=False, job="info")
+    >>> *_, (images, labels, info) = SuperLoader(dataset, sampler)
+    >>> info.epoch, info.position, info.keys, info.bad
+    (0, 2, ('dog/00003.jpg', 'dog/00007.jpg'), ())
     """
 
     job: str

@@ -1,8 +1,6 @@
 """The gather: pipelined GETs out, records straight into the batch buffer, a bounded amount of data under way.
 
-It asks once for each sample it is given, at one node or at several at once, and reports nothing but what
-came. :mod:`superdl.super_dataset.reading.link` knows which node has which sample,
-:mod:`superdl.super_dataset.reading.reader` when to ask again, and when to stop.
+It asks once for each sample it is given, at one node or at several at once.
 """
 
 from __future__ import annotations
@@ -42,20 +40,13 @@ def encode_gets(sample_ids: bytes) -> list[bytes]:
 class Wanted:
     """What a batch wants of the cache, and within which bounds."""
 
-    requests: Sequence[bytes]
-    """An encoded GET for each sample of the batch."""
-    sample_ids: bytes
-    """Theirs, concatenated."""
-    buffer: BatchBuffer
-    """What comes is noted in it, also what came before an error."""
-    in_flight_bytes: int
-    """Bound on the replies asked for and not received yet, all nodes together; each has at least one."""
-    record_bytes: int | None
-    """The expected length of a record, if one is known."""
-    deadline_s: float
-    """When, by ``clock``, to give up."""
-    clock: Callable[[], float]
-    """Monotonic seconds."""
+    requests: Sequence[bytes]  # an encoded GET for each sample of the batch
+    sample_ids: bytes  # theirs, concatenated
+    buffer: BatchBuffer  # what comes is noted in it, also what came before an error
+    in_flight_bytes: int  # bound on the replies asked for and not received; each node has at least one
+    record_bytes: int | None  # the expected length of a record, if one is known
+    deadline_s: float  # when, by ``clock``, to give up
+    clock: Callable[[], float]  # monotonic seconds
 
     def allowed_under_way(self) -> int:
         """How many requests the bound allows, by what is known of the records' length so far."""
@@ -66,14 +57,10 @@ class Wanted:
 
 
 class Share:
-    """What one node is asked for.
+    """What one node is asked for: the samples at ``offsets``, ascending, of the batch that is ``wanted``.
 
-    Args:
-        connection: used by nobody else meanwhile. If a method raises, it is of no use any more.
-        wanted: the batch.
-        offsets: the samples to ask for, ascending.
-        part: of all that is allowed under way, what this node may have.
-        asking: which of the samples are asked for by an ``ASK``.
+    If a method raises, the connection is of no use any more. ``part``: of all that is allowed under way, what
+    this node may have. ``asking``: which of the samples are asked for by an ``ASK``.
     """
 
     def __init__(
@@ -99,10 +86,7 @@ class Share:
         return self._scatter.finished
 
     def ask(self) -> None:
-        """Send more requests, if it is time to.
-
-        When half of what is allowed has come: few sends, and the cache never runs dry.
-        """
+        """Send more requests once half of what is allowed has come: few sends, and no cache runs dry."""
         sent, offsets = self._sent, self.offsets
         if sent == len(offsets):
             return
@@ -163,11 +147,7 @@ def gather(share: Share, wanted: Wanted) -> None:
 
 
 def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, CacheUnreachableError]]:
-    """Ask several nodes at once and receive from each as it sends; those that failed, and why.
-
-    A node that fails, or is silent for :data:`~superdl.super_wire.cache.connection.IO_TIMEOUT_S`, does
-    not keep the others from being read.
-    """
+    """Ask several nodes at once and receive from each as it sends; those that failed, and why."""
     failed: list[tuple[Share, CacheUnreachableError]] = []
     going: dict[int, Share] = {}
     poll = select.poll()

@@ -1,15 +1,14 @@
 """What one reading thread has to its cache: every sample is asked of the node that has it, all nodes at once.
 
 A link asks once for what it is given. It follows redirections within a read, a bounded number of times. What
-is lost with a node is for the next attempt, which begins with a fresh slot map; the other nodes' samples
-arrive meanwhile. Retries in time are :mod:`superdl.super_dataset.reading.reader`'s.
+is lost with a node is for the next attempt, which begins with a fresh slot map.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.gather import Share, gather, gather_all
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.gather import Wanted
     from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
 
-__all__ = ["CacheLink", "OpenLink", "open_link"]
+__all__ = ["CacheLink", "open_link"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
@@ -32,20 +31,8 @@ _SHUN_S = 3.0  # a node that cannot be reached is not tried for a report alone f
 _MOST_OWED = 32
 
 
-class OpenLink(Protocol):
-    """Opens a link, as :func:`open_link` does."""
-
-    def __call__(self, address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
-        """See :func:`open_link`."""
-
-
 def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
-    """Connect to the cache at ``address``, and learn which nodes it has.
-
-    Args:
-        address: a single node, or any of a cluster.
-        credentials: the same for all nodes.
-        timeout_s: bound of the connect and of each wait, in seconds.
+    """Connect to the cache at ``address``, a single node or any of a cluster, and learn which nodes it has.
 
     Raises:
         CacheUnreachableError: nobody answered, or not in time.
@@ -77,14 +64,9 @@ class CacheLink:
     def gather(
         self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
     ) -> CacheUnreachableError | None:
-        """Ask once for the samples at ``offsets``.
+        """Ask once for the samples at ``offsets``, which ascend; what comes is in ``wanted.buffer``.
 
-        What comes is in ``wanted.buffer``; an error that is returned kept some of it from coming.
-
-        Args:
-            wanted: the batch.
-            offsets: ascending.
-            left_s: seconds until the batch's deadline.
+        An error that is returned kept some of it from coming. ``left_s`` is the time until the deadline.
 
         Raises:
             CacheError: the cache refused.
@@ -123,15 +105,6 @@ class CacheLink:
             self._shunned_until_s[node] = time.monotonic() + _SHUN_S
             self.nodes.drop(node)
             _LOG.debug("a read report was lost: %s", error)
-
-    def ping(self) -> None:
-        """Ask every node for a record that does not exist.
-
-        Raises:
-            CacheUnreachableError: a node did not answer.
-            CacheError: a node refused.
-        """
-        self.nodes.ping()
 
     def close(self) -> None:
         """Close all connections."""

@@ -3,7 +3,7 @@
 The bytes of ``n`` replies to GETs of one length alternate: payload, row, payload, row, ... where a row is the
 line end of the reply before, the frame (``$``, length, line end) and the record's header. Every byte of a
 frame is compared with the prediction before more is awaited, so that a reply of another kind is noticed
-however short it is. Replies that cannot be predicted are :mod:`superdl.super_dataset.reading.scatter`'s.
+however short it is.
 """
 
 from __future__ import annotations
@@ -27,21 +27,12 @@ _BYTES_PER_CALL = 2**21
 
 
 class PredictedReplies:
-    """The rest of the current payload, then a row and a payload for each reply that follows.
-
-    A row holds the line end of the reply before, the frame and the header.
+    """The rest of the current payload, then a row and a payload for each of the replies that follow.
 
     ``complete`` replies are whole up to their line end, counting the current one first. ``digests`` has, by
     sample, the xxh3-64 of the payloads after the current one that are to be hashed, also of some that are not
-    confirmed yet.
-
-    Args:
-        rest: what is still to come of the current payload.
-        record_bytes: the length of each record.
-        offsets: the samples whose replies follow.
-        slots: where their payloads go.
-        to_hash: of each sample of the batch, whether its payload is hashed as soon as it is there: then the
-            processor's cache still holds it, which is four times as fast as later.
+    confirmed yet. They are hashed as soon as they are there: then the processor's cache still holds them,
+    which is four times as fast as later.
     """
 
     def __init__(

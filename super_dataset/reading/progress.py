@@ -1,7 +1,6 @@
 """What is known of one batch while it is read: what is there, bad, corrupt or missing, and the cost.
 
-It sorts what the gather received and puts it into words: the read report, the error when time is up. The loop
-around it is :mod:`superdl.super_dataset.reading.reader`'s.
+It sorts what the gather received and puts it into words: the read report, the error when time is up.
 """
 
 from __future__ import annotations
@@ -11,18 +10,28 @@ from typing import TYPE_CHECKING
 
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.checks import check_records
-from superdl.super_dataset.reading.explanations import batch_name, timeout_message
 from superdl.super_wire.cache.refusals import is_passing, refusal, wants_credentials
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError, SpendingCapError
+from superdl.super_wire.errors import (
+    BadSampleError,
+    CacheError,
+    CacheUnreachableError,
+    ReadTimeoutError,
+    SpendingCapError,
+)
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.checks import SeenRecords
     from superdl.super_wire.batch_ref import BatchRef
 
-__all__ = ["BatchProgress"]
+__all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
+
+_NAMED_AT_MOST = 3
+_REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 
 
 @dataclass(slots=True)
@@ -127,15 +136,51 @@ class BatchProgress:
 
     def timeout_error(self, waited_s: float) -> CacheError | ReadTimeoutError:
         """The error for a batch whose time or attempts are used up."""
-        text = timeout_message(
-            self.ref,
-            self.missing,
-            attempts=self.attempts,
-            waited_s=waited_s,
-            trouble=str(self.trouble or ""),
-            corrupt=sorted(set(self.corrupt.values())),
-            out_of_memory=self.out_of_memory,
+        ref, missing = self.ref, self.missing
+        text = (
+            f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
+            f"{self.attempts} attempts in {waited_s:.1f} s: {_listed(map(ref.name_of, missing))}. "
         )
+        if self.trouble:
+            text += f"The last attempt failed: {self.trouble}. Is the cache at {ref.cache} reachable?"
+        elif self.corrupt:
+            reasons = _listed(sorted(set(self.corrupt.values())))
+            text += (
+                f"The cache at {ref.cache} holds corrupt records: {reasons}. Do trainer and functions have "
+                "one version of SUPER, and does nobody else write to this cache?"
+            )
+        elif self.out_of_memory:
+            text += (
+                f"The cache at {ref.cache} is out of memory: it refuses to write (OOM). Raise its maxmemory, "
+                "or empty it of what others have put there; superdl stats says how much is for records"
+            )
+        else:
+            text += (
+                f"The cache at {ref.cache} answers but does not hold them. Is the coordinator running? Are "
+                "its functions slower than the trainer (superdl stats), or is the cache too small for the "
+                "batches in flight? A longer read_timeout waits longer"
+            )
         if isinstance(self.trouble, CacheUnreachableError):
             return CacheUnreachableError(text)
         return CacheError(text) if self.trouble else ReadTimeoutError(text)
+
+
+def batch_name(ref: BatchRef) -> str:
+    """How a message names a batch."""
+    place = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
+    return f"batch {ref.batch_id.hex()} ({place})"
+
+
+def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = _REMEDY) -> BadSampleError:
+    """The error that names the batch, the bad samples' keys and the reasons."""
+    named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
+    return BadSampleError(
+        f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
+    all_names = list(names)
+    more = len(all_names) - _NAMED_AT_MOST
+    return ", ".join(all_names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

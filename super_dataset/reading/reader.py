@@ -1,9 +1,8 @@
 """Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
-misses leaves a read report that says so, since a report may be lost. The link to the cache belongs to the
-thread (:mod:`superdl.super_dataset.reading.reader_state`). Tensors are
-:mod:`superdl.super_dataset.reading.delivery`'s.
+misses leaves a read report that says so, since a report may be lost. The link to the cache, and what was
+learned of it, belong to one thread of one process.
 """
 
 from __future__ import annotations
@@ -11,27 +10,32 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
+import random
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.checks import SeenRecords
-from superdl.super_dataset.reading.delivery import bad_sample_error
+from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.link import open_link
-from superdl.super_dataset.reading.progress import BatchProgress
-from superdl.super_dataset.reading.reader_state import ReaderState, ReaderStates
-from superdl.super_wire.cache import CacheAddress, encode_command
+from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
+from superdl.super_wire.cache import CacheAddress, Credentials, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import report_stream
+from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.super_dataset.memory import Memory
     from superdl.super_dataset.reading.checks import Verify
-    from superdl.super_dataset.reading.link import OpenLink
+    from superdl.super_dataset.reading.link import CacheLink
     from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["Backoff", "BatchReader", "ReadSettings"]
@@ -53,14 +57,10 @@ def _keeps_bytes(cache: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How a reader reads.
+    """How a reader reads; see ``SuperDataset``.
 
-    ``read_timeout_s`` bounds the wait for one batch, ``in_flight_bytes`` the replies asked for and not yet
-    received; ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch
-    with a bad sample is given up at once.
-
-    ``verify="all"`` hashes every payload; ``"auto"`` does so on plain TCP, and on a unix socket or TLS hashes
-    each record when this process reads it for the first time, later one in 64.
+    ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch with a bad
+    sample is given up at once.
     """
 
     read_timeout_s: float = 120.0
@@ -82,10 +82,7 @@ class Backoff:
 
     @property
     def attempts(self) -> int:
-        """Bound on the number of attempts: as many as fit into the total time at the shortest delays.
-
-        So time runs out first, unless the clock stands still.
-        """
+        """Bound on the number of attempts: time runs out first, unless the clock stands still."""
         doublings = math.ceil(math.log2(_LONGEST_S / _FIRST_S))
         return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
 
@@ -95,15 +92,60 @@ class Backoff:
         return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
-class BatchReader:
-    """Turns ``BatchRef`` s into received batches. It pickles, and threads may share it.
+class ReaderState:
+    """What a reader owns in one thread of one process: the link to the cache, and what it learned.
 
-    Args:
-        settings: how to read.
-        clock: monotonic seconds.
-        sleep: waits that many seconds.
-        open_link: connects to a cache.
+    ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size;
+    ``told_astray`` whether the log says that another sample's record came.
     """
+
+    def __init__(
+        self, record_bytes: int | None, clock: Callable[[], float], open_link: Callable[..., CacheLink]
+    ) -> None:
+        self.pid = os.getpid()
+        # Not the random module's own state: that is the user's. Jitter guards no secret.
+        self.random = random.Random()  # noqa: S311
+        self.record_bytes = record_bytes
+        self.uniform = True
+        self.told_astray = False
+        self.bad_samples = BadSampleLog(clock)
+        self._open_link = open_link
+        self._link: CacheLink | None = None
+        self._cache = ""
+
+    def link(self, cache: str, *, timeout_s: float) -> CacheLink:
+        """The open link to ``cache``, or a new one; raises as :func:`open_link` does."""
+        if self._link is not None and self._cache != cache:
+            self.drop()
+        if self._link is None:
+            credentials = Credentials.from_environment(os.environ)
+            self._link = self._open_link(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
+            self._cache = cache
+        return self._link
+
+    def learn(self, buffer: BatchBuffer) -> None:
+        """Remember for the next batch how large records are, and whether they are of one size."""
+        came = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
+        if len(came):
+            usual = int(came[0])
+            alike = bool((came == usual).all())
+            self.record_bytes = usual if alike else int(np.median(came))
+            self.uniform = alike or len(buffer.own) <= len(came) // 2
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open, as far as this side knows."""
+        return self._link is not None and self._link.connected
+
+    def drop(self) -> None:
+        """Close the link, if there is one."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+class BatchReader:
+    """Turns ``BatchRef`` s into received batches. It pickles, and threads may share it."""
 
     def __init__(
         self,
@@ -111,33 +153,41 @@ class BatchReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        open_link: OpenLink = open_link,
+        open_link: Callable[..., CacheLink] = open_link,
     ) -> None:
         self._settings = settings
         self._backoff = Backoff(settings.read_timeout_s)
         self._clock = clock
         self._sleep = sleep
         self._open_link = open_link
-        self._states = ReaderStates(settings.record_bytes, clock, open_link)
+        self._local = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _local=threading.local())
 
     def state(self) -> ReaderState:
-        """What this reader owns in this thread."""
-        return self._states.here()
+        """What this reader owns in this thread; it goes with the thread, and a fork begins with its own."""
+        state: ReaderState | None = getattr(self._local, "state", None)
+        if state is not None and state.pid == os.getpid():
+            return state
+        if state is not None:  # the parent's copy: closing it does not disturb the parent
+            state.drop()
+        self._local.state = state = ReaderState(self._settings.record_bytes, self._clock, self._open_link)
+        return state
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
         """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
         state = ReaderState(None, self._clock, self._open_link)
         try:
-            state.link(cache, timeout_s=timeout_s).ping()
+            state.link(cache, timeout_s=timeout_s).nodes.ping()
         finally:
             state.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> BatchProgress:
-        """Wait until every sample of the batch is in memory or known to be bad.
-
-        Args:
-            ref: the batch.
-            memory: where to receive it; fresh memory if it is not given.
+        """Wait until every sample of the batch is in ``memory`` (by default fresh) or known to be bad.
 
         Raises:
             BadSampleError: a sample is bad and the settings say to stop there.
@@ -145,23 +195,31 @@ class BatchReader:
             CacheUnreachableError: the same, and the cache was not to be reached.
             CacheError: the cache refused.
         """
-        state = self._states.here()
+        state = self.state()
         seen = _SEEN if self._settings.verify == "auto" and _keeps_bytes(ref.cache) else None
         buffer = BatchBuffer(
             len(ref),
             memory=memory,
             uniform=state.uniform,
-            expected_bytes=state.payload_bytes,
+            expected_bytes=None if state.record_bytes is None else state.record_bytes - HEADER_BYTES,
             to_hash=None if seen is None else seen.to_hash(ref.sample_ids, ref.epoch),
         )
         read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
-        requests = encode_gets(ref.sample_ids)
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
+        wanted = Wanted(
+            requests=encode_gets(ref.sample_ids),
+            sample_ids=ref.sample_ids,
+            buffer=buffer,
+            in_flight_bytes=self._settings.in_flight_bytes,
+            record_bytes=state.record_bytes,
+            deadline_s=deadline_s,
+            clock=self._clock,
+        )
         # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
         last_begin_s = deadline_s - min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
         while True:
-            self._attempt(state, read, requests, deadline_s)
+            self._attempt(state, read, wanted)
             stop = bool(read.bad) and self._settings.stop_at_bad
             late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
             self._report(state, read, done=stop or late or not read.missing)
@@ -173,9 +231,7 @@ class BatchReader:
                 raise read.timeout_error(self._clock() - began_s)
             self._pause(state, read, last_begin_s)
 
-    def _attempt(
-        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
-    ) -> None:
+    def _attempt(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
         """Ask for all that is missing, and sort what came.
 
         Where another sample's record came, replies and requests no longer belong together on that connection:
@@ -184,7 +240,7 @@ class BatchReader:
         """
         read.attempts += 1
         for _ in range(2):
-            self._look(state, read, requests, deadline_s)
+            self._look(state, read, wanted)
             if not read.astray:
                 return
             if not state.told_astray:
@@ -192,9 +248,7 @@ class BatchReader:
                 _LOG.warning("the cache at %s answered what was not asked: %s", read.ref.cache, read.astray)
             state.drop()
 
-    def _look(
-        self, state: ReaderState, read: BatchProgress, requests: Sequence[bytes], deadline_s: float
-    ) -> None:
+    def _look(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
         """Ask once for all that is missing, and sort what came."""
         replies = read.buffer.replies
         replies[read.missing] = ReplyKind.NONE
@@ -203,10 +257,10 @@ class BatchReader:
         # more is tried at once.
         asked: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
-            read.trouble = self._gather(state, read, requests, asked, deadline_s)
+            read.trouble = self._gather(state, read, wanted, asked)
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
             # A connection may also fail once all replies are there: then there is nothing to ask for.
-            if read.trouble is None or not asked or self._clock() >= deadline_s:
+            if read.trouble is None or not asked or self._clock() >= wanted.deadline_s:
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s
@@ -215,23 +269,9 @@ class BatchReader:
         read.check_s += self._clock() - received_s
 
     def _gather(
-        self,
-        state: ReaderState,
-        read: BatchProgress,
-        requests: Sequence[bytes],
-        asked: Sequence[int],
-        deadline_s: float,
+        self, state: ReaderState, read: BatchProgress, wanted: Wanted, asked: Sequence[int]
     ) -> CacheUnreachableError | None:
-        left_s = deadline_s - self._clock()
-        wanted = Wanted(
-            requests=requests,
-            sample_ids=read.ref.sample_ids,
-            buffer=read.buffer,
-            in_flight_bytes=self._settings.in_flight_bytes,
-            record_bytes=state.record_bytes,
-            deadline_s=deadline_s,
-            clock=self._clock,
-        )
+        left_s = wanted.deadline_s - self._clock()
         try:
             link = state.link(read.ref.cache, timeout_s=left_s)
             trouble = link.gather(wanted, asked, left_s=left_s)

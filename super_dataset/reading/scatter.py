@@ -1,8 +1,6 @@
 """Tells the replies to a batch's GETs apart and says where their bytes belong. It does no I/O.
 
-One ``ReplyScatter`` follows one connection's stream of replies: :meth:`ReplyScatter.buffers` names the memory
-for the next bytes, and :meth:`ReplyScatter.received` takes note of how many came, however the network cut
-them. Two ways lead through the stream:
+One ``ReplyScatter`` follows one connection's stream of replies. Two ways lead through the stream:
 
 - general: a small scratch catches a reply's frame and the record's header; the payload goes where the batch
   buffer wants it.
@@ -31,13 +29,10 @@ _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to read thousands of th
 
 
 class ReplyScatter:
-    """Reads replies into ``buffer``.
+    """Reads replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
 
-    Args:
-        buffer: takes records, and notes of what was no record.
-        offsets: the samples asked for, in order of their requests.
-        skip: replies to earlier commands that come before, and are let pass.
-        asking: whether some requests follow an ``ASKING``, whose answers are let pass.
+    ``skip`` replies to earlier commands come before, and are let pass; so are the answers to an ``ASKING``
+    before the requests for the samples in ``asking``.
     """
 
     def __init__(
@@ -164,28 +159,24 @@ class ReplyScatter:
                 if data[at : at + 2] == CRLF[: len(data) - at]:
                     self._line = data[at:]
                     return
-                msg = f"a record ended with {data[at : at + 2]!r} instead of a line's end"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"a record ended with {data[at : at + 2]!r} instead of a line's end")
             at += 2
             self._end_bulk()
 
     def _begin(self, data: bytes, at: int) -> int:
         """Read a reply's frame and a record's header; how many bytes that took, 0 if there are too few."""
         if not self._skip and self._done >= self._asked:
-            msg = f"a reply came that nobody asked for: {data[at : at + 40]!r}"
-            raise ProtocolDoubtError(msg)
+            raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
         if end < 0:
             if len(data) - at > MAX_LINE_BYTES:
-                msg = f"a reply's first line is longer than {MAX_LINE_BYTES} bytes"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"a reply's first line is longer than {MAX_LINE_BYTES} bytes")
             return 0
         kind, length, text = parse_line(data[at:end])
         body = end + len(CRLF)
         if not self._skip and self._asked_leave is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
-                msg = f"ASKING was answered by {data[at:end][:40]!r}"
-                raise ProtocolDoubtError(msg)
+                raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
             self._asked_leave = text if kind == "error" else ""  # the GET's own answer follows either way
             return body - at
         if kind == "bulk":
@@ -206,8 +197,7 @@ class ReplyScatter:
         elif kind == "error":
             self._buffer.note_error(offset, self._asked_leave or text)
         else:
-            msg = f"a GET was answered by {text[:40]!r}"
-            raise ProtocolDoubtError(msg)
+            raise ProtocolDoubtError(f"a GET was answered by {text[:40]!r}")
         self._done += 1
         self._asked_leave = None
 
@@ -261,5 +251,4 @@ def parse_line(
         return "error", 0, rest.decode(errors="replace")
     elif mark in (b"+", b":"):
         return "simple", 0, rest.decode(errors="replace")
-    msg = f"a reply began with {line[:40]!r}, which is no answer to what was asked"
-    raise ProtocolDoubtError(msg)
+    raise ProtocolDoubtError(f"a reply began with {line[:40]!r}, which is no answer to what was asked")

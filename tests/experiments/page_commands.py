@@ -10,8 +10,9 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from infra.launcher import local, submit
 from infra.launcher.options import parse, settings_of
+
+from infra.launcher import local, submit
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser

@@ -158,7 +158,7 @@ def _page(chance: random.Random) -> None:
         return
     binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), dtype, "redis://x")
     try:
-        ref = planned_batch(received, binding, "job", 0, 0).ref
+        ref = planned_batch(received, binding, "job", 0, 0)
     except ValueError:  # the pager raises it as a CoordinatorError
         return
     assert len(ref.label_array()) == len(ref.padding_mask()) == len(ref) > 0

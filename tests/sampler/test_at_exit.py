@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from superdl.sampler import SuperSampler
-from superdl.sampler.at_exit import OPEN_JOBS, OpenJobs
+from superdl.sampler.at_exit import OpenJobs
 from superdl.sampler.rpc.client import Client
 from superdl.super_wire.errors import CoordinatorUnreachableError
-from tests.sampler.stand_ins import BoundDataset
 
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60.0
@@ -60,11 +58,6 @@ print(first.job, second.job)
     assert done.stderr == ""
 
 
-def test_also_after_an_error_and_without_a_reference(coordinator):
-    assert "ZeroDivisionError" in ended(coordinator, "iter(make()); 1 / 0", code=1).stderr
-    assert len(closed(coordinator)) == 1
-
-
 def test_a_forked_child_says_nothing(coordinator):
     program = """
 sampler = make()
@@ -87,26 +80,6 @@ def test_a_coordinator_that_does_not_answer_is_asked_once(coordinator):
     ended(coordinator, "samplers = [make() for _ in range(3)]")
     coordinator.closing.set()
     assert len(closed(coordinator)) == 1, "the others are not tried"
-
-
-def test_a_coordinator_that_is_gone_disturbs_no_exit(coordinator):
-    program = """
-samplers = [make() for _ in range(3)]
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-    process = subprocess.Popen(  # our own program
-        [sys.executable, "-c", PROLOGUE + program, coordinator.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    coordinator.stop()
-    _, errors = process.communicate(b"\n", timeout=END_TIMEOUT_S)
-    assert (process.returncode, errors) == (0, b"")
 
 
 def test_all_goodbyes_share_one_bound():
@@ -134,21 +107,3 @@ def test_all_goodbyes_share_one_bound():
         ("unix:/other", "CloseJob", "c", 1),
     ]
     assert all(0 < one[4] <= 9.0 for one in asked)
-
-
-def test_what_this_process_owns_alone_gets_no_goodbye(coordinator, monkeypatch):
-    class Own:
-        coordinator = None
-
-        def failure(self):
-            return None
-
-    Own.coordinator = coordinator.address
-    monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
-    monkeypatch.setattr("superdl.sampler.sampler.embedded_for", lambda run: Own())
-    said = []
-    monkeypatch.setattr(OPEN_JOBS, "add", lambda *facts: said.append(facts))
-    with SuperSampler(BoundDataset(), batch_size=2):
-        assert said == []
-    with SuperSampler(BoundDataset(), batch_size=2, rank=1, num_replicas=2) as shared:
-        assert said == [(coordinator.address, shared.job, 1)]

@@ -67,10 +67,6 @@ def named(make, sampler):
     sampler.set_epoch(3)
 
 
-def second_of_the_process(make, sampler):
-    list(make())
-
-
 @pytest.mark.parametrize(
     ("start", "distributed", "before", "warned"),
     [
@@ -80,7 +76,6 @@ def second_of_the_process(make, sampler):
         (3, True, None, False),
         (3, False, resumed, False),
         (3, False, named, False),
-        (3, False, second_of_the_process, False),  # of another stage of a training
     ],
 )
 def test_right_loops_are_told_nothing(make, caplog, start, distributed, before, warned):
@@ -90,9 +85,3 @@ def test_right_loops_are_told_nothing(make, caplog, start, distributed, before, 
     train_from(start, sampler, sampler, distributed=distributed)
     assert (WARNING in caplog.text) == warned
     assert warned or not caplog.text
-
-
-def test_one_order_for_all_epochs_needs_no_epoch(make, caplog):
-    sampler = make(shuffle=False)
-    train_from(3, sampler, sampler)
-    assert not caplog.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch.distributed
 
@@ -17,10 +15,6 @@ VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER
 def nothing_set(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-def test_alone_without_anything():
-    assert place_in_run(None, None) == (0, 1)
 
 
 def test_variables_are_the_default_and_arguments_win(monkeypatch):
@@ -65,14 +59,6 @@ def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_gro
             check_still_there(rank, replicas, by_default=by_default)
 
 
-def test_a_place_that_was_given_is_believed(process_group):
-    check_still_there(1, 2, by_default=(False, False))
-
-
-def test_without_torch_distributed_nobody_says_otherwise():
-    check_still_there(1, 2, by_default=(True, True))
-
-
 @pytest.mark.parametrize(
     ("rank", "replicas", "message"), [(1, 1, "rank"), (-1, 2, "rank"), (0, 0, "num_replicas")]
 )
@@ -101,28 +87,6 @@ def test_run_id_of_launchers(environment, expected, monkeypatch):
     assert run_id() == expected
 
 
-def in_a_child(work) -> list[str]:
-    """The words that ``work()`` gives in a forked process, which stands for another rank."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writing, " ".join(work()).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answers:
-        words = answers.read().split()
-    assert os.waitpid(child, 0)[1] == 0
-    return words
-
-
-def test_without_a_launcher_each_process_has_its_own_run_id():
-    mine = run_id()
-    (of_child,) = in_a_child(lambda: [run_id()])
-    (of_other,) = in_a_child(lambda: [run_id()])
-    assert run_id() == mine
-    assert len({mine, of_child, of_other}) == 3
-
-
 SPEC = {"batch_size": 4, "num_replicas": 2, "seed": 0, "shuffle": True, "drop_last": False}
 
 
@@ -133,12 +97,6 @@ def test_job_ids_differ_in_each_of_their_fields():
     ids = [job_id(**{**base, **change}) for change in [{}, *changes]]
     assert len(set(ids)) == len(ids), "the two that repeat the first are its second and third in this process"
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
-
-
-def test_ranks_of_a_run_agree_also_on_their_second_identical_sampler():
-    ranks = [in_a_child(lambda: [job_id("run", b"f", "{}", **SPEC) for _ in range(3)]) for _ in range(2)]
-    assert ranks[0] == ranks[1]
-    assert len(set(ranks[0])) == 3
 
 
 def test_ranks_in_one_process_agree_too():

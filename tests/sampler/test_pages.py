@@ -14,7 +14,7 @@ from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import DatasetBinding
-from superdl.super_wire.errors import CoordinatorError, SourceError, SourceForbiddenError, UsageError
+from superdl.super_wire.errors import CoordinatorError, SourceForbiddenError, UsageError
 from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset
 
@@ -64,22 +64,11 @@ def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager
     buffer = pager.begin(PlanPosition(0, 0))
     positions(pager, buffer, 1)
     assert coordinator.count("NextBatches") == 1
-    assert len(buffer.window) == BUFFER_BATCHES - 1
+    assert len(buffer) == BUFFER_BATCHES - 1
     positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
     coordinator.wait_for(lambda: coordinator.count("NextBatches") == 2)
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.position, asked.count, asked.yielded) == (BUFFER_BATCHES, PAGE_BATCHES, PAGE_BATCHES)
-
-
-def test_what_is_buffered_is_given_out_while_the_coordinator_is_busy(coordinator, make_pager):
-    coordinator.script.batches = 10_000
-    pager = make_pager()
-    buffer = pager.begin(PlanPosition(0, 0))
-    positions(pager, buffer, 1)
-    coordinator.gate.clear()
-    assert positions(pager, buffer, BUFFER_BATCHES - 1) == list(range(1, BUFFER_BATCHES))
-    coordinator.gate.set()
-    assert positions(pager, buffer, 1) == [BUFFER_BATCHES]
 
 
 def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries_again(
@@ -94,27 +83,6 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
     assert positions(pager, buffer, 2) == [0, 1]
 
 
-def test_what_failed_while_nobody_waited_is_asked_for_again(coordinator, make_pager):
-    coordinator.script.failures["NextBatches"] = [SourceForbiddenError("not then")]
-    pager = make_pager()
-    pager.prepare(PlanPosition(6, 31))
-    _, prepared = pager._prepared
-    with pager._wake:
-        assert pager._wake.wait_for(lambda: prepared.error is not None, 20)
-    buffer = pager.begin(PlanPosition(6, 31))
-    assert buffer is prepared
-    assert positions(pager, buffer, 19) == list(range(31, 50))
-
-
-def test_an_iteration_elsewhere_drops_what_was_prepared(coordinator, make_pager):
-    pager = make_pager()
-    pager.prepare(PlanPosition(6, 31))
-    coordinator.wait_for(lambda: coordinator.count("NextBatches"))
-    buffer = pager.begin(PlanPosition(2, 48))
-    assert positions(pager, buffer, 2) == [48, 49]
-    assert pager._prepared is None
-
-
 def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
     coordinator.script.batches = 150
     pager = make_pager()
@@ -123,17 +91,6 @@ def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, ma
     coordinator.jobs.clear()
     assert given + positions(pager, buffer, 145) == list(range(150))
     assert coordinator.count("OpenJob") == 2
-
-
-def test_a_source_that_changed_is_told_where_a_batch_is_asked_for(coordinator, make_pager):
-    coordinator.script.batches = 150
-    pager = make_pager()
-    buffer = pager.begin(PlanPosition(0, 0))
-    positions(pager, buffer, 5)
-    coordinator.jobs.clear()
-    coordinator.script.fingerprint = b"g" * 16
-    with pytest.raises(SourceError, match="has changed"):
-        positions(pager, buffer, 145)
 
 
 @pytest.mark.parametrize(
@@ -162,21 +119,9 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
 def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
     parts = {"batch_id": b"b" * 16, "sample_ids": b"s" * 32, "labels": b"l" * 16, "keys": ["a", "b"]}
     binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), "int64", "redis://x")
-    assert len(planned_batch(pb.Batch(position=7, **parts), binding, "job", 0, 0).ref) == 2
+    assert len(planned_batch(pb.Batch(position=7, **parts), binding, "job", 0, 0)) == 2
     with pytest.raises(ValueError, match=reason):
         planned_batch(pb.Batch(position=7, **parts | change), binding, "job", 0, 0)
-
-
-def test_two_iterations_of_one_sampler_do_not_disturb_each_other(coordinator, make_pager):
-    coordinator.script.batches = 100
-    pager = make_pager()
-    buffers = [pager.begin(PlanPosition(0, 0)), pager.begin(PlanPosition(1, 0))]
-    given = [[], []]
-    for _ in range(100):
-        for buffer, seen in zip(buffers, given, strict=True):
-            batch = pager.take(buffer)
-            seen.append((batch.epoch, batch.position))
-    assert given == [[(epoch, position) for position in range(100)] for epoch in (0, 1)]
 
 
 def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
@@ -204,14 +149,6 @@ def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make
     coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].position == 50)
 
 
-def test_a_heartbeat_reopens_the_job_at_a_coordinator_that_forgot(coordinator, make_pager):
-    pager = make_pager(heartbeat_s=0.01)
-    buffer = pager.begin(PlanPosition(0, 0))
-    positions(pager, buffer, 50)
-    coordinator.jobs.clear()
-    coordinator.wait_for(lambda: coordinator.count("OpenJob") == 2)
-
-
 def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     pager = make_pager(heartbeat_s=0.01)
     buffer = pager.begin(PlanPosition(0, 0))
@@ -222,17 +159,6 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
-
-
-def test_a_heartbeat_that_the_end_cuts_off_is_no_failure(coordinator, make_pager, caplog):
-    pager = make_pager(heartbeat_s=0.01)
-    buffer = pager.begin(PlanPosition(0, 40))
-    assert positions(pager, buffer, 10) == list(range(40, 50))
-    coordinator.gate.clear()
-    asked = coordinator.count("NextBatches")
-    coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
-    pager.stop()
-    assert caplog.text == ""
 
 
 def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
@@ -257,14 +183,6 @@ def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_
     refresh = coordinator.requests("NextBatches")[-1]
     assert (refresh.with_keys, refresh.position) == (False, 1)
     assert refresh.count <= REORDER_BATCHES
-
-
-def test_in_order_no_statuses_are_asked_for(coordinator, make_pager):
-    coordinator.script.resident = set()
-    pager = make_pager()
-    buffer = pager.begin(PlanPosition(0, 0))
-    assert positions(pager, buffer, 50) == list(range(50))
-    assert coordinator.count("NextBatches") == 1
 
 
 def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pager):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -30,21 +29,6 @@ def test_an_iterator_that_is_never_used_has_no_effect(sampler, coordinator):
     assert epochs(sampler) == {0}
     assert epochs(sampler) == {1}
     assert epochs(unused[2]) == {2}, "its epoch is the next when it begins, not when it was made"
-
-
-def test_position_tells_where_an_iteration_is(sampler):
-    iterator = iter(sampler)
-    for position in range(3):
-        assert (iterator.epoch, iterator.position) == (0, position)
-        assert next(iterator).position == position
-    assert iter(iterator) is iterator
-
-
-def test_an_ended_iterator_stays_ended(sampler):
-    iterator = iter(sampler)
-    assert len(list(iterator)) == 50
-    assert list(iterator) == []
-    assert (iterator.epoch, iterator.position) == (0, 50)
 
 
 def test_an_abandoned_epoch_is_not_resumed(sampler):
@@ -78,24 +62,9 @@ def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
     assert len(caplog.messages) == 1, "an ordinary loop has nothing to be told"
 
 
-def test_an_iterator_keeps_its_sampler_alive(coordinator):
-    iterator = iter(SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address))
-    assert len(list(iterator)) == 50
-
-
 def test_it_cannot_be_pickled_but_its_batches_can(sampler):
     iterator = iter(sampler)
     batch = next(iterator)
     assert pickle.loads(pickle.dumps(batch)) == batch
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(iterator)
-
-
-def test_in_another_process_it_says_where_it_belongs(sampler, monkeypatch):
-    iterator = iter(sampler)
-    pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-    with pytest.raises(UsageError, match="stays in the process"):
-        next(iterator)
-    with pytest.raises(UsageError, match="process that made it"):
-        iter(sampler)

@@ -1,16 +1,20 @@
-"""``SuperLoader`` does what a DataLoader does, by threads, over a real cache."""
+"""``SuperLoader`` does what a DataLoader does, by threads, over a real cache, and ends without a wait."""
 
 from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
+import weakref
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from superdl.super_dataset import SuperLoader
 from superdl.super_dataset.memory.device import map_tensors
@@ -18,9 +22,7 @@ from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,
-    next_report,
-    ref_of,
-    store,
+    reports,
     stored,
     tombstone,
 )
@@ -141,35 +143,6 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs):
         next(batches)
 
 
-def test_a_miss_heals_while_the_loop_waits(valkey):
-    arrays = images(SIZE)
-    ref = ref_of(SIZE, valkey.unix_url)
-    store(valkey, ref, [*arrays[:-2], None, None])
-
-    def produce():
-        assert next_report(valkey, b"0")[1].missed == (SIZE - 2, SIZE - 1)
-        store(valkey, ref, arrays)
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-    ((batch, labels),) = SuperLoader(bound_dataset(), [ref])
-    producer.join()
-    check(batch, labels, 0)
-
-
-def test_a_pass_may_be_left_and_another_begun(refs):
-    loader = SuperLoader(bound_dataset(), refs)
-    for stop in range(3):
-        for n, (batch, labels) in enumerate(loader):
-            check(batch, labels, n)
-            if n == stop:
-                break
-    one, other = iter(loader), iter(loader)
-    for n in range(BATCHES):
-        check(*next(one), n)
-        check(*next(other), n)
-
-
 def test_threads_end_with_the_loader_and_hold_no_batch(refs):
     loader = SuperLoader(bound_dataset(), refs, threads=2)
     batches = iter(loader)
@@ -180,44 +153,6 @@ def test_threads_end_with_the_loader_and_hold_no_batch(refs):
     gc.collect()
     join(threads)
     check(batch, torch.arange(100, 100 + SIZE), 0)
-
-
-def test_a_closed_loader_says_so(refs):
-    loader = SuperLoader(bound_dataset(), refs)
-    next(iter(loader))
-    loader.close()
-    loader.close()
-    with pytest.raises(UsageError, match="closed"):
-        next(iter(loader))
-
-
-def test_a_fork_is_told_that_threads_do_not_survive_it(refs):
-    loader = SuperLoader(bound_dataset(), refs)
-    batches = iter(loader)
-    next(batches)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            next(iter(loader))
-        except UsageError as error:
-            status = 0 if "fork" in str(error) else 2
-        os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    check(*next(batches), 1)
-
-
-def test_collate_pads_ragged_batches(valkey):
-    arrays = [np.full((n,), n, dtype=np.int32) for n in range(1, 9)]
-    ref = stored(valkey, arrays, position=60)
-
-    def pad(item):
-        tokens, labels = item
-        return torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1), labels
-
-    ((tokens, _),) = SuperLoader(bound_dataset(), [ref], collate_fn=pad)
-    assert tokens.shape == (8, 8)
-    assert tokens[2].tolist() == [3, 3, 3, -1, -1, -1, -1, -1]
 
 
 def test_a_device_of_another_kind_gets_copies(refs):
@@ -256,12 +191,6 @@ def test_bad_arguments_are_named(arguments, reason):
         SuperLoader(bound_dataset(), [], **arguments)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_named():
-    with pytest.raises(ConfigError, match="device='cuda' is not to be had"):
-        SuperLoader(bound_dataset(), [], "cuda")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_come_to_a_gpu(refs):
     kept = list(SuperLoader(bound_dataset(), [*refs] * 20, "cuda"))
@@ -278,18 +207,105 @@ def test_a_sampler_without_a_state_has_none(refs):
         loader.load_state_dict({})
 
 
-class Own(tuple):
-    """A tuple that is made in another way."""
+def test_closing_ends_a_loop_that_has_asked_for_all(refs):
+    loader = SuperLoader(bound_dataset(), refs[:3], None, 5)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(UsageError, match="closed"):
+        next(batches)
 
-    __slots__ = ()
 
-    def __new__(cls, left, right):
-        return super().__new__(cls, (left, right))
+def test_a_fork_that_goes_on_with_a_pass_is_told(refs):
+    batches = iter(SuperLoader(bound_dataset(), refs[:3], None, 5))
+    next(batches)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            next(batches)
+        except UsageError as error:
+            status = 0 if "fork" in str(error) else 2
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert next(batches)[0].shape == (16, 3, 8, 8)
 
 
-def test_packed_sequences_and_types_of_the_user_are_moved_too():
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = map_tensors(packed, lambda tensor: tensor * 2)
-    assert moved.data.tolist() == [2.0] * 5
-    assert moved.batch_sizes.tolist() == packed.batch_sizes.tolist()
-    assert map_tensors(Own(torch.ones(1), "x"), lambda tensor: tensor + 1) == [torch.tensor([2.0]), "x"]
+def test_an_error_keeps_nothing_alive(refs):
+    gone = []
+
+    class Failing:
+        def __getitem__(self, number):
+            held = torch.zeros(10)
+            weakref.finalize(held, gone.append, number)
+            raise ValueError(held)
+
+    batches = iter(SuperLoader(Failing(), range(3)))
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="tensor"):
+                next(batches)
+        assert list(batches) == []
+        assert set(gone) >= {0, 1}  # without the help of a garbage collection
+    finally:
+        gc.enable()
+
+
+LEFT_IN_MID_EPOCH = """
+import torch
+from superdl.super_dataset import SuperLoader
+
+class Busy:
+    def __getitem__(self, number):
+        made = torch.rand(16, 3, 64, 64)
+        for _ in range(50):
+            made = made * 1.01 + made.mean()
+        return made
+
+batches = iter(SuperLoader(Busy(), range(10_000), None, 8, threads=3))
+for _ in range(2):
+    next(batches)
+"""
+
+
+def test_a_script_may_end_in_mid_epoch():
+    script = [sys.executable, "-c", LEFT_IN_MID_EPOCH]
+    done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
+    return DataLoader(
+        dataset,
+        sampler=refs,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        timeout=60 if workers else 0,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
+def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
+    dataset = bound_dataset()
+    dataset[refs[0]]  # the parent has a connection of its own before any fork
+    for n, (batch, labels) in enumerate(loader_of(dataset, refs, workers, method)):
+        check(batch, labels, n)
+        last = n
+    assert last == BATCHES - 1
+    dataset[refs[0]]
+    assert [r.position for r in reports(valkey) if r.done].count(0) == 3
+
+
+def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):
+    bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
+    foreign = replace(refs[1], dataset_id=b"x" * 16)
+    batches = iter(loader_of(bound_dataset(), [bad, foreign, refs[0]], 1, "fork"))
+    with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
+        next(batches)
+    with pytest.raises(UsageError, match=foreign.dataset_id.hex()):
+        next(batches)
+    check(*next(batches), 0)
+    assert list(batches) == []  # read to its end, so that the worker is let go at once

@@ -1,4 +1,4 @@
-"""The whole read path against a model: a hundred thousand random replies and more, and no wrong byte."""
+"""The whole read path against a model: tens of thousands of random replies, and no wrong byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.hostile.fuzz_reading import FUZZERS, replies_given
 @pytest.mark.parametrize("name", FUZZERS)
 def test_no_reply_makes_a_wrong_byte(name):
     first, seed = next(replies_given), 0
-    while next(replies_given) < first + 60_000:
+    while next(replies_given) < first + 20_000:
         try:
             FUZZERS[name](random.Random(seed))
         except BaseException as error:

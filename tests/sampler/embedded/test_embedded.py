@@ -19,9 +19,9 @@ import psutil
 import pytest
 import redis
 
-from superdl.sampler.embedded.embedded import Embedded, embedded_for, release_all
-from superdl.sampler.embedded.executor_choice import ExecutorChoice
+from superdl.sampler.embedded.embedded import embedded_for, release_all
 from superdl.sampler.embedded.run_directory import RunDirectory
+from superdl.sampler.embedded.supervisor_settings import ExecutorChoice
 from superdl.super_wire.errors import EmbeddedError
 from tests.sampler.supervised import CACHE_BYTES, END_TIMEOUT_S
 
@@ -63,16 +63,6 @@ def test_it_ends_also_where_somebody_has_cleaned_the_temporary_directory(supervi
     shutil.rmtree(supervised.base if removed == "base" else supervised.directory.path)
     embedded.release()
     supervised.assert_all_gone()
-
-
-def test_it_leaves_alone_what_came_in_its_place(supervised):
-    embedded = supervised.hold()
-    supervised.directory.path.rename(supervised.base / "moved")
-    supervised.directory.path.mkdir(mode=0o700)
-    (supervised.directory.path / "another's").touch()
-    embedded.release()
-    supervised.assert_all_ended()
-    assert [path.name for path in supervised.directory.path.iterdir()] == ["another's"]
 
 
 def test_ranks_of_a_run_share_one_and_the_last_ends_it(supervised):
@@ -168,18 +158,6 @@ def make_starts_fail(supervised):
     supervised.directory.log.mkdir()
 
 
-def test_a_revival_that_fails_is_tried_again(supervised, caplog):
-    embedded = supervised.hold()
-    make_starts_fail(supervised)
-    supervised.processes()["supervisor"].kill()
-    until(lambda: "that one was lost too" in caplog.text)
-    supervised.directory.log.rmdir()
-    until(lambda: len(supervised.processes()) == 3)
-    rank = supervised.start_rank()
-    assert supervised.await_rank(rank) == embedded.coordinator
-    assert embedded.failure() is None
-
-
 def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
     embedded = supervised.hold()
     make_starts_fail(supervised)
@@ -189,28 +167,10 @@ def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
     assert caplog.text.count("another one is started") == 3
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the tie that needs no cooperation is Linux's")
-def test_a_coordinator_that_hangs_dies_with_its_supervisor_too(supervised):
-    settings = supervised.settings()
-    supervised.hold(replace(settings, coordinator=(*settings.coordinator, "--deaf")))
-    before = supervised.processes()
-    before["supervisor"].kill()
-    _, alive = psutil.wait_procs(before.values(), timeout=END_TIMEOUT_S)
-    assert not alive
-
-
 def test_a_start_that_fails_tells_the_last_lines_of_the_log(supervised):
     with pytest.raises(EmbeddedError, match=r"coordinator ended 2 times.*exit code 3") as caught:
         supervised.hold(supervised.settings(good_starts=0))
     assert "the stand-in has no more good starts" in str(caught.value)
-    supervised.assert_all_gone()
-
-
-@pytest.mark.slow
-def test_a_start_that_takes_long_to_fail_is_given_up_too(supervised):
-    settings = supervised.settings(good_starts=0)
-    with pytest.raises(EmbeddedError, match=r"coordinator ended 2 times before it was ready"):
-        supervised.hold(replace(settings, coordinator=(*settings.coordinator, "--dies-after-s", "10.5")))
     supervised.assert_all_gone()
 
 
@@ -227,29 +187,6 @@ def wait_for_failure(embedded):
         if thread.name == "superdl-embedded":
             thread.join(END_TIMEOUT_S)
     assert embedded.failure() is not None
-
-
-def test_a_coordinator_that_is_no_program_is_named(supervised):
-    with pytest.raises(EmbeddedError, match="could not be started by /no/such/program"):
-        supervised.hold(replace(supervised.settings(), coordinator=("/no/such/program",)))
-    supervised.assert_all_gone()
-
-
-def test_a_supervisor_that_ends_before_it_is_called_leaves_nothing(supervised, monkeypatch):
-    start, started = Embedded._start, []
-
-    def start_and_see_it_end(embedded):
-        start(embedded)
-        started.extend(embedded._processes)
-        started[-1].wait()
-
-    monkeypatch.setattr(Embedded, "_start", start_and_see_it_end)
-    (supervised.base / "superdl.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(supervised.base))
-    with pytest.raises(EmbeddedError, match="ended at once"):
-        supervised.hold()
-    assert [process.returncode for process in started] == [1]
-    assert not supervised.directory.path.exists()
 
 
 def test_a_password_of_the_users_cache_is_wanted_by_this_one_too(supervised, monkeypatch):
@@ -298,17 +235,6 @@ def test_samplers_that_choose_otherwise_have_holds_of_their_own(supervised, monk
         release_all()
     assert holds[0] is holds[2] is not holds[1]
     assert holds[0].coordinator != holds[1].coordinator
-    supervised.assert_all_gone()
-
-
-def test_a_process_has_one_hold_for_a_run_until_it_lets_go(supervised, monkeypatch):
-    settings = supervised.settings()
-    monkeypatch.setattr("superdl.sampler.embedded.embedded.SupervisorSettings.of_this_host", lambda: settings)
-    try:
-        assert embedded_for(supervised.run) is embedded_for(supervised.run)
-        supervised.processes()
-    finally:
-        release_all()
     supervised.assert_all_gone()
 
 

@@ -30,8 +30,8 @@ def directory(tmp_path):
 def test_a_run_has_one_and_another_run_another(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/short")
     one = RunDirectory.of_run("elastic:a/../b")
-    assert one == RunDirectory.of_run("elastic:a/../b")
-    assert one != RunDirectory.of_run("elastic:b")
+    assert one.path == RunDirectory.of_run("elastic:a/../b").path
+    assert one.path != RunDirectory.of_run("elastic:b").path
     assert one.path.parent == Path(f"/short/superdl-{os.getuid()}"), "a run's name is no path"
 
 
@@ -70,20 +70,6 @@ def test_a_link_to_somewhere_is_refused(directory, tmp_path):
         pass
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_somebody_elses_is_refused(directory):
-    directory.path.parent.mkdir(mode=0o700)
-    os.chown(directory.path.parent, 12345, 12345)
-    with pytest.raises(EmbeddedError, match="owner 12345"), directory.locked_for_start(1.0):
-        pass
-
-
-def test_no_place_for_it_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EmbeddedError, match=r"cannot be made.*TMPDIR"):
-        RunDirectory(tmp_path / "file" / "superdl" / "run").create()
-
-
 HOLDER = """
 import sys
 from pathlib import Path
@@ -115,13 +101,6 @@ def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(director
     finally:
         holder.kill()
         holder.communicate(timeout=30)
-
-
-def test_a_lock_whose_file_was_removed_excludes_nobody(directory):
-    with directory.locked_for_start(1.0):
-        directory.start_lock.unlink()
-        with directory.locked_for_start(1.0):
-            assert directory.start_lock.exists()
 
 
 def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):

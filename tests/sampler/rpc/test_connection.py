@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.sampler.rpc.client import RUNNING, Client
-from superdl.sampler.rpc.connection import CallCutError, CallFailedError, connection_to
+from superdl.sampler.rpc.connection import CallCutError, checked_address, connection_to, host_and_port
 from superdl.super_wire import coordinator_pb2 as pb
-from tests.fixtures.valkey import free_port
+from superdl.super_wire.errors import ConfigError
 from tests.sampler.relay import Relay
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ def relay(coordinator) -> Iterator[Relay]:
     running = Relay(coordinator.address)
     yield running
     running.close()
-
-
-def test_the_same_address_is_the_same_connection():
-    assert connection_to("unix:/a") is connection_to("unix:/a")
-    assert connection_to("unix:/a") is not connection_to("unix:/b")
 
 
 def test_a_call_without_a_holder_closes_behind_itself(relay):
@@ -81,9 +76,56 @@ def test_cut_ends_calls_at_once_and_the_next_one_is_answered(relay, coordinator)
         assert relay.most_open == 1  # of grpc's own, which a channel of the same arguments may take over
 
 
-def test_a_failure_carries_what_grpc_said():
-    with pytest.raises(CallFailedError) as caught:
-        connection_to(f"127.0.0.1:{free_port()}").call("GetJobStats", REQUEST, 10.0)
-    assert caught.value.code == "UNAVAILABLE"
-    assert caught.value.details
-    assert not caught.value.error_name
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ("localhost:50051", "localhost:50051"),
+        ("127.0.0.1:50051", "127.0.0.1:50051"),
+        ("127.8.9.1:1", "127.8.9.1:1"),
+        ("[::1]:65535", "[::1]:65535"),
+        ("unix:/tmp/c.sock", "unix:/tmp/c.sock"),
+        ("unix:///tmp/c.sock", "unix:/tmp/c.sock"),
+    ],
+)
+def test_loopback_and_sockets_are_taken(written, taken):
+    assert checked_address(written, "coordinator=") == taken
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", "localhost", "localhost:", "localhost:0", "localhost:65536", "a b:1", "::1:50051"),
+        *("http://a:1", "unix:", "unix:relative.sock", "unix:/", "unix://relative", 50051, None),
+    ],
+)
+def test_other_forms_are_refused_with_the_origin(written):
+    with pytest.raises(ConfigError, match="SUPER_COORDINATOR") as caught:
+        checked_address(written, "SUPER_COORDINATOR")
+    assert repr(written) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("user:SECRET@host:50051", "http://SECRET@host:1", "host:1?token=SECRET"),
+        *("user:SEC@RET:SECRET@host:1", "https://h/?X-Amz-Signature=SECRET&at=a@b", "unix:SECRET@relative"),
+    ],
+)
+def test_credentials_in_an_address_are_not_repeated(written):
+    with pytest.raises(ConfigError, match=r"\*\*\*") as caught:
+        checked_address(written, "coordinator=")
+    assert "SEC" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("10.0.0.7:50051", "10.0.0.7", 50051),
+        ("[2001:db8::1]:1", "2001:db8::1", 1),
+        ("coordinator.example:443", "coordinator.example", 443),
+        ("unix:/tmp/c.sock", "", 0),
+    ],
+)
+def test_other_hosts_are_taken_too_and_taken_apart(address, host, port):
+    assert checked_address(address, "coordinator=") == address
+    assert host_and_port(address) == (host, port)

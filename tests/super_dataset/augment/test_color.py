@@ -85,8 +85,3 @@ def test_draws_are_uniform_in_their_ranges_and_orders_all_as_likely():
     orders, counts = np.unique(drawn.orders, axis=0, return_counts=True)
     assert sorted(map(tuple, orders)) == sorted(permutations(range(4)))
     assert ((counts - 20_000 / 24) ** 2 / (20_000 / 24)).sum() < 49.7  # chi-squared, one in 1,000
-
-
-def test_without_ranges_there_is_no_jitter():
-    assert not Jitter((None, None, None, None))
-    assert Jitter((None, None, None, (0.0, 0.1)))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
-from tests.super_dataset.augmenting import batch, ids_of, picture
+from tests.super_dataset.augmenting import ids_of, picture
 
 SAMPLES = 20_000
 KS = 1.95 / math.sqrt(SAMPLES)  # distance of Kolmogorov and Smirnov that chance exceeds once in 1,000
@@ -100,22 +100,3 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
     assert np.abs(products - expected).max() <= 1
     assert np.abs(products - one).max() <= 1
     assert (by_products(image, box, size, flip=True) == products[:, ::-1]).all()
-
-
-def test_the_two_ways_hardly_ever_differ():
-    images = batch(*range(16), height=256, width=256)
-    boxes = boxes_of(16, 256, 256)
-    sides = torch.from_numpy(boxes.sides(0, 16))
-    products = crop_resize_by_products(images.float(), sides, torch.zeros(16, dtype=torch.bool), (224, 224))
-    ones = torch.cat(
-        [crop_resize(i, tuple(box), (224, 224)) for i, box in zip(images, sides.T.tolist(), strict=True)]
-    )
-    differ = (products - ones.float()).abs()
-    assert differ.max() <= 1
-    assert (differ > 0).float().mean() < 0.02
-
-
-def test_a_whole_image_at_its_own_size_stays_as_it_is():
-    image = picture(1, 33, 21)
-    assert torch.equal(crop_resize(image, (0, 0, 33, 21), (33, 21))[0], image)
-    assert (by_products(image, (0, 0, 33, 21), (33, 21)) == image.movedim(0, -1).numpy()).all()

@@ -57,17 +57,6 @@ def test_every_seed_epoch_purpose_and_sample_is_a_stream_of_its_own():
     assert len(set(drawn)) == len(drawn)
 
 
-def test_draws_are_uniform_and_unrelated():
-    drawn = BatchRandom(ids_of(*range(SAMPLES)), seed=5, epoch=2).uniform("crop", 22)
-    assert drawn.min() >= 0
-    assert drawn.max() < 1
-    evenly = (np.arange(SAMPLES) + 0.5) / SAMPLES
-    distances = np.abs(np.sort(drawn, axis=1) - evenly).max(axis=1)
-    assert distances.max() < 1.95 / np.sqrt(SAMPLES)  # Kolmogorov and Smirnov, one in 1,000 for each
-    related = np.corrcoef(drawn) - np.eye(22)
-    assert np.abs(related).max() < 4.5 / np.sqrt(SAMPLES)
-
-
 def test_whole_numbers_below_a_bound_are_all_as_likely():
     bits = BatchRandom(ids_of(*range(SAMPLES)), seed=0, epoch=0).bits("jitter", 1)[0]
     counts = np.bincount(below(bits, np.full(SAMPLES, 24)), minlength=24)

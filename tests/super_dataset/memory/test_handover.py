@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from superdl.super_dataset.memory import handover
 from superdl.super_dataset.memory.batch_memory import memory_here
-from superdl.super_dataset.memory.blocks import files_can_be_opened
 from superdl.super_dataset.memory.handover import WorkerMemory, send_by_value
 from superdl.super_wire.errors import SuperError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored
@@ -85,7 +84,9 @@ def loader_of(dataset, refs, workers=1, method="fork", **arguments) -> DataLoade
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(other, marks=pytest.mark.slow) for other in ("spawn", "forkserver"))]
+)
 def test_a_few_blocks_serve_all_batches(refs, method):
     most = 0
     for n, (batch, labels, blocks) in enumerate(
@@ -108,25 +109,6 @@ def test_all_batches_may_be_kept(refs):
     del kept, batch
     gc.collect()
     assert blocks_of_this_process() == 0
-
-
-def test_a_slice_keeps_its_batch(refs):
-    kept = []
-    for batch, _ in loader_of(bound_dataset(), refs[:12]):
-        kept.append(batch[5:7, 1])
-        del batch
-    for n, part in enumerate(kept):
-        assert np.array_equal(part.numpy(), expected(n)[5:7, :, :, 1])
-
-
-def test_persistent_workers_use_their_blocks_epoch_after_epoch(refs):
-    loader = loader_of(bound_dataset(transform=with_blocks), [*refs[:7], refs[7]], 1, persistent_workers=True)
-    seen = [blocks for _ in range(4) for _, _, blocks in loader]
-    assert max(seen) <= 6
-    for batch, _, _ in loader:  # left in the middle: what was on the way comes back too
-        assert np.array_equal(pixels(batch), expected(0))
-        break
-    assert max(blocks for _, _, blocks in loader) <= 8
 
 
 def several(batch, labels, info):
@@ -279,27 +261,6 @@ def test_a_batch_that_is_sent_on_is_copied_so_that_arrays_of_it_stay_right():
     child.join()
 
 
-def give_twice(connection, go_on):
-    block = WorkerMemory().take(BLOCK_BYTES)
-    connection.send_bytes(bytes(ForkingPickler.dumps(block)))
-    go_on.recv()
-
-
-def test_a_message_is_received_once():
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    resume, go_on = context.Pipe()
-    worker = context.Process(target=give_twice, args=(there, go_on), daemon=True)
-    worker.start()
-    message = here.recv_bytes()
-    held = pickle.loads(message)
-    with pytest.raises(SuperError, match="received twice"):
-        pickle.loads(message)
-    resume.send(True)
-    worker.join()
-    assert len(held) == BLOCK_BYTES
-
-
 def refused(*_, **__):
     raise PermissionError(13, "denied")
 
@@ -321,26 +282,6 @@ def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, m
     for n, (batch, _) in enumerate(loader_of(bound_dataset(), refs[:5])):
         assert np.array_equal(pixels(batch), expected(n))
         assert lies_in_a_block(batch) is False
-
-
-def test_a_system_where_open_files_of_others_may_not_be_seen_is_known(monkeypatch):
-    assert files_can_be_opened()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refused)
-        usable = files_can_be_opened()
-    assert not usable
-
-
-def test_labels_that_want_a_gradient_travel_as_torch_sends_them(refs):
-    for _, labels in loader_of(bound_dataset(transform=wanting_a_gradient), refs[:2]):
-        assert labels.requires_grad
-        assert labels.tolist() == list(range(100, 100 + SIZE))
-
-
-def wanting_a_gradient(batch, labels, info):
-    """A transform."""
-    labels.data = labels.to(torch.float32)
-    return batch, labels.requires_grad_()
 
 
 @pytest.fixture(autouse=True)

@@ -33,21 +33,6 @@ def test_only_a_sound_data_record_decides_the_size():
     assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
 
 
-def test_where_sizes_are_known_to_differ_there_is_no_block():
-    buffer = BatchBuffer(2, uniform=False)
-    put(buffer, 0, SIX)
-    assert buffer.block is None
-    assert bytes(buffer.payload(0)) == SIX[HEADER_BYTES:]
-
-
-def test_a_record_of_an_unexpected_size_makes_no_block():
-    buffer = BatchBuffer(3, expected_bytes=7)
-    put(buffer, 0, SIX)
-    assert buffer.block is None
-    put(buffer, 1, record(np.arange(7, dtype=np.uint8)))
-    assert buffer.item_bytes == 7
-
-
 def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
     large = record(np.zeros(2**20, dtype=np.uint8))
     buffer = BatchBuffer(100)

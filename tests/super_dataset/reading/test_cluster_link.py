@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.cache import MAX_ROUNDS, CacheAddress, Credentials, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.cache import key_slot
+from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.read_report import ReadReport
-from tests.fixtures.valkey_cluster import MASTERS, ValkeyCluster
+from tests.fixtures.valkey_cluster import MASTERS
 from tests.super_dataset.stored_batches import JOB, bound_to, id_at, images, record, ref_of
 
 COUNT = 90
@@ -131,46 +129,6 @@ def test_slots_under_way_are_asked_for_at_both_ends(shared_cluster):
         shared_cluster.move(slot, 1)
 
 
-def test_what_is_missing_in_a_slot_under_way_is_a_miss(shared_cluster):
-    arrays = images(COUNT, seed=5)
-    ref = ref_of(COUNT, shared_cluster.url, position=5)
-    lacking = at_node(shared_cluster, ref, 1)[0]
-    put(shared_cluster, ref, [None if n == lacking else a for n, a in enumerate(arrays)])
-    slot = slots_of(ref)[lacking]
-    shared_cluster.begin_move(slot, 2)
-
-    def produce(_):
-        shared_cluster.end_move(slot, 2)
-        put(shared_cluster, ref, arrays)
-
-    read = BatchReader(ReadSettings(), sleep=produce).read(ref)
-    assert (read.attempts, read.hits, payloads(read)) == (2, COUNT - 1, as_bytes(arrays))
-    shared_cluster.move(slot, 1)
-
-
-def test_the_same_bytes_while_slots_wander(shared_cluster):
-    batches = [images(COUNT, seed=n) for n in range(3)]
-    refs = [batch(shared_cluster, arrays, position=10 + n) for n, arrays in enumerate(batches)]
-    wandering = sorted({slot for ref in refs for slot in slots_of(ref)})[::9]
-    done = threading.Event()
-
-    def wander():
-        for round_ in range(2):
-            for slot in wandering:
-                shared_cluster.move(slot, (shared_cluster.owners[slot] + 1 + round_) % MASTERS)
-        done.set()
-
-    mover = threading.Thread(target=wander)
-    mover.start()
-    reader = BatchReader(ReadSettings(verify="all"))
-    reads = 0
-    while not done.is_set() or reads < 3:
-        read = reader.read(refs[reads % 3])
-        assert payloads(read) == as_bytes(batches[reads % 3])
-        reads += 1
-    mover.join()
-
-
 def test_reports_find_the_stream_and_follow_it(shared_cluster):
     arrays = images(8)
     ref = batch(shared_cluster, arrays, position=6)
@@ -186,78 +144,6 @@ def test_reports_find_the_stream_and_follow_it(shared_cluster):
         reader.read(batch(shared_cluster, images(COUNT), position=7))
     assert len(reports(shared_cluster)) == 3
     shared_cluster.move(slot, home)
-
-
-def test_nodes_that_send_one_to_each_other_are_left_in_time(shared_cluster):
-    arrays = images(4, seed=7)
-    ref = batch(shared_cluster, arrays, position=8)
-    slot = slots_of(ref)[0]
-    home = shared_cluster.owners[slot]
-    other = (home + 1) % MASTERS
-    before, asked = sum(counts(shared_cluster, "MOVED")), []
-
-    def mend(_):
-        asked.append(sum(counts(shared_cluster, "MOVED")) - before)
-        client.execute_command("CLUSTER SETSLOT", slot, "NODE", shared_cluster.ids[home])
-        shared_cluster.wait_until_ready()
-        put(shared_cluster, ref, arrays)
-
-    with shared_cluster.nodes[home].client() as client:
-        client.delete(cache_key(id_at(ref, 0)))
-        client.execute_command("CLUSTER SETSLOT", slot, "NODE", shared_cluster.ids[other])
-        read = BatchReader(ReadSettings(), sleep=mend).read(ref)
-    assert asked == [MAX_ROUNDS]
-    assert (read.attempts, payloads(read)) == (2, as_bytes(arrays))
-
-
-def test_a_user_that_may_not_ask_for_slots_is_told_so(shared_cluster, monkeypatch):
-    ref = batch(shared_cluster, images(COUNT), position=9)
-    for node in shared_cluster.nodes:
-        with node.client() as client:
-            client.acl_setuser("u", enabled=True, passwords=["+p"], keys=["*"], commands=["+get", "+xadd"])
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "u")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
-    with pytest.raises(CacheError, match=r"MOVED.*CLUSTER SLOTS: let the user call it"):
-        BatchReader(ReadSettings()).read(ref)
-
-
-def test_the_least_a_reader_needs_is_enough(shared_cluster, monkeypatch):
-    arrays = images(COUNT, seed=8)
-    ref = batch(shared_cluster, arrays, position=15)
-    words = [
-        "on",
-        ">p",
-        "resetkeys",
-        "~super:r1:*",
-        "~super:n1:*",
-        "-@all",
-        "+get",
-        "+xadd",
-        "+cluster|slots",
-        "+asking",
-    ]
-    for node in shared_cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL", "SETUSER", "reader", *words)
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
-    slot = slots_of(ref)[0]
-    source = shared_cluster.owners[slot]
-    target = (source + 1) % MASTERS
-    shared_cluster.begin_move(slot, target)
-    shared_cluster.move_keys(slot, target)
-    read = BatchReader(ReadSettings()).read(ref)
-    assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
-    shared_cluster.end_move(slot, target)
-    shared_cluster.move(slot, source)
-
-
-def test_a_ping_reaches_every_node(shared_cluster):
-    link = open_link(CacheAddress.parse(shared_cluster.url), Credentials(), timeout_s=5.0)
-    link.ping()
-    assert len(link.nodes._open) == MASTERS
-    link.close()
-    assert not link.connected
 
 
 def test_a_node_that_dies_takes_only_its_samples_along(valkey_cluster):
@@ -286,18 +172,6 @@ def test_a_node_that_dies_takes_only_its_samples_along(valkey_cluster):
     assert lost
 
 
-def test_a_node_that_stays_away_is_named_and_the_others_are_not_blamed(valkey_cluster):
-    ref = batch(valkey_cluster, images(COUNT))
-    lost = at_node(valkey_cluster, ref, 1)
-    reader = BatchReader(ReadSettings(read_timeout_s=0.5))
-    reader.read(ref)
-    valkey_cluster.nodes[1].kill()
-    with pytest.raises(
-        CacheUnreachableError, match=f"{len(lost)} of {COUNT} samples.*{valkey_cluster.nodes[1].port}"
-    ):
-        reader.read(ref)
-
-
 def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(valkey_cluster):
     ref = batch(valkey_cluster, images(COUNT))
     hanging = valkey_cluster.nodes[1]
@@ -311,23 +185,6 @@ def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(valkey_clust
     finally:
         os.kill(hanging.process.pid, signal.SIGCONT)
     assert reader.read(ref).hits == COUNT
-
-
-def test_all_nodes_by_tls(certificates, monkeypatch):
-    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    cluster = ValkeyCluster(certificates=certificates)
-    cluster.start()
-    try:
-        arrays = images(COUNT, 32, seed=10)
-        ref = batch(cluster, arrays)
-        reader = BatchReader(ReadSettings(verify="all"))
-        reader.read(ref)
-        slot = slots_of(ref)[0]
-        cluster.move(slot, (cluster.owners[slot] + 1) % MASTERS)
-        read = reader.read(ref)
-        assert (read.attempts, payloads(read)) == (1, as_bytes(arrays))
-    finally:
-        cluster.close()
 
 
 def test_the_node_that_takes_over_is_found_without_a_pause(valkey_cluster):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather, gather_all
+from superdl.super_dataset.reading.gather import Share, Wanted, encode_gets, gather
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, encode_command
-from superdl.super_wire.errors import CacheUnreachableError
-from tests.fixtures.valkey import Valkey
-from tests.super_dataset.stored_batches import images, ref_of, store, stored
+from tests.super_dataset.stored_batches import images, stored
 
 
 class Watched(CacheConnection):
@@ -67,15 +64,6 @@ def test_no_more_is_asked_for_than_allowed(valkey, connection):
     assert connection.most_at_once <= 13  # 10 as predicted; 13 once the payload's own 192 bytes are known
 
 
-def test_only_the_offsets_given_are_asked_for(valkey, connection):
-    arrays = images(6)
-    ref = stored(valkey, arrays)
-    buffer = read(connection, ref, offsets=[1, 4])
-    assert buffer.replies.tolist() == [0, ReplyKind.RECORD, 0, 0, ReplyKind.RECORD, 0]
-    assert bytes(buffer.payload(4)) == arrays[4].tobytes()
-    assert read(connection, ref, offsets=[]).replies.tolist() == [0] * 6
-
-
 def test_owed_replies_pass_first(valkey, connection):
     arrays = images(4)
     ref = stored(valkey, arrays)
@@ -86,91 +74,3 @@ def test_owed_replies_pass_first(valkey, connection):
     assert connection.owed == 0
     assert [text[:11] for text in connection.late_errors] == ["ERR unknown"]
     assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4
-
-
-def test_the_deadline_ends_a_trickle(valkey, connection):
-    ref = stored(valkey, images(50))
-    with pytest.raises(CacheUnreachableError, match="too slowly"):
-        read(connection, ref, in_flight_bytes=1, deadline_s=time.monotonic() - 1)
-
-
-@pytest.fixture
-def two_nodes(valkey):
-    """Connections to two servers that know nothing of each other; each has every sample."""
-    other = Valkey()
-    other.start()
-    opened = [Watched(CacheAddress.parse(server.unix_url), Credentials()) for server in (valkey, other)]
-    yield other, opened
-    for connection in opened:
-        connection.close()
-    other.close()
-
-
-def wanted_of(ref, buffer, *, in_flight_bytes=2**24, wait_s=60.0):
-    return Wanted(
-        requests=encode_gets(ref.sample_ids),
-        sample_ids=ref.sample_ids,
-        buffer=buffer,
-        in_flight_bytes=in_flight_bytes,
-        record_bytes=192,  # what a payload takes; headers lie elsewhere
-        deadline_s=time.monotonic() + wait_s,
-        clock=time.monotonic,
-    )
-
-
-@pytest.mark.parametrize("in_flight_bytes", [1, 8 * 192, 2**24])
-def test_nodes_share_what_may_be_under_way(valkey, two_nodes, in_flight_bytes):
-    other, connections = two_nodes
-    arrays = images(64)
-    ref = stored(valkey, arrays)
-    store(other, ref, arrays)
-    buffer = BatchBuffer(64)
-    wanted = wanted_of(ref, buffer, in_flight_bytes=in_flight_bytes)
-    parts = [list(range(0, 64, 4)), [n for n in range(64) if n % 4]]  # a quarter, and the rest
-    shares = [
-        Share(connection, wanted, part, part=len(part) / 64)
-        for connection, part in zip(connections, parts, strict=True)
-    ]
-    assert gather_all(shares, wanted) == []
-    assert np.array_equal(buffer.block.numpy().reshape(64, 8, 8, 3), np.stack(arrays))
-    assert [connection.sent for connection in connections] == [16, 48]
-    allowed = max(1, in_flight_bytes // 192)
-    assert connections[0].most_at_once <= max(1, allowed // 4)
-    assert connections[1].most_at_once <= max(1, allowed * 3 // 4)
-
-
-def test_a_node_that_says_nothing_is_left_when_time_is_up(valkey, two_nodes):
-    other, connections = two_nodes
-    arrays = images(8)
-    ref = stored(valkey, arrays)
-    with other.client() as client:
-        client.client_pause(30_000, all=True)
-        buffer = BatchBuffer(8)
-        wanted = wanted_of(ref, buffer, wait_s=0.3)
-        shares = [
-            Share(connections[0], wanted, [0, 1, 2, 3], part=0.5),
-            Share(connections[1], wanted, [4, 5, 6, 7], part=0.5),
-        ]
-        ((share, error),) = gather_all(shares, wanted)
-    assert share is shares[1]
-    assert other.unix_url in str(error)
-    assert buffer.replies.tolist() == [ReplyKind.RECORD] * 4 + [ReplyKind.NONE] * 4
-
-
-@pytest.mark.parametrize("in_flight_bytes", [2**20, 2**22])
-def test_a_reader_that_stalls_fills_no_more_of_the_servers_memory(either, in_flight_bytes):
-    arrays = images(100, 224)
-    ref = ref_of(100, either.unix_url)
-    store(either, ref, arrays)
-    connection = CacheConnection(CacheAddress.parse(either.unix_url), Credentials())
-    name = connection.ask(b"CLIENT", b"ID")
-    wanted = wanted_of(ref, BatchBuffer(100), in_flight_bytes=in_flight_bytes)
-    wanted = replace(wanted, record_bytes=64 + 224 * 224 * 3)
-    Share(connection, wanted, range(100)).ask()  # and nothing is received
-    with either.client() as client:
-        held = 0
-        while not held:
-            (reader,) = [found for found in client.client_list() if int(found["id"]) == name]
-            held = int(reader["omem"])
-    connection.close()
-    assert 0 < held <= in_flight_bytes + 2**16

@@ -80,30 +80,8 @@ def test_a_ping_tells_what_a_reader_may_not_do(valkey):
         client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])
     link = link_to(valkey, credentials=Credentials("blind", "p"))
     with pytest.raises(CacheError, match=r"NOPERM.*GET on super:r1"):
-        link.ping()
+        link.nodes.ping()
     link.close()
-
-
-def test_without_a_password_the_link_is_refused_at_once(valkey):
-    with valkey.client() as client:
-        client.config_set("requirepass", "geheim")
-    with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_PASSWORD"):
-        link_to(valkey)
-
-
-def test_where_reading_and_writing_are_told_apart_less_is_enough(valkey, monkeypatch):
-    arrays = images(3)
-    ref = ref_of(3, valkey.unix_url)
-    store(valkey, ref, arrays)
-    words = ["on", ">p", "%R~super:r1:*", "%W~super:n1:*", "+get", "+xadd", "+cluster|slots", "+asking"]
-    with valkey.client() as client:
-        client.execute_command("ACL", "SETUSER", "reader", *words)
-        monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
-        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
-        reader = BatchReader(ReadSettings())
-        for _ in range(2):
-            assert reader.read(ref).hits == 3
-        assert client.xlen(report_stream(JOB)) >= 1
 
 
 class OldServer(Valkey):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_dataset.reading.progress import BatchProgress
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError
 from tests.super_dataset.stored_batches import ref_of
 
 
@@ -24,26 +21,6 @@ def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
     assert progress.missing == [0, 1, 2]
     assert (report.missed, report.corrupt, report.hits) == ((0,), (), 0)
     assert not progress.buffer.errors
-
-
-def test_the_last_trouble_decides_the_error():
-    progress = progress_of(1)
-    assert type(progress.timeout_error(1.0)) is ReadTimeoutError
-    progress.buffer.note_error(0, "LOADING the dataset in memory")
-    progress.sort()
-    error = progress.timeout_error(1.0)
-    assert type(error) is CacheError
-    assert "LOADING" in str(error)
-    progress.trouble = CacheUnreachableError("gone")
-    assert type(progress.timeout_error(1.0)) is CacheUnreachableError
-
-
-def test_a_refusal_is_raised_at_once():
-    progress = progress_of(2)
-    progress.buffer.note_nil(0)
-    progress.buffer.note_error(1, "MOVED 1 10.0.0.1:7000")
-    with pytest.raises(CacheError, match=r"MOVED.*Cluster"):
-        progress.sort()
 
 
 def test_an_error_that_no_get_has_is_doubt_in_the_connection():

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import pickle
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.link import CacheLink
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
-from superdl.super_wire.keys import cache_key
 from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import (
     JOB,
-    id_at,
     images,
-    next_report,
     record,
     ref_of,
     reports,
@@ -92,27 +91,6 @@ def test_a_miss_is_asked_for_again_alone_and_heals(valkey):
     ]
 
 
-def test_a_miss_heals_by_whoever_reads_the_reports(valkey):
-    """The real clock, and a thread in the coordinator's place that stores nothing before the report."""
-    arrays = images(5)
-    ref = ref_of(5, valkey.unix_url)
-    store(valkey, ref, [*arrays[:3], None, None])
-
-    def produce():
-        report = next_report(valkey, b"0")[1]
-        store(
-            valkey, ref, [array if offset in report.missed else None for offset, array in enumerate(arrays)]
-        )
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-    read = BatchReader(ReadSettings(read_timeout_s=60)).read(ref)
-    producer.join()
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert read.hits == 3
-    assert read.wait_s > 0
-
-
 def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     arrays = images(3)
     good = record(arrays[1])
@@ -124,18 +102,6 @@ def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, first.hits) == ((0, 1), (0, 1), 1)
     assert (last.missed, last.corrupt, last.done) == ((), (), 1)
-
-
-def test_another_type_under_the_key_is_corrupt_too(valkey):
-    arrays = images(2)
-    ref = stored(valkey, [arrays[0], None])
-    key = cache_key(id_at(ref, 1))
-    with valkey.client() as client:
-        client.lpush(key, b"x")
-        fake = FakeTime(lambda: (client.delete(key), store(valkey, ref, arrays)))
-        read = reader_at(fake).read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert reports(valkey)[0].corrupt == (1,)
 
 
 @pytest.mark.parametrize("read_timeout_s", [0.01, 5.0, 120.0])
@@ -174,23 +140,11 @@ def test_the_wait_is_bounded_by_attempts_where_the_clock_stands_still(valkey):
     assert len(attempts) == Backoff(10.0).attempts - 1
 
 
-def test_without_keys_the_error_tells_how_to_resolve_them(valkey):
-    ref = stored(valkey, [None], named=False)
-    with pytest.raises(ReadTimeoutError, match=f"superdl stats --batch {ref.batch_id.hex()}"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
-
-
 def test_a_cache_without_memory_is_named(valkey):
     ref = stored(valkey, [None])
     with valkey.client() as client:
         client.config_set("maxmemory", 1)
     with pytest.raises(ReadTimeoutError, match=r"is out of memory: it refuses to write \(OOM\)"):
-        reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
-
-
-def test_what_stays_corrupt_is_said(valkey):
-    ref = stored(valkey, [b"garbage"])
-    with pytest.raises(ReadTimeoutError, match="corrupt records: a record has at least 64 bytes"):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
@@ -203,28 +157,6 @@ def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
     assert fake.slept_s == []
     (report,) = reports(valkey)
     assert (report.done, report.missed) == (1, (3,))
-
-
-def test_where_bad_samples_are_kept_out_the_rest_is_waited_for(valkey):
-    arrays = images(3)
-    ref = stored(valkey, [arrays[0], tombstone("train/0-1.jpg"), None])
-    fake = FakeTime(lambda: store(valkey, ref, [None, None, arrays[2]]))
-    read = reader_at(fake, stop_at_bad=False).read(ref)
-    assert list(read.bad) == [1]
-    assert bytes(read.buffer.payload(2)) == arrays[2].tobytes()
-
-
-def test_a_restart_between_batches_costs_no_wait(valkey):
-    arrays = images(4)
-    ref = stored(valkey, arrays)
-    fake = FakeTime()
-    reader = reader_at(fake)
-    reader.read(ref)
-    valkey.restart_empty()
-    store(valkey, ref, arrays)
-    read = reader.read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.hits, fake.slept_s) == (4, [])
 
 
 def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
@@ -285,16 +217,6 @@ def test_a_cache_that_stays_away_is_named(valkey):
     assert "refused" in str(caught.value)
 
 
-def test_a_cache_that_comes_late_is_waited_for(valkey):
-    arrays = images(3)
-    ref = ref_of(3, valkey.unix_url)
-    valkey.kill()
-    fake = FakeTime(lambda: None, lambda: (valkey.start(), store(valkey, ref, arrays)))
-    read = reader_at(fake).read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.attempts, read.hits) == (3, 3)  # the first GET that was answered found all
-
-
 def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
     ref = stored(valkey, images(2))
     with valkey.client() as client:
@@ -308,19 +230,6 @@ def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
             reader_at(fake).read(ref)
         assert not isinstance(caught.value, CacheUnreachableError)
     assert fake.slept_s == []
-
-
-def test_a_report_that_is_refused_is_no_harm(valkey, monkeypatch):
-    arrays = images(2)
-    ref = stored(valkey, arrays)
-    with valkey.client() as client:
-        client.acl_setuser("reader", enabled=True, passwords=["+pass"], keys=["*"], commands=["+get"])
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pass")
-    reader = reader_at(FakeTime())
-    for _ in range(3):
-        assert np.array_equal(pixels(reader.read(ref)), np.stack(arrays))
-    assert reports(valkey) == []
 
 
 def test_an_interrupted_read_does_not_spoil_the_next(valkey):
@@ -344,31 +253,71 @@ def test_an_interrupted_read_does_not_spoil_the_next(valkey):
     assert np.array_equal(read.buffer.block.numpy().reshape(40, 184), second)
 
 
-def test_threads_read_at_once(valkey):
-    batches = [stored(valkey, images(16, seed=n), position=n) for n in range(8)]
-    reader = BatchReader(ReadSettings())
-    found = {}
+def own_id(reader: BatchReader, cache: str) -> bytes:
+    nodes = reader.state().link(cache, timeout_s=5.0).nodes
+    return nodes.connection(nodes.home).ask(b"CLIENT", b"ID")
 
-    def work(place):
-        for _ in range(10):
-            found[place] = pixels(reader.read(batches[place])).copy()
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
+def tell_own_ids(reader, cache, pipe):
+    pipe.send([own_id(reader, cache), own_id(reader, cache)])
+    pipe.close()
+
+
+def clients(valkey) -> int:
+    with valkey.client() as client:
+        return len(client.client_list()) - 1  # the one that asks
+
+
+@pytest.fixture
+def reader():
+    return BatchReader(ReadSettings(record_bytes=777))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_child_opens_its_own_and_leaves_the_parents_alone(valkey, reader, method):
+    mine = own_id(reader, valkey.unix_url)
+    context = multiprocessing.get_context(method)
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=tell_own_ids, args=(reader, valkey.unix_url, sending))
+    child.start()
+    sending.close()
+    theirs = receiving.recv()
+    child.join()
+    assert child.exitcode == 0
+    assert theirs[0] == theirs[1] != mine
+    assert own_id(reader, valkey.unix_url) == mine
+
+
+def test_each_thread_has_its_own_and_takes_it_along(valkey, reader):
+    mine, theirs = own_id(reader, valkey.unix_url), []
+    threads = [
+        threading.Thread(target=lambda: theirs.append(own_id(reader, valkey.unix_url))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place in range(8):
-        assert np.array_equal(found[place], np.stack(images(16, seed=place)))
+    assert len({mine, *theirs}) == 5
+    gc.collect()
+    assert clients(valkey) == 1
 
 
-def test_ragged_batches_are_read_too(valkey):
-    arrays = [np.full((n,), n, dtype=np.int32) for n in range(1, 40)]
-    ref = stored(valkey, arrays)
-    reader = BatchReader(ReadSettings())
-    for _ in range(2):  # the second time it is known that sizes differ
-        read = reader.read(ref)
-        assert (read.buffer.replies == ReplyKind.RECORD).all()
-        for offset, array in enumerate(arrays):
-            assert bytes(read.buffer.payload(offset)) == array.tobytes()
-    assert read.buffer.block is None
+def test_another_cache_gets_another_connection_and_it_goes_with_its_owner(valkey, reader):
+    first = own_id(reader, valkey.unix_url)
+    assert own_id(reader, valkey.url) != first
+    assert clients(valkey) == 1
+    copy = pickle.loads(pickle.dumps(reader))
+    assert not copy.state().connected
+    assert copy.state().record_bytes == 777
+    del reader
+    gc.collect()
+
+
+def test_credentials_are_those_of_the_environment(valkey, reader, monkeypatch):
+    with valkey.client() as client:
+        client.config_set("requirepass", "geheim")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "wrong")
+    with pytest.raises(CacheError, match="WRONGPASS"):
+        own_id(reader, valkey.unix_url)
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "geheim")
+    assert own_id(reader, valkey.unix_url)

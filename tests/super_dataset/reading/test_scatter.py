@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.scatter import ReplyScatter, parse_line
+from superdl.super_dataset.reading.scatter import ReplyScatter
 from superdl.super_wire.cache import ProtocolDoubtError
 from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import record, tombstone
@@ -75,36 +75,6 @@ def check(buffer: BatchBuffer, offset: int, kind: str) -> None:
 
 
 @given(
-    asked=st.lists(kinds, min_size=1, max_size=24),
-    rounds=st.integers(1, 4),
-    skip=st.lists(
-        st.sampled_from([b"+OK\r\n", b":7\r\n", b"$3\r\nabc\r\n", b"-ERR no\r\n", b"$-1\r\n"]), max_size=2
-    ),
-    cuts=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
-    uniform=st.booleans(),
-)
-def test_the_same_however_bytes_are_cut_and_requests_are_batched(asked, rounds, skip, cuts, uniform):
-    buffer = BatchBuffer(len(asked) + 2, uniform=uniform)
-    offsets = list(range(1, len(asked) + 1))  # samples before and after were not asked for
-    scatter = ReplyScatter(buffer, offsets, skip=len(skip))
-    feed(scatter, b"".join(skip), cuts)
-    per_round = -(-len(asked) // rounds)
-    for start in range(0, len(asked), per_round):
-        part = offsets[start : start + per_round]
-        scatter.asked(len(part))
-        feed(
-            scatter,
-            b"".join(reply_of(kind, offset) for kind, offset in zip(asked[start:], part, strict=False)),
-            cuts,
-        )
-        assert scatter.answered == part[-1]
-    assert scatter.finished
-    for offset, kind in zip(offsets, asked, strict=True):
-        check(buffer, offset, kind)
-    assert buffer.replies[0] == buffer.replies[-1] == ReplyKind.NONE
-
-
-@given(
     asked=st.lists(st.tuples(kinds, st.booleans()), min_size=1, max_size=20),
     skip=st.lists(
         st.sampled_from([b"+OK\r\n", b"-MOVED 1 h:1\r\n", b"$-1\r\n", b"$2\r\nab\r\n"]), max_size=2
@@ -143,53 +113,6 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
     assert buffer.replies[2] == ReplyKind.NIL
 
 
-@given(data=st.data(), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
-def test_a_damaged_stream_is_noticed_or_leaves_every_record_its_own_length(data, cuts):
-    """One byte of a stream is another: an error, or the frames still hold; never a crash."""
-    kept = [data.draw(kinds) for _ in range(8)]
-    stream = bytearray(b"".join(reply_of(kind, n) for n, kind in enumerate(kept)))
-    stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
-    buffer = BatchBuffer(8)
-    scatter = ReplyScatter(buffer, list(range(8)))
-    scatter.asked(8)
-    try:
-        feed(scatter, bytes(stream), cuts)
-    except ProtocolDoubtError:
-        return
-    scatter.settle()
-    for offset in np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist():
-        size = int(buffer.record_bytes[offset])
-        assert len(buffer.payload(offset)) == (size if size < HEADER_BYTES else size - HEADER_BYTES)
-
-
-@given(count=st.integers(0, 200), cuts=st.lists(st.integers(1, 500), min_size=1, max_size=20))
-def test_what_is_whole_when_the_stream_breaks_is_kept(count, cuts):
-    size = 12
-    stream = b"".join(reply_of("equal", offset) for offset in range(size))
-    stream = stream[: count * len(stream) // 200]
-    buffer = BatchBuffer(size)
-    scatter = ReplyScatter(buffer, list(range(size)))
-    scatter.asked(size)
-    feed(scatter, stream, cuts)
-    scatter.settle()
-    received = np.flatnonzero(buffer.replies == ReplyKind.RECORD).tolist()
-    whole = len(stream) // len(reply_of("equal", 0))
-    assert received == list(range(len(received)))
-    assert whole - 1 <= len(received) <= whole  # the last one's line end may not have been looked at yet
-    for offset in received:
-        check(buffer, offset, "equal")
-
-
-def test_equal_records_share_one_block_in_order():
-    buffer = BatchBuffer(5)
-    scatter = ReplyScatter(buffer, list(range(5)))
-    scatter.asked(5)
-    feed(scatter, b"".join(reply_of("equal", n) for n in range(5)), [10_000])
-    assert buffer.block is not None
-    assert buffer.block.numpy().reshape(5, 12)[:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert not buffer.own
-
-
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
@@ -216,23 +139,3 @@ def test_nonsense_is_noticed(stream, reason):
         scatter.asked(4)
         with pytest.raises(ProtocolDoubtError, match=reason):
             feed(scatter, stream, cuts)
-
-
-@pytest.mark.parametrize(
-    ("line", "meaning"),
-    [
-        (b"$0", ("bulk", 0, "")),
-        (b"$536870912", ("bulk", 2**29, "")),
-        (b"$-1", ("nil", 0, "")),
-        (b":12", ("simple", 0, "12")),
-        (b"-ERR no", ("error", 0, "ERR no")),
-    ],
-)
-def test_what_a_reply_line_says(line, meaning):
-    assert parse_line(line) == meaning
-
-
-@pytest.mark.parametrize("line", [b"", b"$536870913", b"$+1", "$٣".encode(), b"*2", b"$" + b"9" * 5000])
-def test_other_lines_are_doubted(line):
-    with pytest.raises(ProtocolDoubtError):
-        parse_line(line)

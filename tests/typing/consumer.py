@@ -1,0 +1,83 @@
+"""The public API as a typed program uses it: mypy checks this file, nobody runs it.
+
+``assert_type`` says what a checker must find. A line that ignores an error is a wrong use: if that error
+is gone, mypy, strict, tells that too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import torch
+from torch.utils.data import DataLoader
+
+from superdl import (
+    Augment,
+    BatchInfo,
+    Recipe,
+    SuperDataset,
+    SuperLoader,
+    SuperSampler,
+    SuperTrainerMixin,
+)
+from superdl.sampler import PlanIterator, SamplerStats
+from superdl.super_wire import BatchRef
+
+
+def half(images: torch.Tensor, labels: torch.Tensor, info: BatchInfo) -> tuple[torch.Tensor, torch.Tensor]:
+    """A transform for whole batches."""
+    assert_type(info.sample_ids, bytes)
+    assert_type(info.keys, tuple[str, ...])
+    assert_type(info.bad, tuple[tuple[str, str], ...])
+    assert_type(info.wait_s, float)
+    assert_type(info.to("cuda"), BatchInfo)
+    return images.half(), labels
+
+
+def trains() -> None:
+    """The way of README."""
+    recipe = assert_type(Recipe.image(resize=256, crop=224), Recipe)
+    assert_type(recipe.output_shape, tuple[int, int, int] | None)
+    dataset = SuperDataset("s3://bucket/train", recipe, transform=half, on_bad_sample="skip")
+    sampler = SuperSampler(dataset, batch_size=256, shuffle=True, seed=0)
+    assert_type(dataset.classes, tuple[str, ...])
+    assert_type(len(sampler) + len(dataset) + sampler.epoch, int)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for images, _labels in DataLoader(dataset, sampler=sampler, batch_size=None):
+            assert_type(images, Any)
+    assert_type(iter(sampler), PlanIterator)
+    assert_type(next(iter(sampler)), BatchRef)
+    assert_type(sampler.job_stats(), SamplerStats)
+    assert_type(sampler.state_dict(batches_consumed=3), dict[str, Any])
+    sampler.load_state_dict(sampler.state_dict())
+
+
+def trains_by_threads() -> None:
+    """The same without worker processes, and augmentation on the device."""
+    dataset = SuperDataset("images", recipe=Recipe([{"op": "resize", "size": 256}]), return_info=True)
+    with SuperSampler(dataset, batch_size=8, coordinator="host:50051") as sampler:
+        assert_type(sampler, SuperSampler)
+        loader = SuperLoader(dataset, sampler, device="cuda", prefetch=4, threads=2)
+        augment = Augment((224, 224), hue=(0.0, 0.1), mean=[0.5] * 3, std=[0.5] * 3, dtype=torch.bfloat16)
+        for images, labels, info in loader:
+            assert_type(augment.images(images, info), torch.Tensor)
+            assert_type(augment(images, labels, info), tuple[torch.Tensor, Any])
+        assert_type(loader.state_dict(), dict[str, Any])
+        assert_type(SuperTrainerMixin().get_eval_dataloader(loader), SuperLoader[Any])
+        loader.close()
+
+
+def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
+    """What a checker tells before a run does."""
+    SuperDataset("images")  # type: ignore[call-arg]  # no recipe
+    SuperDataset("images", "resize")  # type: ignore[arg-type]
+    SuperDataset("images", Recipe([]), on_bad_sample="ignore")  # type: ignore[arg-type]
+    SuperDataset("images", Recipe([]), transform=lambda image: image)  # type: ignore[arg-type, misc]
+    SuperSampler(dataset)  # type: ignore[call-arg]  # no batch_size
+    SuperSampler(dataset, batch_size="8")  # type: ignore[arg-type]
+    SuperSampler("images", batch_size=8)  # type: ignore[arg-type]
+    SuperLoader(dataset, [1, 2])  # type: ignore[misc]  # not what the dataset is indexed by
+    SuperLoader(dataset, sampler, 0, 2, 1)  # type: ignore[call-arg]  # threads come by name
+    Recipe.image(256, 224)  # type: ignore[call-arg]  # sizes come by name
+    Augment(224, flip="often")  # type: ignore[arg-type]
