@@ -152,15 +152,16 @@ class Cache:
         )
         done, expires_in_ms = _bytes(reply[0]), int(reply[1])
         if done == b"refused":
-            msg = (
-                f"another coordinator owns the cache at {self.address}: end it, give this one another cache, "
-                f"or wait {LOCK_TTL_S} s if it has just died; jobs that share a cache share a coordinator: "
-                "start superdl coordinator once, and name it by SUPER_COORDINATOR"
+            raise LockHeldError(
+                f"another coordinator owns the cache at {self.address}: end it, give this one another "
+                f"cache, or wait {LOCK_TTL_S} s if it has just died; jobs that share a cache share a "
+                "coordinator: start superdl coordinator once, and name it by SUPER_COORDINATOR",
+                expires_in_ms / 1000,
             )
-            raise LockHeldError(msg, expires_in_ms / 1000)
         if done not in (b"taken", b"renewed"):
-            msg = f"the cache at {self.address} answers {done[:40]!r} to a look at the lock"
-            raise CacheUnreachableError(msg)
+            raise CacheUnreachableError(
+                f"the cache at {self.address} answers {done[:40]!r} to a look at the lock"
+            )
         self._has_held_lock = True
         return done == b"taken"
 
@@ -184,8 +185,7 @@ class Cache:
         if is_new:
             return digest, True
         if not _DIGEST.fullmatch(_bytes(agreed or b"")):
-            msg = f"{agreed!r} is no digest"
-            raise ValueError(msg)
+            raise ValueError(f"{agreed!r} is no digest")
         return _bytes(agreed).decode(), False
 
     @_as_asked
@@ -203,11 +203,10 @@ class Cache:
         except ValueError:
             spent_usd = -1.0
         if not 0 <= spent_usd < math.inf:
-            msg = (
+            raise ConfigError(
                 f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds no sum of US dollars but "
                 f"{written[:40]!r}: set it to what was spent, or delete it to count from 0"
             )
-            raise ConfigError(msg)
         return spent_usd
 
     async def keep_spent_usd(self, usd: float) -> None:
@@ -376,15 +375,13 @@ class Cache:
 
 def _bytes(reply: Any) -> bytes:
     if not isinstance(reply, bytes):
-        msg = f"{str(reply)[:40]!r} instead of a string"
-        raise TypeError(msg)
+        raise TypeError(f"{str(reply)[:40]!r} instead of a string")
     return reply
 
 
 def _entry_id(reply: Any) -> bytes:
     if not _ENTRY_ID.fullmatch(_bytes(reply)):
-        msg = f"{reply[:40]!r} instead of the id of a stream's entry"
-        raise ValueError(msg)
+        raise ValueError(f"{reply[:40]!r} instead of the id of a stream's entry")
     return _bytes(reply)
 
 

@@ -98,8 +98,9 @@ class CacheNodes:
             replies, destinations = await self._round(commands, replies, destinations)
             if not destinations:
                 return replies
-        msg = f"the cluster at {self.address} sends {len(destinations)} commands on from node to node"
-        raise CacheUnreachableError(msg)
+        raise CacheUnreachableError(
+            f"the cluster at {self.address} sends {len(destinations)} commands on from node to node"
+        )
 
     async def one(self, key: bytes, *command: Any) -> Any:
         """The reply to one command.
@@ -172,8 +173,7 @@ class CacheNodes:
         except SuperError:
             raise
         except _REFUSED_FOR_NOW as error:
-            msg = f"the cache at {at} does not serve for now: {error}"
-            raise CacheUnreachableError(msg) from error
+            raise CacheUnreachableError(f"the cache at {at} does not serve for now: {error}") from error
         except redis.exceptions.ResponseError as error:
             raise _refused(at, error) from error
         except (redis.exceptions.RedisError, OSError) as error:
@@ -182,8 +182,9 @@ class CacheNodes:
                 raise asyncio.CancelledError from error  # closing the connection failed, and hid the reason
             raise _lost(at, error) from error
         except Exception as error:
-            msg = f"the cache at {at} answers what is no reply: {type(error).__name__}: {error}"
-            raise CacheUnreachableError(msg) from error
+            raise CacheUnreachableError(
+                f"the cache at {at} answers what is no reply: {type(error).__name__}: {error}"
+            ) from error
 
     def _client(self, address: CacheAddress) -> redis.asyncio.Redis:
         given = self._credentials
@@ -217,8 +218,7 @@ class CacheNodes:
             try:
                 self._credentials.check_encrypted(address)
             except ConfigError as error:
-                msg = f"the cluster at {self.address} has a node elsewhere: {error}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"the cluster at {self.address} has a node elsewhere: {error}") from error
             self._clients[node] = self._client(address)
         return self._clients[node]
 
@@ -236,8 +236,7 @@ class CacheNodes:
         node = self._slots.node_of(key_slot(key)) if self._slots is not None else None
         if node is None:
             self._out_of_date = True
-            msg = f"no node of the cluster at {self.address} has slot {key_slot(key)}"
-            raise CacheUnreachableError(msg)
+            raise CacheUnreachableError(f"no node of the cluster at {self.address} has slot {key_slot(key)}")
         return _Destination(node)
 
     async def _round(

@@ -176,8 +176,9 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.epoch, report.position, report.samples, report.read_us, report.wait_us, report.size_bytes
     )
     if largest > _NUMBER_MAX or report.hits > report.samples:
-        msg = f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
-        raise ValueError(msg)
+        raise ValueError(
+            f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
+        )
     return BatchRead(
         job=job,
         rank=report.rank,

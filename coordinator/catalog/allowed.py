@@ -61,8 +61,7 @@ class Allowed:
             why = (
                 "others can reach it, so its operator must allow directories by file_roots (SUPER_FILE_ROOTS)"
             )
-        msg = f"this coordinator may not read {what}: {why}"
-        raise SourceForbiddenError(msg)
+        raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
         """The same for a file that is open: whoever moves things about meanwhile gains nothing by it."""
@@ -72,11 +71,10 @@ class Allowed:
     def check_count(self, samples: int) -> None:
         """Raise ``SourceError`` if there are more samples than a source may have."""
         if samples > self.samples:
-            msg = (
+            raise SourceError(
                 f"it has more than {self.samples:,} samples, which is all that this coordinator's "
                 "catalog_max_samples allows: raise it if there is memory for that (some 50 bytes a sample)"
             )
-            raise SourceError(msg)
 
 
 def _is_within(real: str, root: str) -> bool:
@@ -92,6 +90,7 @@ def parse_roots(text: str) -> tuple[str, ...]:
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):
-            msg = f"file_roots are absolute directories, separated by {os.pathsep!r}; not {root!r}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"file_roots are absolute directories, separated by {os.pathsep!r}; not {root!r}"
+            )
     return tuple(map(os.path.realpath, roots))

@@ -56,11 +56,10 @@ class Catalog:
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
-            msg = (
+            raise ValueError(
                 f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
                 f"{len(self.versions)} versions and labels of shape {self.labels.shape}"
             )
-            raise ValueError(msg)
         object.__setattr__(self, "fingerprint", _fingerprint(self))
         object.__setattr__(self, "keys", compact(self.keys))
         object.__setattr__(self, "versions", compact(self.versions))
@@ -85,8 +84,7 @@ class Catalog:
         order = keys.sort_order()
         ordered = keys.reorder(order)
         if ordered.equals_next().any():
-            msg = f"{bucket}: a catalog lists every key once"
-            raise ValueError(msg)
+            raise ValueError(f"{bucket}: a catalog lists every key once")
         return cls(
             bucket, ordered, versions.reorder(order), Labels(labels[order]), tuple(classes), tuple(warnings)
         )
@@ -131,11 +129,10 @@ def check_class_names(classes: Sequence[str]) -> None:
     """Raise :class:`SourceError` if the names of the classes do not fit into one message."""
     size_bytes = sum(len(name.encode()) for name in classes)
     if size_bytes > MAX_CLASS_NAMES_BYTES:
-        msg = (
+        raise SourceError(
             f"{len(classes)} class names have {size_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
             "if these are no classes, give labels as numbers in a key list"
         )
-        raise SourceError(msg)
 
 
 def _fingerprint(catalog: Catalog) -> bytes:

@@ -188,8 +188,7 @@ def _places(indices: NDArray[Any] | Sequence[int], count: int) -> NDArray[np.int
     places = np.asarray(indices, dtype=np.int64)
     # Seen as unsigned, a negative place is a huge one: one pass finds both.
     if places.size and int(places.view(np.uint64).max()) >= count:
-        msg = f"indices of {count} strings lie from 0 to {count - 1}"
-        raise IndexError(msg)
+        raise IndexError(f"indices of {count} strings lie from 0 to {count - 1}")
     return places
 
 

@@ -108,21 +108,19 @@ class _Numbers:
 
     def append(self, label: Any) -> None:
         if isinstance(label, str):
-            msg = f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
-            raise BadLabelError(msg)
+            raise BadLabelError(
+                f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
+            )
         self.add(label)
 
     def add(self, number: Any) -> None:
         """Add one number, of a label or of a list."""
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            msg = f"{_WHAT}; not {str(number)[:_SHOWN]!r}"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"{_WHAT}; not {str(number)[:_SHOWN]!r}")
         if isinstance(number, int) and not -_INT64 <= number < _INT64:
-            msg = f"the label {str(number)[:_SHOWN]} does not fit into 64 bits"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"the label {str(number)[:_SHOWN]} does not fit into 64 bits")
         if not math.isfinite(number):
-            msg = f"the label {number} is not finite"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"the label {number} is not finite")
         if isinstance(number, int) and self._floats is None:
             self._integers.append(number)
             return
@@ -148,23 +146,19 @@ class _Texts:
 
     def append(self, label: Any) -> None:
         if isinstance(label, (int, float)) and not isinstance(label, bool):
-            msg = f"the label {label} is a number, those before it are texts: {_ONE_KIND}"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"the label {label} is a number, those before it are texts: {_ONE_KIND}")
         if not isinstance(label, str):
-            msg = f"{_WHAT}; not {str(label)[:_SHOWN]!r}"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
         if not label:
-            msg = "the label is empty"
-            raise BadLabelError(msg)
+            raise BadLabelError("the label is empty")
         code = self._code_of.get(label)
         if code is None:
             self._names_bytes += len(label.encode())
             if self._names_bytes > MAX_CLASS_NAMES_BYTES:
-                msg = (
+                raise BadLabelError(
                     "labels that are texts name classes, which have at most "
                     f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
                 )
-                raise BadLabelError(msg)
             code = self._code_of[label] = len(self._code_of)
         self._codes.append(code)
 
@@ -188,8 +182,7 @@ class _Lists:
     def append(self, label: Any) -> None:
         for number in _flat(label, self._shape):
             if isinstance(number, str):
-                msg = f"a list is of numbers; not {number[:_SHOWN]!r}"
-                raise BadLabelError(msg)
+                raise BadLabelError(f"a list is of numbers; not {number[:_SHOWN]!r}")
             self._numbers.add(number)
 
     def finish(self) -> NDArray[Any]:
@@ -201,32 +194,33 @@ class _Fields:
 
     def __init__(self, first: Mapping[Any, Any]) -> None:
         if not first or len(first) > MAX_LABEL_FIELDS:
-            msg = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
-            raise BadLabelError(msg)
+            raise BadLabelError(
+                f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
+            )
         self.classes: tuple[str, ...] = ()
         self._columns = {name: _column_for(value) for name, value in first.items()}
         texts = [name for name, column in self._columns.items() if isinstance(column, _Texts)]
         if len(texts) > 1:
-            msg = f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
-            raise BadLabelError(msg[:400])
+            raise BadLabelError(
+                f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"[
+                    :400
+                ]
+            )
         for name in first:
             if not name or len(name.encode()) > _MAX_NAME:
-                msg = f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}"
-                raise BadLabelError(msg)
+                raise BadLabelError(f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}")
 
     def append(self, label: Any) -> None:
         if not isinstance(label, dict) or label.keys() != self._columns.keys():
             found = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
             expected = f"those before it have the fields {', '.join(self._columns)}"
-            msg = f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"
-            raise BadLabelError(msg[:400])
+            raise BadLabelError(f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"[:400])
         for name, column in self._columns.items():
             value = label[name]
             try:
                 column.append(value)
             except ValueError as error:
-                msg = f"in the field {name[:_SHOWN]!r}: {error}"
-                raise BadLabelError(msg) from error
+                raise BadLabelError(f"in the field {name[:_SHOWN]!r}: {error}") from error
 
     def finish(self) -> NDArray[Any]:
         columns = {name: column.finish() for name, column in self._columns.items()}
@@ -249,11 +243,10 @@ def _shape_of(label: Any) -> tuple[int, ...]:
         or len(shape) > _MAX_NDIM
         or math.prod(shape) * _NUMBER_BYTES > MAX_LABEL_BYTES
     ):
-        msg = (
+        raise BadLabelError(
             f"a list has 1 to {MAX_LABEL_BYTES // _NUMBER_BYTES} numbers, in at most {_MAX_NDIM} dimensions, "
             f"none of them empty; this has the shape {shape}"
         )
-        raise BadLabelError(msg)
     return tuple(shape)
 
 
@@ -261,8 +254,9 @@ def _flat(label: Any, shape: tuple[int, ...]) -> Iterator[Any]:
     """The numbers of nested lists; ``BadLabelError`` if they do not have the shape."""
     if not isinstance(label, list) or len(label) != shape[0]:
         found = f"a list of {len(label)}" if isinstance(label, list) else str(label)[:_SHOWN]
-        msg = f"{found!r} stands where the first label has a list of {shape[0]}: all have the same shape"
-        raise BadLabelError(msg)
+        raise BadLabelError(
+            f"{found!r} stands where the first label has a list of {shape[0]}: all have the same shape"
+        )
     if len(shape) == 1:
         yield from label
         return

@@ -103,15 +103,15 @@ def _by_folders(place: Source, found: list[Folder], warnings: list[str]) -> Cata
     classes = tuple(sorted(folder.name for folder in found if folder.name))
     if not found:
         kinds = ", ".join(EXTENSIONS)
-        msg = f"{place.url} holds no image ({kinds}); for objects of other names, {KEY_LIST_HELP}"
-        raise SourceEmptyError(msg)
+        raise SourceEmptyError(
+            f"{place.url} holds no image ({kinds}); for objects of other names, {KEY_LIST_HELP}"
+        )
     if not classes:
         count = sum(len(folder.keys) for folder in found)
-        msg = (
+        raise SourceError(
             f"{place.url} holds {count} images and no class folders, so their labels are unknown: put each "
             f"image into a folder named after its class, or {KEY_LIST_HELP}"
         )
-        raise SourceError(msg)
     label_of = {name: label for label, name in enumerate(classes)}
     kept = [folder for folder in found if folder.name]
     labels = np.repeat(
@@ -142,8 +142,7 @@ def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> Pack
 
 def _raise_missing(place: Source, rows: KeyList, missing: NDArray[np.int64]) -> None:
     names = ", ".join(repr(key.decode()) for key in rows.keys.take(missing[:_SHOWN]))
-    msg = (
+    raise SourceError(
         f"key_list {rows.url}: {len(missing)} of its {len(rows.keys)} keys are not in {place.url} "
         f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
     )
-    raise SourceError(msg)

@@ -86,8 +86,7 @@ class Tally:
     def check(self) -> None:
         """Raise ``ListingCancelledError`` if nobody wants to know any more."""
         if self._cancelled.is_set() or self._abandoned.is_set():
-            msg = "the listing was cancelled"
-            raise ListingCancelledError(msg)
+            raise ListingCancelledError("the listing was cancelled")
 
     def abandon(self) -> None:
         """End what other threads still do for this listing."""

@@ -189,19 +189,19 @@ class _Walk:
         try:
             folder.append(found.key.encode(), file_version(status))
         except UnicodeEncodeError as error:
-            msg = f"the name of {os.fsencode(found.path)!r} is not UTF-8: rename the file"
-            raise SourceError(msg) from error
+            raise SourceError(
+                f"the name of {os.fsencode(found.path)!r} is not UTF-8: rename the file"
+            ) from error
 
     def tell(self) -> None:
         """Refuse a source with links that may not be followed, and warn of all that is not as it looks."""
         if self._forbidden.count:
-            msg = (
+            raise SourceForbiddenError(
                 f"file://{self.root}: {self._forbidden.count:,} symbolic links lead out of it, to where "
                 f"functions may not read: {self._forbidden}. Put the files themselves in their place, or "
                 "have the operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
                 "directories that its links lead to"
             )
-            raise SourceForbiddenError(msg)
         for noted, what in (
             (self._leading_out, "symbolic links lead out of it and are followed, to"),
             (self._nowhere, "symbolic links lead nowhere and are left out:"),
@@ -224,11 +224,10 @@ class _Walk:
             self._circles.add(path)
             return None
         if found.linked is not None and self._linked_directories.add(path) > _MAX_LINKED_DIRECTORIES:
-            msg = (
+            raise SourceError(
                 f"file://{self.root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
                 f"met, one of them {path}: do links lead to directories with links, over and over?"
             )
-            raise SourceError(msg)
         return found
 
     def _follow(self, found: _Found) -> bool:
@@ -253,23 +252,21 @@ class _Walk:
 
 def _raise_for_source(error: OSError, directory: str) -> NoReturn:
     if isinstance(error, FileNotFoundError):
-        msg = (
+        raise SourceNotFoundError(
             f"the directory {directory} does not exist on the coordinator's machine "
             "(file:// paths are taken as they stand, without percent-decoding)"
-        )
-        raise SourceNotFoundError(msg) from error
+        ) from error
     if isinstance(error, NotADirectoryError):
-        msg = f"{directory} is a file, or has one on the way to it; a source is a directory"
-        raise SourceNotFoundError(msg) from error
+        raise SourceNotFoundError(
+            f"{directory} is a file, or has one on the way to it; a source is a directory"
+        ) from error
     _raise(error, directory)
 
 
 def _raise(error: OSError, path: str) -> NoReturn:
     if error.errno in {errno.EACCES, errno.EPERM}:
-        msg = (
+        raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read {path}: grant it read and search "
             "permission there, or run it as a user who has them"
-        )
-        raise SourceForbiddenError(msg) from error
-    msg = f"{path} cannot be listed: {error.strerror or error}"
-    raise SourceError(msg) from error
+        ) from error
+    raise SourceError(f"{path} cannot be listed: {error.strerror or error}") from error

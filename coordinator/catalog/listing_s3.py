@@ -71,9 +71,8 @@ def probe_bucket(source: Source) -> None:
 def _version(item: dict[str, Any], source: Source) -> bytes:
     etag = str(item.get("ETag", "")).strip('"')
     if not etag:
-        msg = (
+        raise SourceError(
             f"{source.bucket}/{item['Key']}: the object store gives no ETag, by which SUPER tells versions "
             "of an object apart: name the samples in a key_list with a version column"
         )
-        raise SourceError(msg)
     return etag.encode()

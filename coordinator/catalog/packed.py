@@ -36,8 +36,7 @@ class PackedStrings:
 
     def __init__(self, blob: bytes, offsets: NDArray[np.uint64]) -> None:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(blob):
-            msg = f"offsets of packed strings go from 0 to {len(blob)}, the length of the blob"
-            raise ValueError(msg)
+            raise ValueError(f"offsets of packed strings go from 0 to {len(blob)}, the length of the blob")
         self._blob = blob
         self._offsets = offsets
         self._offsets.flags.writeable = False
@@ -61,8 +60,7 @@ class PackedStrings:
 
     def __getitem__(self, index: int) -> bytes:
         if not 0 <= index < len(self):
-            msg = f"there are {len(self)} packed strings, counted from 0; not {index}"
-            raise IndexError(msg)
+            raise IndexError(f"there are {len(self)} packed strings, counted from 0; not {index}")
         return self._blob[int(self._offsets[index]) : int(self._offsets[index + 1])]
 
     def __iter__(self) -> Iterator[bytes]:
@@ -103,8 +101,7 @@ class PackedStrings:
         """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
         places = np.asarray(indices, dtype=np.int64)
         if places.size and (places.min() < 0 or places.max() >= len(self)):
-            msg = f"indices of {len(self)} packed strings lie from 0 to {len(self) - 1}"
-            raise IndexError(msg)
+            raise IndexError(f"indices of {len(self)} packed strings lie from 0 to {len(self) - 1}")
         begins, ends = self._offsets[places].tolist(), self._offsets[places + 1].tolist()
         return [self._blob[begin:end] for begin, end in zip(begins, ends, strict=True)]
 

@@ -58,8 +58,9 @@ def make_s3_client() -> Any:
     try:
         return session.client("s3", config=config, endpoint_url=endpoint, region_name=region)
     except ValueError as error:
-        msg = f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
-        raise SourceError(msg) from error
+        raise SourceError(
+            f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
+        ) from error
 
 
 @contextmanager
@@ -70,20 +71,17 @@ def s3_failures(url: str) -> Iterator[None]:
     except exceptions.ClientError as error:
         raise _from_answer(error, url) from error
     except NO_CREDENTIALS as error:
-        msg = (
+        raise SourceError(
             f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a role"
-        )
-        raise SourceError(msg) from error
+        ) from error
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
-        msg = (
+        raise SourceError(
             f"{url}: no object store answered within {_ATTEMPTS} attempts ({error}): check the network, and "
             "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
-        )
-        raise SourceError(msg) from error
+        ) from error
     except exceptions.BotoCoreError as error:
-        msg = f"{url}: the S3 client failed: {error}"
-        raise SourceError(msg) from error
+        raise SourceError(f"{url}: the S3 client failed: {error}") from error
 
 
 def _from_answer(error: exceptions.ClientError, url: str) -> SourceError:

@@ -73,22 +73,21 @@ def parse_source(url: str) -> Source:
     try:
         directory.encode()
     except UnicodeEncodeError as error:
-        msg = f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
-        raise SourceError(msg) from error
+        raise SourceError(
+            f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
+        ) from error
     return Source(f"file://{directory}", "")
 
 
 def scheme_of(url: str, what: str = "source") -> str:
     """``s3`` or ``file`` (also for plain paths); for others a ``SourceError`` that says ``what`` it was."""
     if not url or "\0" in url:
-        msg = f"a {what} is {_FORMS}; not {url!r}"
-        raise SourceError(msg)
+        raise SourceError(f"a {what} is {_FORMS}; not {url!r}")
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme not in {"s3", "file"}:
         shown = without_credentials(url)[:_SHOWN]
-        msg = f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}"
-        raise SourceError(msg)
+        raise SourceError(f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
     return scheme
 
 
@@ -96,14 +95,14 @@ def split_s3_url(url: str) -> tuple[str, str]:
     """Bucket name and key of ``s3://bucket/key``; the key may be empty."""
     name, _, key = url[len("s3://") :].partition("/")
     if "@" in name:
-        msg = (
+        raise SourceError(
             "an s3:// URL carries no credentials (a name and '@'): give them to the coordinator by "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-        raise SourceError(msg)
     if not _BUCKET_NAME.fullmatch(name):
-        msg = f"{url!r} names no bucket: write s3://bucket/prefix (bucket: letters, digits, '.', '-', '_')"
-        raise SourceError(msg)
+        raise SourceError(
+            f"{url!r} names no bucket: write s3://bucket/prefix (bucket: letters, digits, '.', '-', '_')"
+        )
     return name, key
 
 
@@ -113,6 +112,5 @@ def local_path(url: str) -> str:
         return url
     path = url[len("file://") :].removeprefix("localhost")
     if not path.startswith("/"):
-        msg = f"{url!r} is not absolute: write file:///directory, with three slashes"
-        raise SourceError(msg)
+        raise SourceError(f"{url!r} is not absolute: write file:///directory, with three slashes")
     return path

@@ -37,8 +37,7 @@ def check_listen_address(listen: str, setting: str = "listen") -> None:
         return
     match = _HOST_AND_PORT.fullmatch(listen)
     if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
-        msg = f"{setting} is {_LISTEN_FORMS}; not {listen!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{setting} is {_LISTEN_FORMS}; not {listen!r}")
 
 
 def leaves_this_machine(listen: str) -> bool:
@@ -54,11 +53,9 @@ def check_cache_address(cache: str, *, insecure: bool = False) -> None:
 
 def _check_socket_path(path: str, setting: str) -> None:
     if not path.startswith("/") or path.endswith("/"):
-        msg = f"{setting}: a unix socket is named by its absolute path; not {path!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{setting}: a unix socket is named by its absolute path; not {path!r}")
     if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        msg = (
+        raise ConfigError(
             f"{setting}: a unix socket's path has at most {_SOCKET_PATH_BYTES} bytes, this one "
             f"{len(os.fsencode(path))}: use a shorter directory"
         )
-        raise ConfigError(msg)

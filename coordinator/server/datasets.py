@@ -123,8 +123,9 @@ class Dataset:
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
-            msg = f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
-            raise SourceError(msg)
+            raise SourceError(
+                f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
+            )
         return self.listing.catalog
 
     @property
@@ -147,8 +148,7 @@ class Dataset:
                 indices, epoch, lambda missing: catalog.sample_ids(digest, (seed, epoch), missing)
             )
         if self.all_ids is None:
-            msg = f"{self.listing.source}: ids are asked for before they are known"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
         return self.all_ids[indices].tobytes()
 
 
@@ -243,11 +243,10 @@ class DatasetRegistry:
                 return listing
         under_way = sum(not one.ended for one in self._listings)
         if under_way >= _LISTINGS_MAX:
-            msg = (
+            raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: register this one when some of "
                 "them have ended"
             )
-            raise CoordinatorError(msg)
         listing = Listing(source, key_list, runs={run_id})
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
         self._listings.append(listing)

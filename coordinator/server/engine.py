@@ -278,11 +278,9 @@ class Engine:
         try:
             messages = {int(offset): str(message) for offset, message in result.messages.items()}
         except ValueError as error:
-            msg = f"the function's messages are not numbered by sample: {error}"
-            raise _useless(msg, result) from error
+            raise _useless(f"the function's messages are not numbered by sample: {error}", result) from error
         if len(result.outcomes) != samples:
-            msg = f"the function answered for {len(result.outcomes)} of {samples} samples"
-            raise _useless(msg, result)
+            raise _useless(f"the function answered for {len(result.outcomes)} of {samples} samples", result)
         columns = (
             result.record_bytes,
             result.source_bytes,
@@ -292,8 +290,7 @@ class Engine:
             (result.duration_us, result.billed_us, result.memory_mb),
         )
         if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
-            msg = f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
-            raise _useless(msg, result)
+            raise _useless(f"the function answered with a number that is not from 0 to {_NUMBER_MAX}", result)
         return RequestDone(
             request_id=action.request_id,
             outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),

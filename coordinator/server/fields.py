@@ -35,43 +35,40 @@ def _any(_value: Any) -> None:
 
 def _text(value: str) -> None:
     if len(value) > _MAX_TEXT:
-        msg = f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each"
-        raise ConfigError(msg)
+        raise ConfigError(f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each")
 
 
 def _job(value: str) -> None:
     if not _JOB_ID.fullmatch(value):
-        msg = f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {value[:80]!r}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {value[:80]!r}"
+        )
 
 
 def _jobs(values: list[str]) -> None:
     if len(values) > _MAX_JOBS_TOLD:
-        msg = f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or by naming none for all of them"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or by naming none for all of them"
+        )
     for value in values:
         _job(value)
 
 
 def _dataset_id(value: bytes) -> None:
     if len(value) != ID_BYTES:
-        msg = f"a dataset's id has {ID_BYTES} bytes; not {len(value)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"a dataset's id has {ID_BYTES} bytes; not {len(value)}")
 
 
 def _batch_ids(values: list[bytes]) -> None:
     if len(values) > _MAX_BATCH_IDS:
-        msg = f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(values)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches; not {len(values)}")
     if any(len(value) != ID_BYTES for value in values):
-        msg = f"a batch id has {ID_BYTES} bytes"
-        raise ConfigError(msg)
+        raise ConfigError(f"a batch id has {ID_BYTES} bytes")
 
 
 def _epoch(value: int) -> None:
     if value > EPOCH_MAX:
-        msg = f"epoch is from 0 to {EPOCH_MAX}; not {value}"
-        raise PlanError(msg)
+        raise PlanError(f"epoch is from 0 to {EPOCH_MAX}; not {value}")
 
 
 _RULES: dict[str, Callable[[Any], None]] = {

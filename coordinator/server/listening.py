@@ -113,8 +113,9 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> N
         else:
             server.add_secure_port(address, tls.credentials())
     except (RuntimeError, OSError) as error:
-        msg = f"cannot listen on {address}: {error}; is something else listening there?"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"cannot listen on {address}: {error}; is something else listening there?"
+        ) from error
 
 
 def _clear(path: Path) -> None:
@@ -124,8 +125,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        msg = "there is a file of that name, which is no socket"
-        raise FileExistsError(msg)
+        raise FileExistsError("there is a file of that name, which is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -133,5 +133,4 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-    msg = "somebody answers there"
-    raise FileExistsError(msg)
+    raise FileExistsError("somebody answers there")

@@ -246,8 +246,9 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     try:
         loop.add_reader(_STDIN, readable)
     except OSError as error:
-        msg = f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
+        ) from error
 
 
 async def _follow(manager: ExecutorManager, eligibility: Eligibility, engine: Engine) -> None:

@@ -93,8 +93,7 @@ def _typed_errors(
 
 def _check_position(plan: Plan, position: int) -> None:
     if position > plan.batches_per_epoch:
-        msg = f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}"
-        raise PlanError(msg)
+        raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -135,12 +134,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.Dataset:  # gRPC's signature
         """Begin listing a source, or find it listed."""
         if request.protocol_version != PROTOCOL_VERSION:
-            msg = (
+            raise ProtocolMismatchError(
                 f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
                 f"{request.protocol_version}: "
                 f"install the same version of SUPER on both sides"
             )
-            raise ProtocolMismatchError(msg)
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
@@ -174,11 +172,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             drop_last=request.drop_last,
         )
         if not self._is_ready(dataset):
-            msg = f"the ids of {dataset.listing.source} are still being derived, or tried"
-            raise SourceError(msg)
+            raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
         if request.rank >= plan.replicas:
-            msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
-            raise PlanError(msg)
+            raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
         _check_position(plan, request.position)
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
@@ -186,15 +182,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         open_already = self._engine.core.job(request.job)
         if open_already is not None and (open_already.plan, open_already.dataset) != (plan, dataset.content):
-            msg = f"the job {request.job!r} is open with another plan or dataset: name this one by job="
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"the job {request.job!r} is open with another plan or dataset: name this one by job="
+            )
         if open_already is None and len(self._engine.core.jobs) >= _MAX_JOBS:
-            msg = f"this coordinator has its {_MAX_JOBS} jobs open: close some"
-            raise CoordinatorError(msg)
+            raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
         is_known = open_already is not None and request.rank in open_already.cursors
         if not is_known and sum(len(job.cursors) for job in self._engine.core.jobs) >= _MAX_RANKS:
-            msg = f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
-            raise CoordinatorError(msg)
+            raise CoordinatorError(
+                f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
+            )
         self._engine.know(dataset)
         self._jobs[request.job] = dataset
         self._engine.post(
@@ -226,8 +223,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """A page of the plan, with status."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
-            msg = f"rank {request.rank} has not opened the job {request.job!r}"
-            raise UnknownJobError(msg)
+            raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
         _check_position(job.plan, request.position)
         page = page_of(
             self._engine.core,
@@ -312,34 +308,30 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _dataset(self, dataset_id: bytes) -> Dataset:
         dataset = self._datasets.get(dataset_id)
         if dataset is None:
-            msg = f"no dataset {dataset_id.hex()} is registered here: register it (again)"
-            raise UnknownJobError(msg)
+            raise UnknownJobError(f"no dataset {dataset_id.hex()} is registered here: register it (again)")
         return dataset
 
     def _job(self, name: str) -> Job:
         job = self._engine.core.job(name)
         if job is None or name not in self._jobs:
-            msg = f"no job {name!r} is open here: open it (again)"
-            raise UnknownJobError(msg)
+            raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
         return job
 
     def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
         samples = min(plan.batch_size, plan.size)
         budget, batch_bytes = self._engine.core.budget_bytes, samples * dataset.record_bytes
         if dataset.recipe.output_shape and batch_bytes > budget:
-            msg = (
+            raise ConfigError(
                 f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
                 f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES for the embedded "
                 f"default) or lower batch_size"
             )
-            raise ConfigError(msg)
         reply_bytes = samples * (ID_BYTES + dataset.catalog.labels.itemsize + 1)
         if reply_bytes > _MAX_BATCH_REPLY_BYTES:
-            msg = (
+            raise ConfigError(
                 f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
                 f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
             )
-            raise ConfigError(msg)
 
     async def _forget_closed_jobs(self) -> None:
         """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""

@@ -75,8 +75,7 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
     if match is None:
-        msg = f"a size is a number with b, kb, mb, gb or tb, such as 4gb; not {text[:80]!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"a size is a number with b, kb, mb, gb or tb, such as 4gb; not {text[:80]!r}")
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
@@ -135,20 +134,16 @@ class Settings(LocalSettings, RaySettings, LambdaSettings):
         check_settings(self)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                msg = f"{name} is one of {', '.join(choices)}; not {getattr(self, name)!r}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{name} is one of {', '.join(choices)}; not {getattr(self, name)!r}")
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
-                msg = f"{name} is from {low} to {high}; not {getattr(self, name)}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{name} is from {low} to {high}; not {getattr(self, name)}")
         for name in ("request_timeout_s", "catalog_max_age_s", "lease_s"):
             if not 0 < getattr(self, name) < math.inf:
-                msg = f"{name} is above 0 and finite; not {getattr(self, name)}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{name} is above 0 and finite; not {getattr(self, name)}")
         for name in ("max_usd", "max_usd_per_hour"):
             if not 0 <= getattr(self, name) < math.inf:
-                msg = f"{name} is from 0 (no cap) up, and finite; not {getattr(self, name)}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{name} is from 0 (no cap) up, and finite; not {getattr(self, name)}")
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -187,12 +182,10 @@ def _read_file(file: str, known: Mapping[str, str]) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        msg = f"the settings file {file} cannot be read: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"the settings file {file} cannot be read: {error}") from error
     unknown = sorted(set(table) - set(known))
     if unknown:
-        msg = f"{file} has unknown settings: {', '.join(unknown)}; there are {', '.join(known)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{file} has unknown settings: {', '.join(unknown)}; there are {', '.join(known)}")
     return table
 
 
@@ -202,8 +195,7 @@ def _typed(name: str, kind: str, origin: str, value: Any) -> Any:
         try:
             return parse_bytes(value)
         except ConfigError as error:
-            msg = f"{origin}: {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{origin}: {error}") from error
     if name == "executor" and isinstance(value, list) and all(isinstance(one, str) for one in value):
         value = ",".join(value)
     if name == "log_level" and isinstance(value, str):
@@ -246,13 +238,12 @@ def check_trust(settings: Settings) -> None:
         _check_health(settings)
     lacks = _missing(settings)
     if lacks and not settings.insecure:
-        msg = (
+        raise ConfigError(
             f"listen={settings.listen}: beyond loopback a coordinator needs TLS and a token, and this one "
             f"has {lacks}: set tls_cert and tls_key, and token or token_file; or listen on 127.0.0.1 or a "
             "unix socket, and use an SSH tunnel from elsewhere; or, in a network that nobody else can reach, "
             "allow it by --insecure (SUPER_INSECURE=1)"
         )
-        raise ConfigError(msg)
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
@@ -304,27 +295,24 @@ def _missing(settings: Settings) -> str:
 def _check_certificates(settings: Settings) -> None:
     if bool(settings.tls_cert) != bool(settings.tls_key):
         given, other = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
-        msg = f"{given} is set and {other} is not: they belong together"
-        raise ConfigError(msg)
+        raise ConfigError(f"{given} is set and {other} is not: they belong together")
     if settings.tls_client_ca and not settings.tls_cert:
-        msg = "tls_client_ca is set and tls_cert is not: who asks for certificates shows one"
-        raise ConfigError(msg)
+        raise ConfigError("tls_client_ca is set and tls_cert is not: who asks for certificates shows one")
     if settings.tls_cert and socket_path(settings.listen) is not None:
-        msg = (
+        raise ConfigError(
             f"listen={settings.listen}: nobody listens in on a unix socket, so there is no TLS on it, nor "
             "client certificates: leave tls_cert, tls_key and tls_client_ca out, or listen on host:port"
         )
-        raise ConfigError(msg)
 
 
 def _check_health(settings: Settings) -> None:
     check_listen_address(settings.health_listen, "health_listen")
     if leaves_this_machine(settings.health_listen):
-        msg = (
+        raise ConfigError(
             f"health_listen={settings.health_listen} is beyond loopback; it answers without TLS and token, "
             "so it is on 127.0.0.1 or a unix socket. From elsewhere, ask the health service at listen"
         )
-        raise ConfigError(msg)
     if settings.health_listen == settings.listen:
-        msg = f"health_listen and listen are both {settings.listen}: health_listen is another address"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"health_listen and listen are both {settings.listen}: health_listen is another address"
+        )

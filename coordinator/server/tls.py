@@ -102,8 +102,7 @@ class ServerTls:
             try:
                 ssl.create_default_context(cadata=loaded.client_ca.decode("ascii", "replace"))
             except ssl.SSLError as error:
-                msg = f"tls_client_ca holds no certificates of authorities: {error}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"tls_client_ca holds no certificates of authorities: {error}") from error
         return loaded
 
 
@@ -118,11 +117,11 @@ def _pem(name: str, given: str) -> bytes:
         shown = (
             "what it holds" if name == "tls_key" else repr(given[:200])
         )  # it may be the key itself, mangled
-        msg = f"{name} is the path of a PEM file, or its text; {shown} cannot be read: {reason}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"{name} is the path of a PEM file, or its text; {shown} cannot be read: {reason}"
+        ) from error
     if _PEM.encode() not in content or len(content) > _MAX_FILE_BYTES:
-        msg = f"{name}={given} is no PEM file: it lacks the line {_PEM}..."
-        raise ConfigError(msg)
+        raise ConfigError(f"{name}={given} is no PEM file: it lacks the line {_PEM}...")
     return content
 
 
@@ -143,16 +142,14 @@ def _check_pair(loaded: _Loaded) -> None:
                 f"/dev/fd/{file.fileno()}", password=_no_password
             )
         except (OSError, ssl.SSLError) as error:
-            msg = (
+            raise ConfigError(
                 f"tls_cert and tls_key cannot be used: {error}; they are the PEM of a certificate (its chain "
                 "after it) and of that certificate's own key, without a pass phrase"
-            )
-            raise ConfigError(msg) from None
+            ) from None
 
 
 def _no_password() -> str:
-    msg = "the key is encrypted by a pass phrase"
-    raise ssl.SSLError(msg)
+    raise ssl.SSLError("the key is encrypted by a pass phrase")
 
 
 _log = logging.getLogger(__name__)

@@ -78,14 +78,14 @@ async def agree_on_golden(cache: Cache, digest: str) -> bool:
     """
     agreed, is_new = await cache.agree_on_golden(digest)
     if agreed != digest and (await cache.agree_on_golden(digest))[0] != agreed:  # functions write it once
-        msg = f"the cache at {cache.address} tells two golden digests: its answers are garbled"
-        raise CacheUnreachableError(msg)
+        raise CacheUnreachableError(
+            f"the cache at {cache.address} tells two golden digests: its answers are garbled"
+        )
     if agreed != digest:
-        msg = (
+        raise ConfigError(
             f"the functions decode the golden images to {digest}, the records in {cache.address} were made "
             f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
         )
-        raise ConfigError(msg)
     return is_new
 
 
