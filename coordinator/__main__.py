@@ -14,7 +14,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.repeated_lines import RepeatedLines
+from superdl.coordinator.server.repeated_lines import RepeatedLines
 from superdl.coordinator.server.settings import Settings, load_settings
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.executors import EXECUTORS

@@ -93,6 +93,11 @@ class ReportReader:
             self._followed.setdefault(stream, begun)  # another rank may have come first
             await self._cache.ring(_BELL)
 
+    @property
+    def jobs(self) -> list[str]:
+        """Those whose streams are read."""
+        return [stream.removeprefix(REPORT_PREFIX).decode() for stream in self._followed]
+
     async def leave(self, job: str) -> None:
         """Stop reading a job's stream and delete it."""
         if self._followed.pop(report_stream(job), None) is not None:

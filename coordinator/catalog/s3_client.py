@@ -1,25 +1,34 @@
 """The coordinator's own S3 client, with bounded waits, and what its failures mean.
 
-Functions have a client of their own; this one only lists and reads key lists.
+Functions have a client of their own; this one lists, reads key lists and asks for regions.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.aws_credentials import NO_CREDENTIALS
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_CONNECTIONS", "make_s3_client", "s3_failures"]
+__all__ = ["MAX_CONNECTIONS", "NO_CREDENTIALS", "bucket_region", "make_s3_client", "s3_failures"]
+
+NO_CREDENTIALS = (
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.ProfileNotFound,
+    exceptions.TokenRetrievalError,
+    exceptions.SSOError,
+)
+"""What botocore raises where it finds no usable credentials."""
 
 MAX_CONNECTIONS = 16
 """Threads that may use one client at a time without waiting for a connection."""
@@ -61,6 +70,20 @@ def make_s3_client() -> Any:
         raise SourceError(
             f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
         ) from error
+
+
+def bucket_region(bucket: str) -> str:
+    """The region of a bucket, which S3 also tells whom it refuses all else; empty where there is none.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    with s3_failures(f"s3://{bucket}"), closing(make_s3_client()) as client:
+        try:
+            answer: dict[str, Any] = client.head_bucket(Bucket=bucket)
+        except exceptions.ClientError as error:
+            answer = dict(error.response)
+    return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", ""))
 
 
 @contextmanager

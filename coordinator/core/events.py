@@ -33,7 +33,7 @@ __all__ = [
     "CacheGrew",
     "CacheReset",
     "CacheResized",
-    "DatasetAdded",
+    "DatasetFacts",
     "Drop",
     "Event",
     "ExecutorResized",
@@ -58,13 +58,14 @@ CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetAdded:
+class DatasetFacts:
     """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
 
-    ``record_bytes`` is the expected length of a record, ``known_absent`` says that the cache was seen empty.
+    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent`` says that
+    the cache was seen empty.
     """
 
-    dataset: bytes
+    content: bytes
     size: int
     random: bool
     record_bytes: int
@@ -76,14 +77,17 @@ class JobOpened:
     """A rank of a job is there; again for every rank, and again whenever one reconnects.
 
     ``epoch`` and ``position`` say where a new rank will begin, so that looking ahead begins there.
+    ``ineligible`` executors, by number, cannot produce the dataset; :class:`ExecutorsIneligible` tells of
+    later changes.
     """
 
     job: str
-    dataset: bytes
+    dataset: DatasetFacts
     plan: Plan
     rank: int
     epoch: int = 0
     position: int = 0
+    ineligible: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +326,6 @@ Event: TypeAlias = (
     | CacheGrew
     | CacheReset
     | CacheResized
-    | DatasetAdded
     | ExecutorResized
     | ExecutorsIneligible
     | JobClosed

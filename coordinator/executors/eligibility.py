@@ -14,8 +14,8 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.core import ExecutorsIneligible
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.preflight import Preflight, was_produced
 from superdl.super_wire.errors import SuperError
 
@@ -113,10 +113,10 @@ class Eligibility:
         unable = set(range(len(self._preflights))) - able
         return frozenset(unable if there <= out else unable | out)
 
-    def event_for(self, dataset: ListedDataset) -> ExecutorsIneligible:
-        """What the core has to know of a dataset that is opened; :meth:`tell_changes` says what changes."""
+    def opened(self, dataset: ListedDataset) -> frozenset[int]:
+        """Who is ineligible for a dataset that is opened; :meth:`tell_changes` says what changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
-        return ExecutorsIneligible(dataset.content, ineligible)
+        return ineligible
 
     def warnings(self, dataset: ListedDataset) -> tuple[str, ...]:
         """What people should know of a listed dataset."""

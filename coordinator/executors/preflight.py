@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.cancelling import cancel_and_wait
-from superdl.coordinator.catalog.regions import bucket_region
+from superdl.coordinator.catalog.s3_client import bucket_region
 from superdl.coordinator.catalog.source import parse_source
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, FunctionTimedOutError
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.lambda_client import CallingThreads
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError

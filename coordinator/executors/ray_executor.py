@@ -17,7 +17,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import (
     Executor,
     ExecutorError,
@@ -28,6 +27,7 @@ from superdl.coordinator.executors.base import (
     one_line,
     setting,
 )
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.child_process import keep_running
 from superdl.coordinator.executors.messages import (
     read_object,

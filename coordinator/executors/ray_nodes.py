@@ -17,8 +17,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.messages import FunctionClock
 
 if TYPE_CHECKING:

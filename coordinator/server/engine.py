@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.core import (
     EVERY_EPOCH,
     OUTCOME_ORDER,
@@ -44,6 +43,7 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import (
     CacheError,
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
+    from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
-    from superdl.coordinator.server.datasets import Dataset
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Engine"]
@@ -98,6 +98,7 @@ class Engine:
         settings: the core's.
         cache: where records are.
         executors: what runs functions, in the order in which the settings name them.
+        datasets: of which those are open that the core speaks of.
         function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
     """
 
@@ -106,6 +107,7 @@ class Engine:
         settings: CoreSettings,
         cache: Cache,
         executors: Sequence[ManagedExecutor],
+        datasets: DatasetRegistry,
         *,
         function_memory_mb: int = 1769,
     ) -> None:
@@ -113,7 +115,7 @@ class Engine:
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
         self._executors = executors
-        self._contents: dict[bytes, Dataset] = {}
+        self.datasets = datasets
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
@@ -137,24 +139,6 @@ class Engine:
     def now_s() -> float:
         """The time on the core's clock, in seconds."""
         return time.monotonic()
-
-    def know(self, dataset: Dataset) -> None:
-        """Remember whose samples a set key's dataset digest speaks of."""
-        self._contents.setdefault(dataset.content, dataset)
-
-    def forget_unused(self) -> None:
-        """Let go of catalogs that the core has forgotten."""
-        for content in [content for content in self._contents if not self.core.knows(content)]:
-            del self._contents[content]
-
-    @property
-    def datasets(self) -> list[Dataset]:
-        """All whose samples the core accounts for."""
-        return list(self._contents.values())
-
-    def dataset_of(self, content: bytes) -> Dataset:
-        """The dataset of a content digest."""
-        return self._contents[content]
 
     def post(self, event: Event) -> None:
         """Hand an event to the core now, and begin what it wants done."""
@@ -241,12 +225,12 @@ class Engine:
             self._fail(error)
 
     def _ids(self, key: SetKey, indices: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-        return self._contents[key.dataset].ids(indices, max(key.epoch, 0))
+        return self.datasets[key.dataset].ids(indices, max(key.epoch, 0))
 
     async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
-        dataset, executor = self._contents[action.samples.dataset], self._executors[action.executor]
+        dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         request = request_for(
             dataset,
             action.indices,
@@ -348,7 +332,7 @@ class Engine:
                 return
 
     async def _bury(self, action: WriteTombstones) -> None:
-        catalog = self._contents[action.samples.dataset].catalog
+        catalog = self.datasets[action.samples.dataset].catalog
         tombstones = [
             Tombstone(key.decode(), action.reason, message, permanent=False)
             for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)

@@ -19,8 +19,8 @@ from superdl.super_wire.protocol import MAX_REPLY_BYTES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Core, Job
-    from superdl.coordinator.server.datasets import Dataset
 
 __all__ = ["Occurrence", "PlannedBatches", "page_of"]
 

@@ -20,14 +20,14 @@ from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep, known_ids
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings, ExecutorFacts
 from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.open_files import raise_limit_of_open_files
@@ -138,24 +138,25 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         await outcomes.begin()
     await manager.agree(partial(agree_on_golden, cache))
     core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
-    engine = Engine(core_settings, cache, manager.executors, function_memory_mb=settings.function_memory_mb)
-    stack.push_async_callback(engine.close)
-    manager.tell_changes(engine.post)
     datasets = DatasetRegistry(
         max_age_s=settings.catalog_max_age_s,
         lister=partial(list_source, allowed=allowed_to_listings(settings)),
     )
     stack.push_async_callback(datasets.close)
+    memory_mb = settings.function_memory_mb
+    engine = Engine(core_settings, cache, manager.executors, datasets, function_memory_mb=memory_mb)
+    stack.push_async_callback(engine.close)
+    manager.tell_changes(engine.post)
     reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility.of(manager.executors, settings.cache, cache.audit)
     stack.push_async_callback(eligibility.close)
     service = CoordinatorService(
-        engine, datasets, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
+        engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
     )
     sweep = Sweep(
         cache,
         lambda: known_ids(
-            [*datasets.datasets, *engine.datasets],
+            datasets,
             wanted=engine.core.wants,
             held=engine.core.held,
             now_s=engine.now_s(),
@@ -255,7 +256,7 @@ async def _follow(manager: ExecutorManager, eligibility: Eligibility, engine: En
     """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
     while True:
         eligibility.tell_changes(
-            (one for one in engine.datasets if engine.core.knows(one.content)), engine.post
+            (one for one in engine.datasets.opened if engine.core.knows(one.content)), engine.post
         )
         manager.tell_changes(engine.post)
         await asyncio.sleep(_UPKEEP_S)

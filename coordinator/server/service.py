@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from superdl.coordinator.core import BatchesAsked, DatasetAdded, JobClosed, JobOpened, Plan
+from superdl.coordinator.core import BatchesAsked, DatasetFacts, JobClosed, JobOpened, Plan
 from superdl.coordinator.server.fields import check_fields
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.coordinator.server.statistics import (
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Job
     from superdl.coordinator.executors.eligibility import Eligibility
-    from superdl.coordinator.server.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
 
@@ -56,7 +56,6 @@ _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
 _MAX_RANKS = 100_000  # of all jobs together
-_MAX_POLLS = 4096
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -100,8 +99,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Answers samplers.
 
     Args:
-        engine: core and hands.
-        datasets: what has been registered.
+        engine: core and hands, and the registry of datasets.
         reports: follows the jobs' report streams.
         eligibility: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
@@ -111,7 +109,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         engine: Engine,
-        datasets: DatasetRegistry,
         reports: ReportReader,
         eligibility: Eligibility,
         *,
@@ -120,13 +117,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._datasets = datasets
+        self._datasets = engine.datasets
         self._reports = reports
         self._eligibility = eligibility
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
-        self._jobs: dict[str, Dataset] = {}
-        self._polls = 0
 
     @_typed_errors
     async def RegisterDataset(
@@ -150,13 +145,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """How far a listing is; waits a bounded while for news."""
         dataset = self._dataset(request.dataset_id)
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
-        self._polls += 1
-        try:  # who is one too many hears at once what is known
-            await self._wait(
-                dataset, listed=request.listed, wait_s=wait_s if self._polls <= _MAX_POLLS else 0.0
-            )
-        finally:
-            self._polls -= 1
+        await self._wait(dataset, listed=request.listed, wait_s=wait_s)
         return self._describe(dataset)
 
     @_typed_errors
@@ -192,26 +181,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise CoordinatorError(
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
-        self._engine.know(dataset)
-        self._jobs[request.job] = dataset
-        self._engine.post(
-            DatasetAdded(
-                dataset.content,
-                plan.size,
-                dataset.recipe.random,
-                dataset.record_bytes,
-                known_absent=self._cache_was_empty,
-            )
-        )
-        self._engine.post(self._eligibility.event_for(dataset))
+        self._datasets.open(dataset)
         self._engine.post(
             JobOpened(
                 request.job,
-                dataset.content,
+                DatasetFacts(
+                    dataset.content,
+                    plan.size,
+                    dataset.recipe.random,
+                    dataset.record_bytes,
+                    known_absent=self._cache_was_empty,
+                ),
                 plan,
                 request.rank,
                 epoch=request.epoch,
                 position=request.position,
+                ineligible=self._eligibility.opened(dataset),
             )
         )
         return pb.Job(
@@ -228,7 +213,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         page = page_of(
             self._engine.core,
             job,
-            self._jobs[request.job],
+            self._datasets[job.dataset],
             rank=request.rank,
             epoch=request.epoch,
             start=request.position,
@@ -257,7 +242,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             status = batch_status(
                 self._engine,
                 self._planned.find(batch),
-                self._jobs,
                 batch,
                 room_bytes,
                 with_events=number < _STORIES_MAX,  # each takes some milliseconds
@@ -272,7 +256,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         known = self._engine.core.job(request.job) is not None
         self._engine.post(JobClosed(request.job, request.rank))
         if self._engine.core.job(request.job) is None:
-            self._jobs.pop(request.job, None)
             await self._reports.leave(request.job)
         return pb.CloseJobReply(closed=known)
 
@@ -286,7 +269,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with_stalls = request.with_stalls and len(request.jobs) == 1
         return pb.JobStatsList(
             jobs=[
-                job_stats(core, job, self._jobs[job.name].listing.source, with_stalls=with_stalls)
+                job_stats(core, job, self._datasets[job.dataset].listing.source, with_stalls=with_stalls)
                 for job in jobs
             ],
             cache=cache_stats(core, self._engine.now_s()),
@@ -313,7 +296,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _job(self, name: str) -> Job:
         job = self._engine.core.job(name)
-        if job is None or name not in self._jobs:
+        if job is None:
             raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
         return job
 
@@ -335,10 +318,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _forget_closed_jobs(self) -> None:
         """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""
-        for name in list(self._jobs):
-            if self._engine.core.job(name) is None and self._jobs.pop(name, None) is not None:
+        for name in self._reports.jobs:
+            if self._engine.core.job(name) is None:
                 await self._reports.leave(name)
-        self._engine.forget_unused()
+        self._datasets.close_unknown(self._engine.core.knows)
 
     def _describe(self, dataset: Dataset) -> pb.Dataset:
         answer = pb.Dataset(

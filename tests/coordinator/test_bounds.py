@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.server import listening, service
-from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.listening import listen
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer

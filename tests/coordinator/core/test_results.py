@@ -8,7 +8,7 @@ import pytest
 
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import (
-    DatasetAdded,
+    DatasetFacts,
     ExecutorResized,
     FailureKind,
     JobOpened,
@@ -152,9 +152,8 @@ def test_a_tombstone_that_expires_is_tried_again():
 def test_remembered_reasons_are_bounded():
     driver = Driver(size=1)
     size = FAILURES_MAX + 100
-    driver.step(DatasetAdded(b"large", size, False, 100, True))
     plan = driver.open().__class__(size, 4096)
-    driver.step(JobOpened("large", b"large", plan, 0))
+    driver.step(JobOpened("large", DatasetFacts(b"large", size, False, 100, True), plan, 0))
     driver.answer_all(Outcome.TOMBSTONE)
     assert len(driver.state.failures) == FAILURES_MAX
     assert DATASET in driver.state.datasets

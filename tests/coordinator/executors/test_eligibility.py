@@ -226,7 +226,7 @@ def test_one_that_comes_later_is_tried_then_and_the_core_is_told(remotes, valkey
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
-        assert eligibility.event_for(dataset).executors == frozenset()
+        assert eligibility.opened(dataset) == frozenset()
         assert eligibility.warnings(dataset) == ("the executor late is missing: asleep",)
         late.comes = True
         while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
@@ -255,7 +255,7 @@ def test_a_trial_that_told_nothing_is_made_again(remotes):
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.ineligible(dataset) == frozenset()
         assert "no function took the request: no nodes" in eligibility.warnings(dataset)[0]
-        eligibility.event_for(dataset)
+        eligibility.opened(dataset)
         remotes[1].before, remotes[1].edit = None, REFUSE
         return await until_told(eligibility, dataset), eligibility.warnings(dataset)
 

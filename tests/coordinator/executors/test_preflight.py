@@ -14,8 +14,9 @@ from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.datasets import Dataset, Listing
 from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.regions import bucket_region
+from superdl.coordinator.catalog.s3_client import bucket_region
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
@@ -24,7 +25,6 @@ from superdl.coordinator.executors import (
 )
 from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.preflight import Preflight
-from superdl.coordinator.server.datasets import Dataset, Listing
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key

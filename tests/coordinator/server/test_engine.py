@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CacheReset, CoreSettings, SampleState
 from superdl.coordinator.executors import (
     ExecutorError,
@@ -348,7 +349,9 @@ def test_a_bug_in_an_executor_is_seen(valkey, caplog):
 
     async def body():
         cache = Cache(valkey.unix_url, owner="test")
-        engine = Engine(CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)])
+        engine = Engine(
+            CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)], DatasetRegistry(max_age_s=1.0)
+        )
         task = asyncio.create_task(engine._executors[0].invoke(None, timeout_s=1))
         engine._tasks.add(task)
         task.add_done_callback(engine._ended)

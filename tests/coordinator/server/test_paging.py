@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import Catalog, PackedStrings
+from superdl.coordinator.catalog.datasets import Dataset, Listing
 from superdl.coordinator.core import (
     OUTCOME_ORDER,
     CacheReset,
     Core,
     CoreSettings,
-    DatasetAdded,
+    DatasetFacts,
     ExecutorResized,
     JobOpened,
     Plan,
     RequestDone,
 )
-from superdl.coordinator.server.datasets import Dataset, Listing
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.super_wire.ids import ID_BYTES, batch_id, split_ids
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
@@ -44,9 +44,9 @@ class Planned:
             self.dataset.all_ids = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         self.plan = Plan(size, batch_size, **{"shuffle": False, **plan})
         self.core = Core(CoreSettings(budget_bytes=2**30))
-        self.core.handle(DatasetAdded(self.dataset.content, size, recipe.random, 300, known_absent=True), 0.0)
+        facts = DatasetFacts(self.dataset.content, size, recipe.random, 300, known_absent=True)
         for rank in range(self.plan.replicas):
-            self.core.handle(JobOpened("job", self.dataset.content, self.plan, rank), 0.0)
+            self.core.handle(JobOpened("job", facts, self.plan, rank), 0.0)
 
     def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False):
         job = self.core.job("job")

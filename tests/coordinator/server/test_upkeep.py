@@ -17,6 +17,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.cache.sweeping import Sweep
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
@@ -59,7 +60,12 @@ async def kept(valkey):
 async def kept_at(address):
     cache = Cache(address, owner="me")
     info = await cache.info()
-    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, [ScriptedExecutor(address)])
+    engine = Engine(
+        CoreSettings(budget_bytes=info.budget(0)),
+        cache,
+        [ScriptedExecutor(address)],
+        DatasetRegistry(max_age_s=1.0),
+    )
     reports = ReportReader(cache, engine.post_all)
     try:
         yield Upkeep(

@@ -1,9 +1,7 @@
-"""Datasets that samplers have registered: their listing, its progress, and the sample ids of what it found.
+"""The registry of datasets: their listings, the sample ids of what these found, and which of them are open.
 
 Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
-Listing itself is :mod:`superdl.coordinator.catalog`'s, in a thread of its own. Ids of a random recipe are
-wanted twice, when functions are asked for the sample and when the sampler is told of its batch: a
-direct-mapped cache in arrays keeps those that were derived lately, in bounded memory.
+Datasets of equal content are one to jobs, to the core and to the cache: their content is their name there.
 """
 
 from __future__ import annotations
@@ -19,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.catalog import Catalog, ListingCancelledError, list_source
+from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Dataset", "DatasetRegistry", "Listing", "RecentIds"]
@@ -49,7 +49,10 @@ _NONE = np.int64(-1)
 
 
 class RecentIds:
-    """Up to 131,072 ids, 3 MB once it is used; what takes the same slot puts another out."""
+    """A direct-mapped cache of up to 131,072 ids of a random recipe, 3 MB once it is used.
+
+    Each id is wanted twice: when functions are asked for the sample, and when a sampler asks for its batch.
+    """
 
     def __init__(self) -> None:
         self._tags: NDArray[np.int64] | None = None
@@ -78,7 +81,7 @@ class RecentIds:
 
 @dataclass(slots=True)
 class Listing:
-    """One listing of a source, under way or ended; ``listed`` samples so far."""
+    """A listing of a source, under way or ended; ``listed`` samples so far."""
 
     source: str
     key_list: str
@@ -153,14 +156,13 @@ class Dataset:
 
 
 class DatasetRegistry:
-    """The datasets that were registered last, and the listings they share.
-
-    A few sources are listed at once, on threads of their own, and a bounded number waits for its turn.
+    """The datasets that were registered last, those that are open, and the listings that they share.
 
     Args:
-        max_age_s: how old a listing may be for a new run. capacity: how many datasets are remembered; a job
-        remembers its own. clock: seconds on a clock that does not go back. lister: lists a source, see
-        :func:`superdl.coordinator.catalog.list_source`; called in a thread of its own.
+        max_age_s: how old a listing may be for a new run.
+        capacity: how many registered datasets are remembered; those that are open stay beside them.
+        clock: seconds on a clock that does not go back.
+        lister: lists a source as :func:`superdl.coordinator.catalog.lister.list_source` does, in a thread.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
+        self._opened: dict[bytes, Dataset] = {}  # by content
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
@@ -195,13 +198,29 @@ class DatasetRegistry:
         self._forget_some()
         return dataset
 
+    def __iter__(self) -> Iterator[Dataset]:
+        """All that are registered, those too that are still being listed, and all that are open."""
+        return iter([*self._datasets.values(), *self._opened.values()])
+
+    def __getitem__(self, content: bytes) -> Dataset:
+        """The open dataset of a content digest."""
+        return self._opened[content]
+
     @property
-    def datasets(self) -> list[Dataset]:
-        """All that are registered, those too that are still being listed."""
-        return list(self._datasets.values())
+    def opened(self) -> list[Dataset]:
+        """Those that were opened, one of each content."""
+        return list(self._opened.values())
+
+    def open(self, dataset: Dataset) -> None:
+        """A job reads a listed dataset: remember it until :meth:`close_unknown`."""
+        self._opened.setdefault(dataset.content, dataset)
+
+    def close_unknown(self, is_known: Callable[[bytes], bool]) -> None:
+        """Let go of open datasets whose content is known no more."""
+        self._opened = {content: one for content, one in self._opened.items() if is_known(content)}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
-        """The dataset of that id, if it is registered."""
+        """The dataset that was registered with this id, if it is remembered."""
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)

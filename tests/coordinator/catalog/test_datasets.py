@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import ListingCancelledError, list_source
-from superdl.coordinator.server.datasets import DatasetRegistry
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 from superdl.super_wire.ids import sample_id
 from superdl.super_wire.recipe import Recipe

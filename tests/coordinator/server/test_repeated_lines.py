@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from superdl.coordinator.repeated_lines import RepeatedLines
+from superdl.coordinator.server.repeated_lines import RepeatedLines
 
 
 class Timers:
