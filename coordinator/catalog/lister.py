@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.catalog.allowed import Allowed
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
 from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
 from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket
 from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.source import Source, parse_source
+from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.super_wire.errors import SourceEmptyError, SourceError
 
 if TYPE_CHECKING:

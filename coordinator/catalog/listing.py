@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.allowed import Allowed
 from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from superdl.coordinator.catalog.source import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Lists a directory: every image below it, folder by folder, on threads.
 
 Symbolic links are followed as far as they stay below the directory, or lead where functions may read too: see
-:attr:`superdl.coordinator.catalog.allowed.Allowed.link_roots`. A source in which links lead elsewhere is
+:attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source in which links lead elsewhere is
 refused, since what ImageFolder would find is never left out in silence. What is left out or found elsewhere
 is told in the listing's warnings. Which folders are classes is :mod:`superdl.coordinator.catalog.lister`'s.
 """

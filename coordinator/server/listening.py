@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from superdl.coordinator.server.addresses import socket_path
 from superdl.coordinator.server.health import Health
 from superdl.coordinator.server.message_deadline import MessageDeadline
 from superdl.coordinator.server.open_files import connections_that_fit
 from superdl.coordinator.server.tokens import TokenInterceptor
+from superdl.coordinator.server.trust import socket_path
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
 

@@ -32,9 +32,10 @@ from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.open_files import raise_limit_of_open_files
 from superdl.coordinator.server.service import CoordinatorService
-from superdl.coordinator.server.settings import allowed_to_listings, executor_context, warn_if_insecure
+from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 

@@ -99,7 +99,7 @@ class Upkeep:
         sweep: of what an earlier coordinator left, where jobs need the room.
         outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
         info: what the server said when it was taken over.
-        cache_bytes: memory for records that was asked for; 0 is as much as the server allows.
+        cache_bytes: how much of the server's memory may be taken; 0 is all of it.
         golden: digest that records in it have to agree with.
     """
 

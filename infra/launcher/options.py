@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from infra.launcher.cluster import CONFIG_DIRECTORY, DATA_GROUP, TRAINING_GROUP
-from superdl.sampler.embedded.host import parse_bytes
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

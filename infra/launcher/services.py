@@ -20,9 +20,10 @@ from infra.launcher.processes import Program, Service
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment, written_certificate
 from superdl.sampler.embedded.cache_binary import server_binary
-from superdl.sampler.embedded.host import available_memory_bytes, parse_bytes, usable_cores
+from superdl.sampler.embedded.host import available_memory_bytes, usable_cores
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, EmbeddedError
+from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -123,8 +124,8 @@ class LeaderServices:
             *["--insecure"] * settings.insecure,
         ]
         environment = dict(self._environment)
-        if not settings.cache:  # here the variable says how much the cache may take, with all headroom
-            environment.pop("SUPER_CACHE_BYTES", None)
+        if settings.cache_bytes:  # one meaning: the memory of the cache server
+            environment["SUPER_CACHE_BYTES"] = str(settings.cache_bytes)
         if self.ray:  # the launchers have counted each node's CPUs already
             environment |= {"SUPER_RAY_ADDRESS": self.ray, "SUPER_RAY_NODES": "all"}
         program = Program(
@@ -212,8 +213,8 @@ def cache_program(
         cert, key = written_certificate(environment, directory)
         files = [f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no"]
         listening = ["port 0", f"tls-port {port}", *files]
-    wanted = environment.get("SUPER_CACHE_BYTES", "")
-    own = parse_bytes(wanted, "SUPER_CACHE_BYTES") if wanted else available_memory_bytes() // _CACHE_SHARE
+    wanted = cache_bytes or parse_bytes(environment.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    own = max(available_memory_bytes() // _CACHE_SHARE, _LEAST_CACHE_BYTES)
     lines = [
         f"bind {address}",
         "protected-mode no",  # infra.launcher.trust has decided already who may come in
@@ -221,7 +222,7 @@ def cache_program(
         'save ""',
         "appendonly no",
         f'dir "{directory}"',
-        f"maxmemory {cache_bytes or max(own, _LEAST_CACHE_BYTES)}",
+        f"maxmemory {wanted or own}",
         "maxmemory-policy noeviction",
         "loglevel warning",
         *_users(Credentials.from_environment(environment)),

@@ -257,10 +257,10 @@ def test_the_server_tells_memory_policy_and_identity(either):
         (10_000 * MB, 0, 0, 9000 * MB),
         (100 * MB, 0, 0, 75 * MB),  # or 64 MiB, or a quarter of a small server
         (400 * MB, 0, 0, 336 * MB),
-        (1000 * MB, 0, 200 * MB, 200 * MB),  # as asked for
+        (1000 * MB, 0, 200 * MB, 150 * MB),  # as if the server had so much
         (1000 * MB, 0, 5000 * MB, 900 * MB),  # never more than there is
         (0, 4000 * MB, 0, 900 * MB),  # without a limit: a quarter of the machine
-        (0, 4000 * MB, 3000 * MB, 3000 * MB),
+        (0, 4000 * MB, 3000 * MB, 2700 * MB),
     ],
 )
 def test_the_budget_leaves_headroom(maxmemory, system_memory, wanted, expected):

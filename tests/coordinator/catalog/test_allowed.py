@@ -8,7 +8,7 @@ import re
 import pytest
 
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.allowed import Allowed, parse_roots
+from superdl.coordinator.catalog.source import Allowed, parse_roots
 from superdl.coordinator.server.settings import Settings, allowed_to_listings, executor_context
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import ListingCancelledError, list_source
-from superdl.coordinator.catalog.allowed import Allowed
+from superdl.coordinator.catalog.source import Allowed
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 
 

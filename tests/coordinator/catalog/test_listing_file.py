@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.catalog.allowed import Allowed
 from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
 from superdl.coordinator.catalog.listing_file import file_version, list_directory, probe_directory
+from superdl.coordinator.catalog.source import Allowed
 from superdl.lambda_prefetch.file_source import FileSource
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 

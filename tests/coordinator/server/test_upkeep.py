@@ -255,7 +255,7 @@ def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was
                 budgets.append(upkeep._engine.core.budget_bytes / 2**20)
             return budgets
 
-    assert asyncio.run(work()) == [6, 3, 20, 6]
+    assert asyncio.run(work()) == [6, 3, 15, 6]
 
 
 def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
