@@ -24,7 +24,6 @@ from benchmarks.processes import ROOT
 from benchmarks.services import running
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
@@ -172,17 +171,8 @@ async def _serve(spec: CoordinatorSpec) -> None:
         service = CoordinatorService(engine, reports, eligibility, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
-        sweep = Sweep(
-            cache,
-            lambda: known_ids(
-                datasets,
-                wanted=engine.core.wants,
-                held=engine.core.held,
-                now_s=engine.now_s(),
-            ),
-        )
         upkeep = Upkeep(
-            cache, engine, reports, sweep, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
+            cache, engine, reports, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
         )
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),

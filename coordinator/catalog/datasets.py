@@ -7,6 +7,7 @@ Datasets of equal content are one to jobs, to the core and to the cache: their c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -235,11 +236,9 @@ class DatasetRegistry:
         """
         listing = dataset.listing
         async with listing.changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await listing.changed.wait_for(lambda: listing.ended or listing.listed > listed)
-            except TimeoutError:
-                return
         if listing.ended:
             await self._derive_ids(dataset)
 
@@ -254,10 +253,10 @@ class DatasetRegistry:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _listing(self, source: str, key_list: str, run_id: str) -> Listing:
-        same = [one for one in self._listings if (one.source, one.key_list) == (source, key_list)]
-        for listing in same:
+        for listing in self._listings:
             fresh = not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
-            if listing.error is None and (run_id in listing.runs or fresh):
+            is_same = (listing.source, listing.key_list) == (source, key_list)
+            if is_same and listing.error is None and (run_id in listing.runs or fresh):
                 listing.runs.add(run_id)
                 return listing
         under_way = sum(not one.ended for one in self._listings)
@@ -293,19 +292,13 @@ class DatasetRegistry:
                 listing.listed = listed
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
+        place = listing.source, listing.key_list or None
         try:
             catalog = await loop.run_in_executor(
-                self._threads,
-                self._lister,
-                listing.source,
-                listing.key_list or None,
-                progress,
-                listing.cancelled,
+                self._threads, self._lister, *place, progress, listing.cancelled
             )
         except ListingCancelledError:
-            listing.error = SourceError(
-                f"listing {listing.source} was cancelled: nobody asked for it any more"
-            )
+            listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
         except SuperError as error:
             listing.error = error
         except Exception as error:  # noqa: BLE001  # logged and told; else whoever polls would wait for ever

@@ -19,9 +19,9 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
-from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.source import local_path, scheme_of, split_s3_url
+from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.key_list_rows import Row
     from superdl.coordinator.catalog.listing import Tally
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
@@ -74,10 +73,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         of_files: whether the source is a directory, out of which no key may lead.
 
     Raises:
-        SourceNotFoundError: there is no such file.
-        SourceForbiddenError: it may not be read, by the system or by ``tally.allowed``.
-        SourceEmptyError: it has no row.
-        SourceError: it cannot be read, is too large, or has a bad row: the message names line and reason.
+        SourceError: it is not there (``SourceNotFoundError``), may not be read (``SourceForbiddenError``),
+            has no row (``SourceEmptyError``), or has a bad one: the message names line and reason.
         ListingCancelledError: nobody wants the list any more.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -94,9 +91,9 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
                     tally.check()
                     tally.allowed.check_count(len(keys))
                 try:
-                    keys.append(_key(row, of_files=of_files))
+                    keys.append(_key(row.key, of_files=of_files))
                     if row.version is not None:
-                        versions.append(_version(row))
+                        versions.append(_version(row.version))
                     labels.append(row.label)
                 except ValueError as error:
                     raise BadRowError(row.number, str(error)) from error
@@ -111,20 +108,14 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         tally.add(len(keys))
     values, classes = labels.finish()
     packed = keys.build()
-    _check_unique(packed, url)
+    ordered = packed.reorder(packed.sort_order())
+    if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
+        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
+        raise SourceError(f"key_list {url}: a key is listed once; these come more often: {names}")
     return KeyList(url, packed, versions.build() if len(versions) else None, values, classes)
 
 
-def _check_unique(keys: PackedStrings, url: str) -> None:
-    ordered = keys.reorder(keys.sort_order())
-    repeated = ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN])
-    if repeated:
-        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
-        raise SourceError(f"key_list {url}: a key is listed once; these come more often: {names}")
-
-
-def _key(row: Row, *, of_files: bool) -> bytes:
-    key = row.key
+def _key(key: object, *, of_files: bool) -> bytes:
     if not isinstance(key, str) or not key or "\0" in key:
         raise ValueError(f"a key is a text of one character or more, without NUL; not {str(key)[:60]!r}")
     if of_files and not {"", ".", ".."}.isdisjoint(key.split("/")):
@@ -139,8 +130,7 @@ def _key(row: Row, *, of_files: bool) -> bytes:
     return encoded
 
 
-def _version(row: Row) -> bytes:
-    version = row.version
+def _version(version: object) -> bytes:
     if not isinstance(version, str) or not version.strip('"') or len(version) > _MAX_VERSION_BYTES:
         raise ValueError(
             f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "

@@ -83,7 +83,7 @@ def page_of(
     span = job.plan.span(epoch, start, stop, rank)
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
-    labels, label_bytes = dataset.catalog.labels[span.indices].tobytes(), dataset.catalog.labels.itemsize
+    labels, label_bytes = dataset.catalog.labels_at(span.indices).tobytes(), dataset.catalog.label_bytes
     states = core.states(job.samples_of(epoch), span.indices)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
@@ -122,4 +122,4 @@ def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:
 
 def _least_bytes(dataset: Dataset, batch_size: int) -> int:
     """What a full batch takes of a page without keys: known before any id is derived."""
-    return batch_size * (ID_BYTES + dataset.catalog.labels.itemsize) + _BATCH_BYTES
+    return batch_size * (ID_BYTES + dataset.catalog.label_bytes) + _BATCH_BYTES

@@ -107,7 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for one in fields(Settings):
         if one.metadata["help"]:
-            flag, of_flag = f"--{one.name.replace('_', '-')}", {}
+            flag = f"--{one.name.replace('_', '-')}"
+            of_flag: dict[str, Any] = {}
             if one.type == "bool":
                 of_flag = {"action": "store_const", "const": True}
             elif one.name in {"tls_cert", "tls_key", "tls_client_ca", "token_file", "prices"}:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from superdl.coordinator.catalog.source import parse_roots
 from superdl.coordinator.executors.base import setting
@@ -19,7 +20,14 @@ from superdl.super_wire.coordinator_credentials import tokens_given
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["TrustSettings", "check_listen_address", "leaves_this_machine", "socket_path", "warn_if_insecure"]
+__all__ = [
+    "TrustSettings",
+    "check_listen_address",
+    "file_stamp",
+    "leaves_this_machine",
+    "socket_path",
+    "warn_if_insecure",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -146,3 +154,12 @@ def leaves_this_machine(listen: str) -> bool:
     """Whether a server that listens there can be reached from elsewhere."""
     match = _HOST_AND_PORT.fullmatch(listen)
     return match is not None and not is_loopback(match["v6"] or match["host"])
+
+
+def file_stamp(path: str) -> tuple[int, ...]:
+    """What tells whether a file has changed, or come and gone."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -11,7 +11,6 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
@@ -106,7 +105,7 @@ async def garbled_cache(valkey):
         reports, outcomes = ReportReader(cache, engine.post_all), OutcomeReader(cache)
         await reports.follow("job")
         await outcomes.begin()
-        upkeep = Upkeep(cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=outcomes)
+        upkeep = Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=outcomes)
         tombstone = Tombstone("k", "r", "m", permanent=False)
         uses = {
             "info": cache.info,

@@ -16,7 +16,6 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
@@ -68,9 +67,7 @@ async def kept_at(address):
     )
     reports = ReportReader(cache, engine.post_all)
     try:
-        yield Upkeep(
-            cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=OutcomeReader(cache)
-        )
+        yield Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=OutcomeReader(cache))
     finally:
         await engine.close()
         await cache.close()
