@@ -24,15 +24,14 @@ from benchmarks.processes import ROOT
 from benchmarks.services import running
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep, known_ids
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import Catalog, PackedStrings
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.preflight import Preflight
-from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.service import CoordinatorService
@@ -160,29 +159,20 @@ async def _serve(spec: CoordinatorSpec) -> None:
         info, manager = await take_over(cache), ExecutorManager([AnswersAlone])
         await manager.start()
         await manager.agree(partial(agree_on_golden, cache))
-        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, manager.executors)
-        stack.push_async_callback(engine.close)
-        manager.tell_changes(engine.post)
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
+        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, manager.executors, datasets)
+        stack.push_async_callback(engine.close)
+        manager.tell_changes(engine.post)
         reports = ReportReader(cache, engine.post_all)
         eligibility = Eligibility(
             manager.executors, [Preflight(one, cache.address) for one in manager.executors]
         )
-        service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=True)
+        service = CoordinatorService(engine, reports, eligibility, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
-        sweep = Sweep(
-            cache,
-            lambda: known_ids(
-                [*datasets.datasets, *engine.datasets],
-                wanted=engine.core.wants,
-                held=engine.core.held,
-                now_s=engine.now_s(),
-            ),
-        )
         upkeep = Upkeep(
-            cache, engine, reports, sweep, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
+            cache, engine, reports, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
         )
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),

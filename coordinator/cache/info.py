@@ -51,13 +51,14 @@ class CacheInfo:
             evicted_keys=int(info.get("evicted_keys", 0)),
         )
 
-    def budget(self, wanted: int) -> int:
-        """Memory for records: what was asked for, else what maxmemory leaves after headroom for client
-        buffers.
+    def budget(self, cache_bytes: int) -> int:
+        """Memory for records: what headroom for client buffers leaves of maxmemory, or of ``cache_bytes``.
+
+        The smaller of the two counts; ``cache_bytes`` of 0 means all that the server has.
         """
-        limit = self.maxmemory or int(self.system_memory * _UNLIMITED_SHARE)
-        available = limit - headroom_bytes(limit)
-        return min(wanted, available) if wanted and self.maxmemory else wanted or available
+        limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
+        limit = min(limit, cache_bytes or limit)
+        return limit - headroom_bytes(limit)
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:

@@ -2,20 +2,18 @@
 
 Records carry no name of their dataset: one is a stranger's if no dataset that was registered or opened since
 this coordinator's start has its id. A stranger's record may be what somebody warmed before a restart, so it
-goes only for room that is needed. When and how much that is is :mod:`superdl.coordinator.server.upkeep`'s to
-say; what we account for is dropped by :mod:`superdl.coordinator.core` alone.
+goes only for room that is needed: :mod:`superdl.coordinator.server.upkeep` says when. What we account for is
+dropped by :mod:`superdl.coordinator.core` alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from superdl.coordinator.core import footprint
 from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.server.datasets import Dataset
+    from superdl.coordinator.catalog.datasets import Dataset
 
 __all__ = ["HeldIds", "Ids", "Sweep", "known_ids", "strangers_among"]
 
@@ -32,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000
 _KEYS_AT_ONCE = 20_000  # compared at once, since going through all that is known is what it costs
-_SIZES_AT_ONCE = 1000
+_DELETED_PER_STEP = 1000
 _PAUSE_S = 600.0
 _YOUNG_S = 600.0
 _ROWS = 2**18
@@ -52,64 +50,50 @@ class Sweep:
         self._known = known
         self._cursor = 0
         self._found = b""
-        self._left = False
-        self._deleted = 0
+        self._strangers_left = False
         self._resume_at_s = 0.0
 
-    async def step(self, now_s: float, wanted_bytes: float = math.inf) -> None:
-        """Look at a few thousand records; now and then delete strangers' among those that were seen, as many
-        as it takes to free ``wanted_bytes``. The others stay for the steps that follow.
+    async def step(self, now_s: float) -> None:
+        """Look at a few thousand records; now and then delete a thousand strangers' among those that were
+        seen. The others stay for the steps that follow.
 
         After a pass that found none, nothing is done for ten minutes. A dataset that comes while ids are
         compared ends that; one that comes while records are being deleted finds them missing, which heals.
 
         Args:
             now_s: on any monotonic clock.
-            wanted_bytes: of the cache's memory.
 
         Raises:
             CacheError: the cache refuses, or does not answer.
         """
-        if self._known() is None or now_s < self._resume_at_s or wanted_bytes <= 0:
+        if self._known() is None or now_s < self._resume_at_s:
             return
-        if not self._left:
+        if not self._strangers_left:
             self._cursor, found = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
             self._found += found
             if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
                 return
-        found, self._found, self._left = self._found, b"", False
+        found, self._found, self._strangers_left = self._found, b"", False
         known = self._known()  # as of now, which is after what was found was written
         if known is None:
             return
         strangers = await asyncio.to_thread(strangers_among, found, known)
-        count = await self._enough(strangers, wanted_bytes)
         now_known = self._known()
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
-        await self._cache.drop(strangers[: count * ID_BYTES])
-        self._deleted += count
-        self._found = strangers[count * ID_BYTES :]
-        self._left = bool(self._found)
-        if self._deleted and (self._left or self._cursor == 0):
+        gone, self._found = (
+            strangers[: _DELETED_PER_STEP * ID_BYTES],
+            strangers[_DELETED_PER_STEP * ID_BYTES :],
+        )
+        self._strangers_left = bool(self._found)
+        if gone:
+            await self._cache.drop(gone)
             _log.warning(
-                "deleted %d records that no dataset here accounts for: jobs need their room", self._deleted
+                "deleted %d records that no dataset here accounts for: jobs need their room",
+                len(gone) // ID_BYTES,
             )
-            self._deleted = 0
-        elif self._cursor == 0 and not strangers:
+        elif self._cursor == 0:
             self._resume_at_s = now_s + _PAUSE_S
-
-    async def _enough(self, strangers: bytes, wanted_bytes: float) -> int:
-        """How many of the strangers' records free that much, from the first on."""
-        count, whole = 0, len(strangers) // ID_BYTES
-        if wanted_bytes == math.inf:
-            return whole
-        while count < whole and wanted_bytes > 0:
-            some = strangers[count * ID_BYTES : (count + _SIZES_AT_ONCE) * ID_BYTES]
-            freed = np.cumsum(footprint(np.abs(await self._cache.audit(some))))
-            taken = min(int(np.searchsorted(freed, wanted_bytes)) + 1, freed.size)
-            wanted_bytes -= float(freed[taken - 1])
-            count += taken
-        return count
 
 
 def known_ids(
@@ -122,7 +106,7 @@ def known_ids(
     """The ids that are accounted for; ``None`` while a dataset is being listed.
 
     Of a dataset that a job reads, or that was listed lately, all are. Of others, and of random recipes, whose
-    lanes have looked at what they may find long before a sweep begins, those that are held.
+    ranks have looked at what they may find long before a sweep begins, those that are held.
 
     Args:
         datasets: all that were registered or opened.
@@ -159,9 +143,9 @@ class HeldIds(NamedTuple):
 
     def rows(self) -> NDArray[np.uint8]:
         """As an array of shape (samples, 16)."""
-        catalog, recipe = self.dataset.catalog, self.dataset.recipe
+        recipe = self.dataset.recipe
         randomness = (recipe.augment_seed, self.epoch) if recipe.random else None
-        ids = catalog.sample_ids(recipe.digest, randomness, self.indices)
+        ids = self.dataset.catalog.sample_ids(recipe.digest, randomness, self.indices)
         return np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
 
 

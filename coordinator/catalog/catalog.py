@@ -1,6 +1,6 @@
 """``Catalog``: the immutable list of a source's samples, sorted by key bytes, and its classes.
 
-A million samples cost some thirty megabytes (:mod:`superdl.coordinator.catalog.compact`) and no object each.
+A million samples cost some thirty megabytes (:mod:`superdl.coordinator.catalog.strings`) and no object each.
 How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which samples form a batch is
 :mod:`superdl.coordinator.core.plan`'s.
 """
@@ -8,29 +8,31 @@ How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which sam
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.catalog.compact import Strings, compact
-from superdl.coordinator.catalog.labels import Labels
+from superdl.coordinator.catalog.strings import Strings, compact
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.label_dtype import label_dtype_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.packed import PackedStrings
+    from superdl.coordinator.catalog.strings import PackedStrings
 
-__all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog", "check_class_names"]
+__all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog"]
 
 MAX_CLASS_NAMES_BYTES = 2**21
 """Class names travel in one gRPC message, which holds 4 MiB unless set otherwise."""
 
 _AT_A_TIME = 8192
+_NARROW = (np.uint8, np.uint16, np.uint32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,27 +43,30 @@ class Catalog:
     object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files.
     ``labels`` has shape (samples,) and dtype int64 (places in ``classes``, or the integers of a key list)
     or float64; shape (samples, ...) where a key list gives each sample an array of such numbers, and a
-    structured dtype of both where it gives named fields. ``classes`` is empty where no label is a text.
+    structured dtype of both where it gives named fields. It is held in the smallest dtype that takes its
+    numbers, and given out in its own by :meth:`labels_at`. ``classes`` is empty where no label is a text.
     ``warnings`` are for people, and no part of the content.
     """
 
     bucket: str
     keys: Strings
     versions: Strings
-    labels: Labels
+    labels: NDArray[Any]
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     fingerprint: bytes = field(init=False)
     """BLAKE2b-128 over bucket, keys, versions, labels and classes: equal content, equal fingerprint."""
+    _dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
-            msg = (
+            raise ValueError(
                 f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
                 f"{len(self.versions)} versions and labels of shape {self.labels.shape}"
             )
-            raise ValueError(msg)
+        object.__setattr__(self, "_dtype", self.labels.dtype)
         object.__setattr__(self, "fingerprint", _fingerprint(self))
+        object.__setattr__(self, "labels", _narrowed(self.labels))
         object.__setattr__(self, "keys", compact(self.keys))
         object.__setattr__(self, "versions", compact(self.versions))
 
@@ -81,15 +86,17 @@ class Catalog:
             SourceError: the class names do not fit into one message.
             ValueError: a key is there twice.
         """
-        check_class_names(classes)
+        names_bytes = sum(len(name.encode()) for name in classes)
+        if names_bytes > MAX_CLASS_NAMES_BYTES:
+            raise SourceError(
+                f"{len(classes)} class names have {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
+                "if these are no classes, give labels as numbers in a key list"
+            )
         order = keys.sort_order()
         ordered = keys.reorder(order)
         if ordered.equals_next().any():
-            msg = f"{bucket}: a catalog lists every key once"
-            raise ValueError(msg)
-        return cls(
-            bucket, ordered, versions.reorder(order), Labels(labels[order]), tuple(classes), tuple(warnings)
-        )
+            raise ValueError(f"{bucket}: a catalog lists every key once")
+        return cls(bucket, ordered, versions.reorder(order), labels[order], tuple(classes), tuple(warnings))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -98,12 +105,21 @@ class Catalog:
     @property
     def label_dtype(self) -> str:
         """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it."""
-        return self.labels.dtype_text
+        return label_dtype_text(self._dtype, self.labels.shape[1:])
+
+    @property
+    def label_bytes(self) -> int:
+        """Bytes of a label that is given out."""
+        return self._dtype.itemsize * math.prod(self.labels.shape[1:])
 
     @property
     def nbytes(self) -> int:
         """Memory of keys, versions and labels, in bytes."""
         return self.keys.nbytes + self.versions.nbytes + self.labels.nbytes
+
+    def labels_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """The labels at places of the catalog, in their dtype: shape (places, ...)."""
+        return self.labels[places].astype(self._dtype)
 
     def sample_ids(
         self,
@@ -127,15 +143,13 @@ class Catalog:
         return bytes(packed)
 
 
-def check_class_names(classes: Sequence[str]) -> None:
-    """Raise :class:`SourceError` if the names of the classes do not fit into one message."""
-    size_bytes = sum(len(name.encode()) for name in classes)
-    if size_bytes > MAX_CLASS_NAMES_BYTES:
-        msg = (
-            f"{len(classes)} class names have {size_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
-            "if these are no classes, give labels as numbers in a key list"
-        )
-        raise SourceError(msg)
+def _narrowed(labels: NDArray[Any]) -> NDArray[Any]:
+    if labels.dtype.kind in "iu" and labels.size and labels.min() >= 0:
+        largest = int(labels.max())
+        for dtype in _NARROW:
+            if largest <= np.iinfo(dtype).max:
+                return labels.astype(dtype)
+    return labels.copy()
 
 
 def _fingerprint(catalog: Catalog) -> bytes:
@@ -153,7 +167,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
         for start in range(0, len(strings), _AT_A_TIME):
             digest.update(b"".join(strings.slice(start, start + _AT_A_TIME)))
     add(catalog.label_dtype.encode())
-    add(catalog.labels.widened().astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
+    add(catalog.labels.astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()

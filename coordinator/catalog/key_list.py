@@ -19,9 +19,9 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
-from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.source import local_path, scheme_of, split_s3_url
+from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.key_list_rows import Row
     from superdl.coordinator.catalog.listing import Tally
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
@@ -74,17 +73,16 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         of_files: whether the source is a directory, out of which no key may lead.
 
     Raises:
-        SourceNotFoundError: there is no such file.
-        SourceForbiddenError: it may not be read, by the system or by ``tally.allowed``.
-        SourceEmptyError: it has no row.
-        SourceError: it cannot be read, is too large, or has a bad row: the message names line and reason.
+        SourceError: it is not there (``SourceNotFoundError``), may not be read (``SourceForbiddenError``),
+            has no row (``SourceEmptyError``), or has a bad one: the message names line and reason.
         ListingCancelledError: nobody wants the list any more.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
     if read_rows is None:
         shown = without_credentials(url)
-        msg = f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
-        raise SourceError(msg)
+        raise SourceError(
+            f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
+        )
     keys, versions, labels = PackedStringsBuilder(), PackedStringsBuilder(), LabelColumn()
     with _open(url, tally) as stream:
         try:
@@ -93,61 +91,51 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
                     tally.check()
                     tally.allowed.check_count(len(keys))
                 try:
-                    keys.append(_key(row, of_files=of_files))
+                    keys.append(_key(row.key, of_files=of_files))
                     if row.version is not None:
-                        versions.append(_version(row))
+                        versions.append(_version(row.version))
                     labels.append(row.label)
                 except ValueError as error:
                     raise BadRowError(row.number, str(error)) from error
         except BadRowError as error:
             where = f", line {error.number}" if error.number else ""
-            msg = f"key_list {url}{where}: {error.reason}"
-            raise SourceError(msg) from error
+            raise SourceError(f"key_list {url}{where}: {error.reason}") from error
     if not len(keys):
-        msg = f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
-        raise SourceEmptyError(msg)
+        raise SourceEmptyError(
+            f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
+        )
     if len(versions):
         tally.add(len(keys))
     values, classes = labels.finish()
     packed = keys.build()
-    _check_unique(packed, url)
+    ordered = packed.reorder(packed.sort_order())
+    if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
+        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
+        raise SourceError(f"key_list {url}: a key is listed once; these come more often: {names}")
     return KeyList(url, packed, versions.build() if len(versions) else None, values, classes)
 
 
-def _check_unique(keys: PackedStrings, url: str) -> None:
-    ordered = keys.reorder(keys.sort_order())
-    repeated = ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN])
-    if repeated:
-        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
-        msg = f"key_list {url}: a key is listed once; these come more often: {names}"
-        raise SourceError(msg)
-
-
-def _key(row: Row, *, of_files: bool) -> bytes:
-    key = row.key
+def _key(key: object, *, of_files: bool) -> bytes:
     if not isinstance(key, str) or not key or "\0" in key:
-        msg = f"a key is a text of one character or more, without NUL; not {str(key)[:60]!r}"
-        raise ValueError(msg)
+        raise ValueError(f"a key is a text of one character or more, without NUL; not {str(key)[:60]!r}")
     if of_files and not {"", ".", ".."}.isdisjoint(key.split("/")):
-        msg = (
+        raise ValueError(
             f"the key {key[:200]!r} is not a path below the source: write it without leading /, // , . and .."
         )
-        raise ValueError(msg)
     encoded = key.encode()
     if len(encoded) > _MAX_KEY_BYTES:
-        msg = f"the key {key[:60]!r}... has {len(encoded)} bytes; at most {_MAX_KEY_BYTES} are possible"
-        raise ValueError(msg)
+        raise ValueError(
+            f"the key {key[:60]!r}... has {len(encoded)} bytes; at most {_MAX_KEY_BYTES} are possible"
+        )
     return encoded
 
 
-def _version(row: Row) -> bytes:
-    version = row.version
+def _version(version: object) -> bytes:
     if not isinstance(version, str) or not version.strip('"') or len(version) > _MAX_VERSION_BYTES:
-        msg = (
+        raise ValueError(
             f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "
             "leave the column out to have the versions looked up"
         )
-        raise ValueError(msg)
     return version.strip('"').encode()
 
 
@@ -164,20 +152,16 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            msg = f"key_list {path} is no file"
-            raise SourceError(msg)
+            raise SourceError(f"key_list {path} is no file")
         opened = path.open("rb")  # errors of opening are told apart from those of reading
     except (FileNotFoundError, NotADirectoryError) as error:
-        msg = f"key_list {path} does not exist on the coordinator's machine"
-        raise SourceNotFoundError(msg) from error
+        raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
     except PermissionError as error:
-        msg = (
+        raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read key_list {path}: grant it read permission"
-        )
-        raise SourceForbiddenError(msg) from error
+        ) from error
     except OSError as error:
-        msg = f"key_list {path} cannot be read: {error.strerror}"
-        raise SourceError(msg) from error
+        raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
@@ -197,5 +181,4 @@ def _download(url: str, stream: BinaryIO, tally: Tally) -> None:
 
 def _check_size(url: str, size_bytes: int) -> None:
     if size_bytes > MAX_KEY_LIST_BYTES:
-        msg = f"key_list {url} has {size_bytes} bytes; at most {MAX_KEY_LIST_BYTES} are read"
-        raise SourceError(msg)
+        raise SourceError(f"key_list {url} has {size_bytes} bytes; at most {MAX_KEY_LIST_BYTES} are read")

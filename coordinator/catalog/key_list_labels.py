@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -28,9 +28,9 @@ __all__ = ["BadLabelError", "LabelColumn", "number_or_text"]
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _INT64 = 2**63
-_NUMBER_BYTES = 8
+_NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
-_MAX_NAME = 200  # characters of a field's name
+_MAX_NAME = 200  # bytes of a field's name
 _ONE_KIND = (
     "write all labels as numbers, or all as texts "
     '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
@@ -54,21 +54,8 @@ class BadLabelError(ValueError):
     """A label is not what a label may be, or not what those before it are."""
 
 
-class _Column(Protocol):
-    """What collects labels of one form: a few bytes each, and one object for each class."""
-
-    classes: tuple[str, ...]
-    """Once finished: the class names sorted, if labels are texts."""
-
-    def append(self, label: Any) -> None:
-        """Add one label; ``BadLabelError`` says what is wrong with it."""
-
-    def finish(self) -> NDArray[Any]:
-        """The labels, shape (rows, ...)."""
-
-
 class LabelColumn:
-    """Collects labels row by row."""
+    """Collects labels row by row, a few bytes each."""
 
     def __init__(self) -> None:
         self._column: _Column | None = None
@@ -90,6 +77,20 @@ class LabelColumn:
         return self._column.finish(), self._column.classes
 
 
+class _Column:
+    """What collects labels of one form."""
+
+    classes: tuple[str, ...] = ()
+    """Once finished: the class names sorted, if labels are texts."""
+
+    def append(self, label: Any) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> NDArray[Any]:
+        """The labels, shape (rows, ...)."""
+        raise NotImplementedError
+
+
 def _column_for(label: object) -> _Column:
     """The column for labels of this one's form; what is no label at all is for the column to refuse."""
     if isinstance(label, str):
@@ -97,49 +98,33 @@ def _column_for(label: object) -> _Column:
     return _Lists(label) if isinstance(label, list) else _Numbers()
 
 
-class _Numbers:
+class _Numbers(_Column):
     """Integers; once one of them is no integer, floats."""
 
-    classes: tuple[str, ...] = ()
-
     def __init__(self) -> None:
-        self._integers = array("q")
-        self._floats: array[float] | None = None
+        self._numbers: array[Any] = array("q")
 
     def append(self, label: Any) -> None:
         if isinstance(label, str):
-            msg = f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
-            raise BadLabelError(msg)
-        self.add(label)
-
-    def add(self, number: Any) -> None:
-        """Add one number, of a label or of a list."""
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            msg = f"{_WHAT}; not {str(number)[:_SHOWN]!r}"
-            raise BadLabelError(msg)
-        if isinstance(number, int) and not -_INT64 <= number < _INT64:
-            msg = f"the label {str(number)[:_SHOWN]} does not fit into 64 bits"
-            raise BadLabelError(msg)
-        if not math.isfinite(number):
-            msg = f"the label {number} is not finite"
-            raise BadLabelError(msg)
-        if isinstance(number, int) and self._floats is None:
-            self._integers.append(number)
-            return
-        if self._floats is None:
-            self._floats = array("d", self._integers)
-        self._floats.append(number)
+            raise BadLabelError(
+                f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
+            )
+        if isinstance(label, bool) or not isinstance(label, (int, float)):
+            raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
+        if isinstance(label, int) and not -_INT64 <= label < _INT64:
+            raise BadLabelError(f"the label {str(label)[:_SHOWN]} does not fit into 64 bits")
+        if not math.isfinite(label):
+            raise BadLabelError(f"the label {label} is not finite")
+        if isinstance(label, float) and self._numbers.typecode == "q":
+            self._numbers = array("d", self._numbers)
+        self._numbers.append(label)
 
     def finish(self) -> NDArray[Any]:
-        if self._floats is not None:
-            return np.array(self._floats, dtype=np.float64)
-        return np.array(self._integers, dtype=np.int64)
+        return np.array(self._numbers)
 
 
-class _Texts:
+class _Texts(_Column):
     """Names of classes: places in order of appearance, sorted in the end."""
-
-    classes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._codes = array("q")
@@ -148,85 +133,83 @@ class _Texts:
 
     def append(self, label: Any) -> None:
         if isinstance(label, (int, float)) and not isinstance(label, bool):
-            msg = f"the label {label} is a number, those before it are texts: {_ONE_KIND}"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"the label {label} is a number, those before it are texts: {_ONE_KIND}")
         if not isinstance(label, str):
-            msg = f"{_WHAT}; not {str(label)[:_SHOWN]!r}"
-            raise BadLabelError(msg)
+            raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
         if not label:
-            msg = "the label is empty"
-            raise BadLabelError(msg)
+            raise BadLabelError("the label is empty")
         code = self._code_of.get(label)
         if code is None:
             self._names_bytes += len(label.encode())
             if self._names_bytes > MAX_CLASS_NAMES_BYTES:
-                msg = (
+                raise BadLabelError(
                     "labels that are texts name classes, which have at most "
                     f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
                 )
-                raise BadLabelError(msg)
             code = self._code_of[label] = len(self._code_of)
         self._codes.append(code)
 
     def finish(self) -> NDArray[Any]:
         self.classes = tuple(sorted(self._code_of))
-        place_of_code = np.zeros(len(self.classes), dtype=np.int64)
-        for place, name in enumerate(self.classes):
-            place_of_code[self._code_of[name]] = place
-        return place_of_code[np.array(self._codes, dtype=np.int64)]
+        codes = [self._code_of[name] for name in self.classes]
+        return np.argsort(codes)[np.array(self._codes)]
 
 
-class _Lists:
+class _Lists(_Column):
     """Arrays of numbers, of the shape of the first."""
 
-    classes: tuple[str, ...] = ()
-
     def __init__(self, first: list[Any]) -> None:
-        self._shape = _shape_of(first)
+        self._shape = np.array(first, dtype=object).shape
+        if not 0 < math.prod(self._shape) <= _NUMBERS_MAX or len(self._shape) > _MAX_NDIM:
+            raise BadLabelError(
+                f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of them "
+                f"empty; this has the shape {self._shape}"
+            )
         self._numbers = _Numbers()
 
     def append(self, label: Any) -> None:
-        for number in _flat(label, self._shape):
-            if isinstance(number, str):
-                msg = f"a list is of numbers; not {number[:_SHOWN]!r}"
-                raise BadLabelError(msg)
-            self._numbers.add(number)
+        numbers = np.array(label, dtype=object)
+        if not isinstance(label, list) or numbers.shape != self._shape:
+            raise BadLabelError(
+                f"{str(label)[:_SHOWN]!r} has the shape {numbers.shape}, the first label has {self._shape}: "
+                "all have the same shape"
+            )
+        for number in numbers.flat:
+            self._numbers.append(number)
 
     def finish(self) -> NDArray[Any]:
         return self._numbers.finish().reshape(-1, *self._shape)
 
 
-class _Fields:
+class _Fields(_Column):
     """Objects with the fields of the first, each a column; one of them at most may be of texts."""
 
     def __init__(self, first: Mapping[Any, Any]) -> None:
         if not first or len(first) > MAX_LABEL_FIELDS:
-            msg = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
-            raise BadLabelError(msg)
-        self.classes: tuple[str, ...] = ()
+            raise BadLabelError(
+                f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
+            )
         self._columns = {name: _column_for(value) for name, value in first.items()}
         texts = [name for name, column in self._columns.items() if isinstance(column, _Texts)]
         if len(texts) > 1:
-            msg = f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
-            raise BadLabelError(msg[:400])
+            words = (
+                f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
+            )
+            raise BadLabelError(words[:400])
         for name in first:
             if not name or len(name.encode()) > _MAX_NAME:
-                msg = f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}"
-                raise BadLabelError(msg)
+                raise BadLabelError(f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}")
 
     def append(self, label: Any) -> None:
         if not isinstance(label, dict) or label.keys() != self._columns.keys():
             found = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
             expected = f"those before it have the fields {', '.join(self._columns)}"
-            msg = f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"
-            raise BadLabelError(msg[:400])
+            raise BadLabelError(f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"[:400])
         for name, column in self._columns.items():
-            value = label[name]
             try:
-                column.append(value)
+                column.append(label[name])
             except ValueError as error:
-                msg = f"in the field {name[:_SHOWN]!r}: {error}"
-                raise BadLabelError(msg) from error
+                raise BadLabelError(f"in the field {name[:_SHOWN]!r}: {error}") from error
 
     def finish(self) -> NDArray[Any]:
         columns = {name: column.finish() for name, column in self._columns.items()}
@@ -236,35 +219,3 @@ class _Fields:
             rows[name] = column
         self.classes = next((one.classes for one in self._columns.values() if one.classes), ())
         return rows
-
-
-def _shape_of(label: Any) -> tuple[int, ...]:
-    """The shape of nested lists by their first elements, checked to be one that a label may have."""
-    shape: list[int] = []
-    while isinstance(label, list) and label and len(shape) <= _MAX_NDIM:
-        shape.append(len(label))
-        label = label[0]
-    if (
-        isinstance(label, list)
-        or len(shape) > _MAX_NDIM
-        or math.prod(shape) * _NUMBER_BYTES > MAX_LABEL_BYTES
-    ):
-        msg = (
-            f"a list has 1 to {MAX_LABEL_BYTES // _NUMBER_BYTES} numbers, in at most {_MAX_NDIM} dimensions, "
-            f"none of them empty; this has the shape {shape}"
-        )
-        raise BadLabelError(msg)
-    return tuple(shape)
-
-
-def _flat(label: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """The numbers of nested lists; ``BadLabelError`` if they do not have the shape."""
-    if not isinstance(label, list) or len(label) != shape[0]:
-        found = f"a list of {len(label)}" if isinstance(label, list) else str(label)[:_SHOWN]
-        msg = f"{found!r} stands where the first label has a list of {shape[0]}: all have the same shape"
-        raise BadLabelError(msg)
-    if len(shape) == 1:
-        yield from label
-        return
-    for inner in label:
-        yield from _flat(inner, shape[1:])

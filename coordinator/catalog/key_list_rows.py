@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from superdl.coordinator.catalog.key_list_labels import number_or_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["FORMATS", "BadRowError", "Row"]
 
-MAX_LINE_BYTES = 2**16
+_MAX_LINE_BYTES = 2**16
 _ROWS_AT_A_TIME = 8192
 _MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can stand for gigabytes
 _FIELD = "label."
@@ -26,7 +26,7 @@ _FIELD = "label."
 class Row(NamedTuple):
     """One row; ``number`` is the line in the file (Parquet: the row, from 1).
 
-    ``version`` is ``None`` if there is no such column.
+    ``version`` is ``None`` if there is no such column, and empty where the column has no value.
     """
 
     number: int
@@ -46,7 +46,7 @@ class BadRowError(ValueError):
 def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
     rows = csv.reader((line for _, line in _lines(stream)), strict=True)
     header: list[str] = []
-    columns: _Columns | None = None
+    label_of: Callable[[dict[str, str]], object] | None = None
     while True:
         try:
             row = next(rows, None)
@@ -56,14 +56,25 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
             return
         if not row:
             continue
-        if columns is None:
+        if label_of is None:
             header = [name.strip() for name in row]
-            columns = _columns(header, rows.line_num, fields=_fields(header))
+            label_of = _csv_labels(header, rows.line_num)
         elif len(row) != len(header):
             raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {len(header)}")
         else:
-            key, version = (None if at is None else row[at] for at in (columns.key, columns.version))
-            yield Row(rows.line_num, key, _csv_label(row, columns), version)
+            values = dict(zip(header, row, strict=True))
+            yield Row(rows.line_num, values["key"], label_of(values), values.get("version"))
+
+
+def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], object]:
+    """What gives a row's label. Columns ``label.NAME`` are its fields: CSV has no other way to write them."""
+    fields = {name.removeprefix(_FIELD): name for name in header if name.startswith(_FIELD)}
+    if "label" in header or len(fields) < sum(name.startswith(_FIELD) for name in header):
+        fields = {}
+    _check_columns(header, number, needed=("key",) if fields else ("key", "label"))
+    if not fields:
+        return lambda values: number_or_text(values["label"])
+    return lambda values: {field: number_or_text(values[name]) for field, name in fields.items()}
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -81,8 +92,7 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
             versioned = "version" in row
         if versioned is not ("version" in row):
             raise BadRowError(number, "either all rows have a version or none")
-        version = (row["version"] if row["version"] is not None else "") if versioned else None
-        yield Row(number, row["key"], row["label"], version)
+        yield Row(number, row["key"], row["label"], _or_empty(row["version"]) if versioned else None)
 
 
 def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -95,16 +105,16 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
     number = 0
     try:
         table = parquet.ParquetFile(stream)
-        names = [*table.schema_arrow.names]
-        found = _columns(names, 0)
-        wanted = [names[at] for at in (found.key, found.label, found.version) if at is not None]
+        names = list(table.schema_arrow.names)
+        _check_columns(names, 0)
+        wanted = [name for name in ("key", "label", "version") if name in names]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             _check_size(batch, number + 1)
             columns = {name: batch.column(name).to_pylist() for name in wanted}
-            versions = columns.get("version", [None] * batch.num_rows)
+            versions = map(_or_empty, columns["version"]) if "version" in columns else [None] * batch.num_rows
             for key, label, version in zip(columns["key"], columns["label"], versions, strict=True):
                 number += 1
-                yield Row(number, key, label, "" if version is None and "version" in columns else version)
+                yield Row(number, key, label, version)
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
@@ -119,54 +129,32 @@ FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {
 """Extension of a key list -> what reads its rows; all raise :class:`BadRowError`."""
 
 
+def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("key", "label")) -> None:
+    """See that each column that matters is there once; others are left alone."""
+    if any(names.count(name) != 1 for name in needed) or names.count("version") > 1:
+        reason = (
+            f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
+        )
+        raise BadRowError(number, reason[:400])
+
+
 def _check_size(batch: Any, number: int) -> None:
     if batch.nbytes > _MAX_BATCH_BYTES:
         reason = f"{batch.num_rows} rows from here have {batch.nbytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
 
 
-class _Columns(NamedTuple):
-    """Where key, label and version stand; ``fields`` of a label that has no column of its own."""
-
-    key: int
-    label: int | None
-    version: int | None
-    fields: dict[str, int]
-
-
-def _columns(names: list[Any], number: int, *, fields: dict[str, int] | None = None) -> _Columns:
-    """Find the columns; others are left alone."""
-    found = [names.index(name) if names.count(name) == 1 else None for name in ("key", "label", "version")]
-    key, label, version = found
-    fields = {} if fields is None or "label" in names else fields
-    if key is None or (label is None and not fields) or names.count("version") > 1:
-        reason = (
-            f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
-        )
-        raise BadRowError(number, reason[:400])
-    return _Columns(key, label, version, fields)
-
-
-def _fields(header: list[str]) -> dict[str, int]:
-    """Columns ``label.NAME``: the fields of a label in CSV, which has no other way to write them."""
-    names = [name.removeprefix(_FIELD) for name in header]
-    fields = {name: at for at, name in enumerate(names) if header[at] != name}
-    return fields if len(fields) == sum(name.startswith(_FIELD) for name in header) else {}
-
-
-def _csv_label(row: list[str], columns: _Columns) -> object:
-    if columns.label is not None:
-        return number_or_text(row[columns.label])
-    return {name: number_or_text(row[at]) for name, at in columns.fields.items()}
+def _or_empty(version: Any) -> Any:
+    return "" if version is None else version
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Lines as text, numbered from 1, none longer than :data:`MAX_LINE_BYTES`."""
+    """Lines as text, numbered from 1, of a bounded length."""
     number = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise BadRowError(number, f"longer than {MAX_LINE_BYTES} bytes")
+        if len(line) > _MAX_LINE_BYTES:
+            raise BadRowError(number, f"longer than {_MAX_LINE_BYTES} bytes")
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

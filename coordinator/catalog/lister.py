@@ -1,8 +1,6 @@
 """Makes the catalog of a source: lists it, finds classes by folders or by a key list, sorts and packs.
 
-Blocking, with threads of its own: the coordinator runs it beside its event loop. The pieces are
-:mod:`superdl.coordinator.catalog.listing_file`, :mod:`superdl.coordinator.catalog.listing_s3` and
-:mod:`superdl.coordinator.catalog.key_list`.
+Blocking, with threads of its own: the coordinator runs it beside its event loop.
 """
 
 from __future__ import annotations
@@ -13,20 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.catalog.allowed import Allowed
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
 from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
 from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket
-from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.source import Source, parse_source
+from superdl.coordinator.catalog.source import Allowed, Source, parse_source
+from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceEmptyError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 __all__ = ["list_source"]
 
@@ -59,10 +54,9 @@ def list_source(
         allowed: what may be read and how much.
 
     Raises:
-        SourceNotFoundError: no such directory, bucket or key list.
-        SourceEmptyError: no sample.
-        SourceForbiddenError: no permission, or not allowed; the message names what for.
-        SourceError: the URL is wrong, labels are missing, or the source cannot be reached.
+        SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
+            (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing, or the
+            source cannot be reached.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -70,16 +64,18 @@ def list_source(
         allowed.check_path(place.directory, f"the source {source}")
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     if not key_list:
-        found = _list(place, tally, images_only=True)
+        catalog = _by_folders(place, _list(place, tally, images_only=True), tally.warnings)
         for warning in tally.warnings:
             _log.warning("%s", warning)
-        return _by_folders(place, found, tally.warnings)
+        return catalog
     rows = read_key_list(key_list, tally, of_files=place.is_file)
-    if rows.versions is None:
+    versions = rows.versions
+    if versions is None:
         versions = _look_up_versions(place, rows, _list(place, tally, images_only=False))
+    elif place.is_file:  # see that it exists: else functions would find out
+        probe_directory(place.directory)
     else:
-        _see_that_it_exists(place)
-        versions = rows.versions
+        probe_bucket(place)
     prefix = place.prefix.encode()
     keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
     return Catalog.build(place.bucket, keys, versions, rows.labels, rows.classes)
@@ -91,35 +87,23 @@ def _list(place: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
     return list_bucket(place, tally, images_only=images_only)
 
 
-def _see_that_it_exists(place: Source) -> None:
-    """What a list with versions would else find out only from its functions."""
-    if not place.is_file:
-        probe_bucket(place)
-    else:
-        probe_directory(place.directory)
-
-
 def _by_folders(place: Source, found: list[Folder], warnings: list[str]) -> Catalog:
-    classes = tuple(sorted(folder.name for folder in found if folder.name))
     if not found:
-        kinds = ", ".join(EXTENSIONS)
-        msg = f"{place.url} holds no image ({kinds}); for objects of other names, {KEY_LIST_HELP}"
-        raise SourceEmptyError(msg)
-    if not classes:
+        raise SourceEmptyError(
+            f"{place.url} holds no image ({', '.join(EXTENSIONS)}); "
+            f"for objects of other names, {KEY_LIST_HELP}"
+        )
+    folders = sorted((folder for folder in found if folder.name), key=lambda folder: folder.name)
+    if not folders:
         count = sum(len(folder.keys) for folder in found)
-        msg = (
+        raise SourceError(
             f"{place.url} holds {count} images and no class folders, so their labels are unknown: put each "
             f"image into a folder named after its class, or {KEY_LIST_HELP}"
         )
-        raise SourceError(msg)
-    label_of = {name: label for label, name in enumerate(classes)}
-    kept = [folder for folder in found if folder.name]
-    labels = np.repeat(
-        np.array([label_of[folder.name] for folder in kept], dtype=np.int64),
-        [len(folder.keys) for folder in kept],
-    )
-    keys = PackedStrings.concatenate([folder.keys for folder in kept])
-    versions = PackedStrings.concatenate([folder.versions for folder in kept])
+    labels = np.repeat(np.arange(len(folders)), [len(folder.keys) for folder in folders])
+    keys = PackedStrings.concatenate([folder.keys for folder in folders])
+    versions = PackedStrings.concatenate([folder.versions for folder in folders])
+    classes = [folder.name for folder in folders]
     return Catalog.build(place.bucket, keys, versions, labels, classes, warnings)
 
 
@@ -136,14 +120,9 @@ def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> Pack
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)
     missing = np.flatnonzero(places < 0)
     if len(missing):
-        _raise_missing(place, rows, missing)
+        names = ", ".join(repr(key.decode()) for key in rows.keys.take(missing[:_SHOWN]))
+        raise SourceError(
+            f"key_list {rows.url}: {len(missing)} of its {len(rows.keys)} keys are not in {place.url} "
+            f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
+        )
     return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
-
-
-def _raise_missing(place: Source, rows: KeyList, missing: NDArray[np.int64]) -> None:
-    names = ", ".join(repr(key.decode()) for key in rows.keys.take(missing[:_SHOWN]))
-    msg = (
-        f"key_list {rows.url}: {len(missing)} of its {len(rows.keys)} keys are not in {place.url} "
-        f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
-    )
-    raise SourceError(msg)

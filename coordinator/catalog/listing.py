@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.allowed import Allowed
-from superdl.coordinator.catalog.packed import PackedStrings, PackedStringsBuilder
+from superdl.coordinator.catalog.source import Allowed
+from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,9 +67,10 @@ class Tally:
     ) -> None:
         self.allowed = allowed
         self.warnings: list[str] = []
+        self.abandoned = threading.Event()
+        """Set to end what other threads still do for this listing."""
         self._progress = progress
         self._cancelled = cancelled
-        self._abandoned = threading.Event()
         self._lock = threading.Lock()
         self._count = 0
 
@@ -85,41 +86,35 @@ class Tally:
 
     def check(self) -> None:
         """Raise ``ListingCancelledError`` if nobody wants to know any more."""
-        if self._cancelled.is_set() or self._abandoned.is_set():
-            msg = "the listing was cancelled"
-            raise ListingCancelledError(msg)
-
-    def abandon(self) -> None:
-        """End what other threads still do for this listing."""
-        self._abandoned.set()
+        if self._cancelled.is_set() or self.abandoned.is_set():
+            raise ListingCancelledError("the listing was cancelled")
 
 
 class FolderBuilder:
     """Collects one folder's samples and counts them."""
 
     def __init__(self, name: str, tally: Tally) -> None:
-        self.name = name
+        self._name = name
         self._tally = tally
         self._keys = PackedStringsBuilder()
         self._versions = PackedStringsBuilder()
-        self._uncounted = 0
+        self._counted = 0
 
     def append(self, key: bytes, version: bytes) -> None:
         """Add one sample."""
         self._keys.append(key)
         self._versions.append(version)
-        self._uncounted += 1
-        if self._uncounted == _REPORT_EVERY:
+        if len(self._keys) - self._counted == _REPORT_EVERY:
             self._count()
 
     def build(self) -> Folder:
         """What was added."""
         self._count()
-        return Folder(self.name, self._keys.build(), self._versions.build())
+        return Folder(self._name, self._keys.build(), self._versions.build())
 
     def _count(self) -> None:
-        self._tally.add(self._uncounted)
-        self._uncounted = 0
+        self._tally.add(len(self._keys) - self._counted)
+        self._counted = len(self._keys)
 
 
 def list_folders(
@@ -128,21 +123,16 @@ def list_folders(
     """Run ``work`` for every folder on so many threads; the first failure ends them all and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, name) for name in names]
+        failed = True
         try:
-            ended = wait(futures, return_when=FIRST_EXCEPTION).done
-        except BaseException:  # an interrupt: the pool's end below would wait for every folder
-            _give_up(pool, tally)
-            raise
-        if any(future.exception() for future in ended):
-            _give_up(pool, tally)
+            failed = any(future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done)
+        finally:
+            if failed:  # also by an interrupt: the pool's end below would wait for every folder
+                tally.abandoned.set()
+                pool.shutdown(wait=False, cancel_futures=True)
     failures = [future.exception() for future in futures if not future.cancelled()]
     # What went wrong comes before what was given up because of it.
     reasons = sorted(filter(None, failures), key=lambda failure: isinstance(failure, ListingCancelledError))
     if reasons:
         raise reasons[0]
     return [future.result() for future in futures]
-
-
-def _give_up(pool: ThreadPoolExecutor, tally: Tally) -> None:
-    tally.abandon()
-    pool.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,4 @@
-"""Lists a prefix of an S3 bucket: its folders first, then every folder on a thread of its own, page by page.
-
-Which folders are classes is :mod:`superdl.coordinator.catalog.lister`'s; what the client's failures mean
-:mod:`superdl.coordinator.catalog.s3_client`'s.
-"""
+"""Lists a prefix of an S3 bucket: its folders first, then each on a thread of its own, page by page."""
 
 from __future__ import annotations
 
@@ -29,14 +25,11 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         images_only: pass over objects without an image's extension.
 
     Raises:
-        SourceNotFoundError: there is no such bucket.
-        SourceForbiddenError: it may not be listed.
-        SourceError: no credentials, no answer, or another failure of the store.
+        SourceError: no such bucket, no right to list it, no credentials, or no answer.
         ListingCancelledError: nobody wants the listing any more.
     """
     with s3_failures(source.url):
-        client = make_s3_client()
-        pages = client.get_paginator("list_objects_v2")
+        pages = make_s3_client().get_paginator("list_objects_v2")
 
         def collect(objects: Iterable[dict[str, Any]], found: FolderBuilder) -> None:
             for item in objects:
@@ -71,9 +64,8 @@ def probe_bucket(source: Source) -> None:
 def _version(item: dict[str, Any], source: Source) -> bytes:
     etag = str(item.get("ETag", "")).strip('"')
     if not etag:
-        msg = (
+        raise SourceError(
             f"{source.bucket}/{item['Key']}: the object store gives no ETag, by which SUPER tells versions "
             "of an object apart: name the samples in a key_list with a version column"
         )
-        raise SourceError(msg)
     return etag.encode()

@@ -1,25 +1,34 @@
 """The coordinator's own S3 client, with bounded waits, and what its failures mean.
 
-Functions have a client of their own; this one only lists and reads key lists.
+Functions have a client of their own; this one lists, reads key lists and asks for regions.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.aws_credentials import NO_CREDENTIALS
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_CONNECTIONS", "make_s3_client", "s3_failures"]
+__all__ = ["MAX_CONNECTIONS", "NO_CREDENTIALS", "bucket_region", "make_s3_client", "s3_failures"]
+
+NO_CREDENTIALS = (
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.ProfileNotFound,
+    exceptions.TokenRetrievalError,
+    exceptions.SSOError,
+)
+"""What botocore raises where it finds no usable credentials."""
 
 MAX_CONNECTIONS = 16
 """Threads that may use one client at a time without waiting for a connection."""
@@ -58,8 +67,23 @@ def make_s3_client() -> Any:
     try:
         return session.client("s3", config=config, endpoint_url=endpoint, region_name=region)
     except ValueError as error:
-        msg = f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
-        raise SourceError(msg) from error
+        raise SourceError(
+            f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
+        ) from error
+
+
+def bucket_region(bucket: str) -> str:
+    """The region of a bucket, which S3 also tells whom it refuses all else; empty where there is none.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    with s3_failures(f"s3://{bucket}"), closing(make_s3_client()) as client:
+        try:
+            answer: dict[str, Any] = client.head_bucket(Bucket=bucket)
+        except exceptions.ClientError as error:
+            answer = dict(error.response)
+    return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", ""))
 
 
 @contextmanager
@@ -70,20 +94,17 @@ def s3_failures(url: str) -> Iterator[None]:
     except exceptions.ClientError as error:
         raise _from_answer(error, url) from error
     except NO_CREDENTIALS as error:
-        msg = (
+        raise SourceError(
             f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a role"
-        )
-        raise SourceError(msg) from error
+        ) from error
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
-        msg = (
+        raise SourceError(
             f"{url}: no object store answered within {_ATTEMPTS} attempts ({error}): check the network, and "
             "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
-        )
-        raise SourceError(msg) from error
+        ) from error
     except exceptions.BotoCoreError as error:
-        msg = f"{url}: the S3 client failed: {error}"
-        raise SourceError(msg) from error
+        raise SourceError(f"{url}: the S3 client failed: {error}") from error
 
 
 def _from_answer(error: exceptions.ClientError, url: str) -> SourceError:

@@ -1,7 +1,7 @@
-"""Sources: where samples live, read from a URL and put into one form.
+"""Sources: where samples live, read from a URL and put into one form; and what of them may be listed.
 
 Only the text is looked at here (and, for directories, symbolic links on the way to them); whether the place
-exists is seen when it is listed.
+exists is seen when it is listed. What functions may read is :mod:`superdl.lambda_prefetch.settings`'s.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from superdl.super_wire.errors import SourceError
+from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.redaction import without_credentials
 
-__all__ = ["Source", "local_path", "parse_source", "scheme_of", "split_s3_url"]
+__all__ = ["Allowed", "Source", "local_path", "parse_roots", "parse_source", "scheme_of", "split_s3_url"]
 
+_DESCRIPTORS = Path("/proc/self/fd")
 _FORMS = "s3://bucket/prefix, file:///directory or a plain path"
 _SHOWN = 200  # characters of a URL that a message repeats
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -73,22 +75,21 @@ def parse_source(url: str) -> Source:
     try:
         directory.encode()
     except UnicodeEncodeError as error:
-        msg = f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
-        raise SourceError(msg) from error
+        raise SourceError(
+            f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
+        ) from error
     return Source(f"file://{directory}", "")
 
 
 def scheme_of(url: str, what: str = "source") -> str:
     """``s3`` or ``file`` (also for plain paths); for others a ``SourceError`` that says ``what`` it was."""
     if not url or "\0" in url:
-        msg = f"a {what} is {_FORMS}; not {url!r}"
-        raise SourceError(msg)
+        raise SourceError(f"a {what} is {_FORMS}; not {url!r}")
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme not in {"s3", "file"}:
         shown = without_credentials(url)[:_SHOWN]
-        msg = f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}"
-        raise SourceError(msg)
+        raise SourceError(f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
     return scheme
 
 
@@ -96,14 +97,13 @@ def split_s3_url(url: str) -> tuple[str, str]:
     """Bucket name and key of ``s3://bucket/key``; the key may be empty."""
     name, _, key = url[len("s3://") :].partition("/")
     if "@" in name:
-        msg = (
-            "an s3:// URL carries no credentials (a name and '@'): give them to the coordinator by "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise SourceError(
+            "an s3:// URL carries no credentials: give the coordinator AWS_ACCESS_KEY_ID and so on"
         )
-        raise SourceError(msg)
     if not _BUCKET_NAME.fullmatch(name):
-        msg = f"{url!r} names no bucket: write s3://bucket/prefix (bucket: letters, digits, '.', '-', '_')"
-        raise SourceError(msg)
+        raise SourceError(
+            f"{url!r} names no bucket: write s3://bucket/prefix (bucket: letters, digits, '.', '-', '_')"
+        )
     return name, key
 
 
@@ -113,6 +113,74 @@ def local_path(url: str) -> str:
         return url
     path = url[len("file://") :].removeprefix("localhost")
     if not path.startswith("/"):
-        msg = f"{url!r} is not absolute: write file:///directory, with three slashes"
-        raise SourceError(msg)
+        raise SourceError(f"{url!r} is not absolute: write file:///directory, with three slashes")
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What listings may take.
+
+    ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
+    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
+    says that functions run here, as this coordinator's user.
+    """
+
+    roots: tuple[str, ...] | None = None
+    samples: int = 2**40
+    own_functions: bool = True
+
+    @property
+    def link_roots(self) -> tuple[str, ...]:
+        """Where links may lead that leave their source: to the roots, and anywhere where all is this user's
+        own: the sources, which nobody else names, and the functions, which may read no more than he.
+        """
+        if self.roots is not None:
+            return self.roots
+        return ("/",) if self.own_functions else ()
+
+    def may_lead(self, real: str, source: str) -> bool:
+        """Whether a link in a source's directory may lead to a path; both are real paths."""
+        return any(_is_within(real, root) for root in (source, *self.link_roots))
+
+    def check_path(self, real: str, what: str) -> None:
+        """See that a path may be read, absolute and with all links resolved; ``what`` the client called it.
+
+        ``SourceForbiddenError`` if not; neither whether it exists is told, nor what may be read.
+        """
+        if self.roots is None or any(_is_within(real, root) for root in self.roots):
+            return
+        why = (
+            "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
+            if self.roots
+            else "others can reach it, so its operator must name directories by file_roots (SUPER_FILE_ROOTS)"
+        )
+        raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
+
+    def check_open_file(self, descriptor: int, what: str) -> None:
+        """The same for a file that is open: whoever moves things about meanwhile gains nothing by it."""
+        if self.roots is not None and _DESCRIPTORS.exists():  # Linux alone can tell
+            self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
+
+    def check_count(self, samples: int) -> None:
+        """Raise ``SourceError`` if there are more samples than a source may have."""
+        if samples > self.samples:
+            raise SourceError(
+                f"it has more than {self.samples:,} samples, which is all that this coordinator's "
+                "catalog_max_samples allows: raise it if there is memory for that (some 50 bytes a sample)"
+            )
+
+
+def _is_within(real: str, root: str) -> bool:
+    return real == root or real.startswith(f"{root.rstrip('/')}/")
+
+
+def parse_roots(text: str) -> tuple[str, ...]:
+    """The directories in a text that separates them as PATH does, as real paths; none may be relative."""
+    roots = [root for root in text.split(os.pathsep) if root]
+    for root in roots:
+        if not root.startswith("/"):
+            raise ConfigError(
+                f"file_roots are absolute directories, separated by {os.pathsep!r}; not {root!r}"
+            )
+    return tuple(map(os.path.realpath, roots))

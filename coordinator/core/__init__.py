@@ -7,8 +7,7 @@ become due (retries, tombstones that expire, leases that end) and dispatches: so
 ======================= ============================================= ====================================
 event                   changes                                       may cause beside that
 ======================= ============================================= ====================================
-``DatasetAdded``        a dataset is known
-``JobOpened``           a job, a rank's cursor, its lease             looking ahead begins
+``JobOpened``           a dataset, a job, a rank's cursor, its lease  looking ahead begins
 ``JobClosed``           the cursor and the job's share of hours end   room to search again
 ``BatchesAsked``        the cursor: asked, yielded; the lease         the cursor seeks another place
 ``BatchRead``           watermark, pace, account, lease               urgent retries, ``Audit``, ``Drop``
@@ -45,7 +44,7 @@ from superdl.coordinator.core.events import (
     CacheGrew,
     CacheReset,
     CacheResized,
-    DatasetAdded,
+    DatasetFacts,
     Drop,
     Event,
     ExecutorResized,
@@ -84,7 +83,7 @@ __all__ = [
     "Core",
     "CoreSettings",
     "Costs",
-    "DatasetAdded",
+    "DatasetFacts",
     "Drop",
     "Event",
     "ExecutorFacts",

@@ -39,7 +39,6 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.DatasetAdded: ranks.dataset_added,
     events.ExecutorResized: requesting.executor_resized,
     events.ExecutorsIneligible: requesting.executors_ineligible,
     events.JobClosed: ranks.job_closed,

@@ -212,6 +212,6 @@ def thrash_text(state: State) -> str:
     )
     return (
         f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
-        f"for records would end it: give the server a maxmemory of {maxmemory}, and raise cache_bytes "
-        "where it is set"
+        f"for records would end it: give the cache server {maxmemory}, by its maxmemory and by "
+        "cache_bytes where that is set"
     )

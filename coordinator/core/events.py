@@ -21,6 +21,36 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import SetKey
 
+__all__ = [
+    "CACHED",
+    "OUTCOME_ORDER",
+    "Action",
+    "Audit",
+    "Audited",
+    "BatchRead",
+    "BatchesAsked",
+    "CacheEvicted",
+    "CacheGrew",
+    "CacheReset",
+    "CacheResized",
+    "DatasetFacts",
+    "Drop",
+    "Event",
+    "ExecutorResized",
+    "ExecutorsIneligible",
+    "FailureKind",
+    "JobClosed",
+    "JobOpened",
+    "Prefetch",
+    "ReadBack",
+    "RecordReadBack",
+    "RequestDone",
+    "RequestFailed",
+    "Tick",
+    "Warn",
+    "WriteTombstones",
+]
+
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
@@ -28,13 +58,14 @@ CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetAdded:
+class DatasetFacts:
     """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
 
-    ``record_bytes`` is the expected length of a record, ``known_absent`` says that the cache was seen empty.
+    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent`` says that
+    the cache was seen empty.
     """
 
-    dataset: bytes
+    content: bytes
     size: int
     random: bool
     record_bytes: int
@@ -46,14 +77,17 @@ class JobOpened:
     """A rank of a job is there; again for every rank, and again whenever one reconnects.
 
     ``epoch`` and ``position`` say where a new rank will begin, so that looking ahead begins there.
+    ``ineligible`` executors, by number, cannot produce the dataset; :class:`ExecutorsIneligible` tells of
+    later changes.
     """
 
     job: str
-    dataset: bytes
+    dataset: DatasetFacts
     plan: Plan
     rank: int
     epoch: int = 0
     position: int = 0
+    ineligible: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +326,6 @@ Event: TypeAlias = (
     | CacheGrew
     | CacheReset
     | CacheResized
-    | DatasetAdded
     | ExecutorResized
     | ExecutorsIneligible
     | JobClosed

@@ -14,16 +14,28 @@ import numpy as np
 
 from superdl.coordinator.core.auditing import audit
 from superdl.coordinator.core.diagnosis import batch_missed, stall_ended
-from superdl.coordinator.core.events import Drop, JobClosed
+from superdl.coordinator.core.events import Drop, ExecutorsIneligible, JobClosed
 from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.requesting import executors_ineligible
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.timing import Pace
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.events import BatchesAsked, BatchRead, DatasetAdded, JobOpened
+    from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
     from superdl.coordinator.core.state import State
+
+__all__ = [
+    "batch_read",
+    "batches_asked",
+    "forget_empty_sets",
+    "forget_silent_ranks",
+    "job_closed",
+    "job_opened",
+    "lapse",
+    "renew",
+]
 
 _UNREPORTED_BATCHES = 256
 """So many batches given out may be unread at once; those before them were read, though no report says so."""
@@ -33,18 +45,14 @@ _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = Tru
 _EPOCHS_MAX = 2**40
 
 
-def dataset_added(state: State, event: DatasetAdded, now: float) -> None:
-    """Remember a dataset; again is no change."""
-    state.datasets.setdefault(event.dataset, event)
-    state.unused_datasets.discard(event.dataset)
-
-
 def job_opened(state: State, event: JobOpened, now: float) -> None:
     """Open a job or add a rank to it; looking ahead begins at once, where the event says reading will."""
-    job = state.jobs.get(event.job)
+    dataset, job = event.dataset, state.jobs.get(event.job)
+    state.datasets.setdefault(dataset.content, dataset)
+    state.unused_datasets.discard(dataset.content)
+    executors_ineligible(state, ExecutorsIneligible(dataset.content, event.ineligible), now)
     if job is None:
-        random = state.datasets[event.dataset].random
-        job = state.jobs[event.job] = Job(event.job, event.dataset, random, event.plan)
+        job = state.jobs[event.job] = Job(event.job, dataset.content, dataset.random, event.plan)
     cursor = job.cursors.get(event.rank)
     start = job.absolute(event.epoch, event.position)
     if cursor is not None:

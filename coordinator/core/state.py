@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action, DatasetAdded
+    from superdl.coordinator.core.events import Action, DatasetFacts
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
@@ -92,7 +92,7 @@ class State:
     """The core's memory."""
 
     settings: CoreSettings
-    datasets: dict[bytes, DatasetAdded] = field(default_factory=dict)
+    datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
     unused_datasets: set[bytes] = field(default_factory=set)
     """Those that nobody had anything of when that was looked at last."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)

@@ -20,7 +20,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from superdl.coordinator.cancelling import CallingThreads
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
@@ -31,6 +30,7 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     setting,
 )
+from superdl.coordinator.executors.cancelling import CallingThreads
 from superdl.coordinator.executors.messages import FunctionClock, warm_event
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.protocol import installed_version

@@ -192,10 +192,17 @@ class Executor(Protocol):
 
 
 def setting(
-    default: Any, what: str = "", *, choices: tuple[str, ...] = (), low: float = 0, high: float = 0
+    default: Any,
+    what: str = "",
+    *,
+    choices: tuple[str, ...] = (),
+    low: float = 0,
+    high: float = 0,
+    secret: bool = False,
 ) -> Any:
-    """A field of an executor's settings: its default, the help of its argument, and what it may be."""
-    return field(default=default, metadata={"help": what, "choices": choices, "low": low, "high": high})
+    """A field of settings: its default, the help of its argument, what it may be, and whether it is shown."""
+    metadata = {"help": what, "choices": choices, "low": low, "high": high}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def check_settings(settings: Any) -> None:

@@ -16,9 +16,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.cancelling import CallingThreads, cancel_and_wait
-from superdl.coordinator.catalog.regions import bucket_region
+from superdl.coordinator.catalog.s3_client import bucket_region
 from superdl.coordinator.core import ExecutorsIneligible
+from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
 from superdl.coordinator.executors.preflight import (
     InconclusiveError,
     check_source,
@@ -121,10 +121,10 @@ class Eligibility:
         unable = set(range(len(self._executors))) - set(able)
         return frozenset(unable if there <= out else unable | out)
 
-    def event_for(self, dataset: ListedDataset) -> ExecutorsIneligible:
-        """What the core has to know of a dataset that is opened; :meth:`tell_changes` says what changes."""
+    def opened(self, dataset: ListedDataset) -> frozenset[int]:
+        """Who is ineligible for a dataset that is opened; :meth:`tell_changes` says what changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
-        return ExecutorsIneligible(dataset.content, ineligible)
+        return ineligible
 
     def warnings(self, dataset: ListedDataset) -> tuple[str, ...]:
         """What people should know of a listed dataset."""

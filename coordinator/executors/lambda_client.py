@@ -15,7 +15,7 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.aws_credentials import NO_CREDENTIALS
+from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.cancelling import CallingThreads
+    from superdl.coordinator.executors.cancelling import CallingThreads
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.executors.messages import ListedDataset
     from superdl.super_wire.request import PrefetchResult

@@ -18,7 +18,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
@@ -31,6 +30,7 @@ from superdl.coordinator.executors.base import (
     one_line,
     setting,
 )
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_object, read_result, result_in
 from superdl.coordinator.executors.ray_nodes import DriverSettings

@@ -1,5 +1,4 @@
-"""Opening the door: a grpc.aio server on a port or a unix socket, with
-:mod:`superdl.coordinator.server.health`.
+"""Opening the door: a grpc.aio server on a port or a unix socket, with bounds on what strangers may take.
 
 What is answered there is :mod:`superdl.coordinator.server.service`'s, who is let in
 :mod:`superdl.coordinator.server.tls`'s and :mod:`superdl.coordinator.server.tokens`'s. A second door may tell
@@ -8,33 +7,35 @@ of health alone.
 
 from __future__ import annotations
 
+import resource
 import socket
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 
-from superdl.coordinator.server.addresses import socket_path
-from superdl.coordinator.server.health import Health
-from superdl.coordinator.server.message_deadline import MessageDeadline
-from superdl.coordinator.server.open_files import connections_that_fit
-from superdl.coordinator.server.tokens import TokenInterceptor
+from superdl.coordinator.server.calls import MessageDeadline
+from superdl.coordinator.server.tokens import HEALTH_SERVICE, TokenInterceptor
+from superdl.coordinator.server.trust import socket_path
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from superdl.coordinator.server.service import CoordinatorService
+    from collections.abc import Sequence
+
     from superdl.coordinator.server.tls import ServerTls
     from superdl.coordinator.server.tokens import Tokens
 
-__all__ = ["listen", "listen_for_health"]
+__all__ = ["Health", "connections_that_fit", "listen", "listen_for_health", "raise_limit_of_open_files"]
 
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
 _CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
 _CONNECTIONS_MAX = 4096  # silent ones were measured at 45 KB each: 190 MB
+_OWN_FILES_MAX = 1024  # the cache's nodes, functions, S3, workers' pipes, listings
 _HANDSHAKE_TIMEOUT_MS = 20_000  # who says nothing keeps no connection
 _IDLE_MS = 60_000  # without a call; a sampler has one each two seconds, and others connect anew unawares
 _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
@@ -43,8 +44,37 @@ _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
 
 
+class Health:
+    """The standard health service's Check, of whichever service a probe names: there is one.
+
+    The answer does not depend on the message, so none is read: who sends its beginning alone, or a large one,
+    holds nothing. There is no Watch, which stays open for as long as somebody likes.
+    """
+
+    def __init__(self) -> None:
+        self._said = health_pb2.HealthCheckResponse.SERVING
+
+    def end(self) -> None:
+        """Say from now on that it does not serve."""
+        self._said = health_pb2.HealthCheckResponse.NOT_SERVING
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """For a grpc.aio server."""
+        check = grpc.stream_unary_rpc_method_handler(
+            self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check})
+
+    async def _check(self, _: Any, __: grpc.aio.ServicerContext[Any, Any]) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=self._said)
+
+
 async def listen(
-    address: str, service: CoordinatorService, *, tls: ServerTls | None = None, tokens: Tokens | None = None
+    address: str,
+    service: pb_grpc.CoordinatorServicer,
+    *,
+    tls: ServerTls | None = None,
+    tokens: Tokens | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
     """Serve on ``address`` from now on, and say so to whoever asks for health.
 
@@ -58,15 +88,12 @@ async def listen(
         ConfigError: the address is taken or cannot be listened on.
     """
     server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", _REQUEST_BYTES_MAX),
+        options=_options(
+            _REQUEST_BYTES_MAX,
+            connections_that_fit(_CONNECTIONS_MAX),
             ("grpc.max_send_message_length", _REPLY_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION_MAX),
-            ("grpc.max_allowed_incoming_connections", connections_that_fit(_CONNECTIONS_MAX)),
-            ("grpc.max_connection_idle_ms", _IDLE_MS),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
-        ],
+        ),
         interceptors=[
             *([TokenInterceptor(tokens)] if tokens is not None else []),
             MessageDeadline(_MESSAGE_TIMEOUT_S),
@@ -88,19 +115,42 @@ async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
         ConfigError: the address is taken or cannot be listened on.
     """
     server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", _HEALTH_REQUEST_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_allowed_incoming_connections", _HEALTH_CALLS_MAX),
-            ("grpc.max_connection_idle_ms", _IDLE_MS),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
-        ],
+        options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
     )
     server.add_generic_rpc_handlers((health.handler(),))
     _add_port(server, address, None)
     await server.start()
     return server
+
+
+def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Sequence[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", request_bytes),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+        *more,
+    ]
+
+
+def raise_limit_of_open_files() -> None:
+    """Take as many as the system allows without asking; the usual 1024 are a matter of old programs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # macOS has a lower limit that it does not tell: what there is will do
+            return
+
+
+def connections_that_fit(most: int) -> int:
+    """At most ``most``; who connects leaves half of all open files, or 1024, for other things."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, limit - min(limit // 2, _OWN_FILES_MAX)))
 
 
 def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> None:
@@ -113,8 +163,9 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> N
         else:
             server.add_secure_port(address, tls.credentials())
     except (RuntimeError, OSError) as error:
-        msg = f"cannot listen on {address}: {error}; is something else listening there?"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"cannot listen on {address}: {error}; is something else listening there?"
+        ) from error
 
 
 def _clear(path: Path) -> None:
@@ -124,8 +175,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        msg = "there is a file of that name, which is no socket"
-        raise FileExistsError(msg)
+        raise FileExistsError("there is a file of that name, which is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -133,5 +183,4 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-    msg = "somebody answers there"
-    raise FileExistsError(msg)
+    raise FileExistsError("somebody answers there")

@@ -1,8 +1,4 @@
-"""Putting a coordinator together, serving until it is told to end, and taking it apart in order.
-
-The parts are the cache, the executor, the engine, the gRPC service, and loops that go on all the while:
-following read reports and, where functions answer through the cache, outcomes; and the upkeep of the cache.
-"""
+"""Putting a coordinator together, serving until it is told to end, and taking it apart in order."""
 
 from __future__ import annotations
 
@@ -14,27 +10,26 @@ import math
 import os
 import signal
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep, known_ids
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings, ExecutorFacts
 from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import listen, listen_for_health
-from superdl.coordinator.server.open_files import raise_limit_of_open_files
+from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
 from superdl.coordinator.server.service import CoordinatorService
-from superdl.coordinator.server.settings import allowed_to_listings, executor_context, warn_if_insecure
+from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
@@ -54,16 +49,7 @@ _DRAIN_S = 5.0
 _DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
 _STDIN = 0
 
-
-class _Running(NamedTuple):
-    """What goes on while a coordinator serves."""
-
-    engine: Engine
-    manager: ExecutorManager
-    eligibility: Eligibility
-    upkeep: Upkeep
-    reports: ReportReader
-    outcomes: OutcomeReader | None
+_Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
 async def serve(settings: Settings) -> None:
@@ -88,18 +74,14 @@ async def serve(settings: Settings) -> None:
             _bound_the_end()
             await cancel_and_wait(starting)
             return
-        running = starting.result()
+        engine, steps = starting.result()
         _log.info("serving on %s", settings.listen)
         loops = [
-            loop.create_task(_forever(running.upkeep.once, pause_s=_UPKEEP_S), name="upkeep"),
-            loop.create_task(_follow(running.manager, running.eligibility, running.engine), name="executors"),
-            loop.create_task(_forever(running.reports.read_once, pause_s=0.0), name="reports"),
+            loop.create_task(_forever(step, pause_s=pause_s), name=name)
+            for name, (step, pause_s) in steps.items()
         ]
-        if running.outcomes is not None:
-            following = _forever(running.outcomes.read_once, pause_s=0.0)
-            loops.append(loop.create_task(following, name="outcomes"))
         stack.push_async_callback(cancel_and_wait, *loops)
-        ends: list[asyncio.Future[Any]] = [stopped, running.engine.failed, *loops]
+        ends: list[asyncio.Future[Any]] = [stopped, engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         _bound_the_end()
         for ended in filter(asyncio.Future.done, ends):
@@ -115,8 +97,11 @@ def _bound_the_end() -> None:
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
-async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Running:
-    """Start everything, the door last; what has been started is on the stack, to be ended in reverse."""
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Engine, _Steps]:
+    """Start everything, the door last; what has been started is on the stack, to be ended in reverse.
+
+    The steps go on while it serves, each again after its pause in seconds.
+    """
     warn_if_insecure(settings)
     prices = load_prices(settings.prices)  # what is wrong here is told at once
     facts = tuple(ExecutorFacts(name, prices.of(name)) for name in settings.executors)
@@ -138,34 +123,23 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         await outcomes.begin()
     await manager.agree(partial(agree_on_golden, cache))
     core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
-    engine = Engine(core_settings, cache, manager.executors, function_memory_mb=settings.function_memory_mb)
+    lister = partial(list_source, allowed=allowed_to_listings(settings))
+    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, lister=lister)
+    stack.push_async_callback(datasets.close)
+    memory_mb = settings.function_memory_mb
+    engine = Engine(core_settings, cache, manager.executors, datasets, function_memory_mb=memory_mb)
     stack.push_async_callback(engine.close)
     manager.tell_changes(engine.post)
-    datasets = DatasetRegistry(
-        max_age_s=settings.catalog_max_age_s,
-        lister=partial(list_source, allowed=allowed_to_listings(settings)),
-    )
-    stack.push_async_callback(datasets.close)
     reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     service = CoordinatorService(
-        engine, datasets, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
-    )
-    sweep = Sweep(
-        cache,
-        lambda: known_ids(
-            [*datasets.datasets, *engine.datasets],
-            wanted=engine.core.wants,
-            held=engine.core.held,
-            now_s=engine.now_s(),
-        ),
+        engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
     )
     upkeep = Upkeep(
         cache,
         engine,
         reports,
-        sweep,
         info=info,
         golden=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
@@ -180,7 +154,21 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
     stack.callback(health.end)
-    return _Running(engine, manager, eligibility, upkeep, reports, outcomes)
+
+    async def follow_executors() -> None:
+        """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
+        known = [one for content, one in datasets.opened.items() if engine.core.knows(content)]
+        eligibility.tell_changes(known, engine.post)
+        manager.tell_changes(engine.post)
+
+    steps: _Steps = {
+        "upkeep": (upkeep.once, _UPKEEP_S),
+        "executors": (follow_executors, _UPKEEP_S),
+        "reports": (reports.read_once, 0.0),
+    }
+    if outcomes is not None:
+        steps["outcomes"] = outcomes.read_once, 0.0
+    return engine, steps
 
 
 async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
@@ -246,18 +234,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     try:
         loop.add_reader(_STDIN, readable)
     except OSError as error:
-        msg = f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
-        raise ConfigError(msg) from error
-
-
-async def _follow(manager: ExecutorManager, eligibility: Eligibility, engine: Engine) -> None:
-    """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
-    while True:
-        eligibility.tell_changes(
-            (one for one in engine.datasets if engine.core.knows(one.content)), engine.post
-        )
-        manager.tell_changes(engine.post)
-        await asyncio.sleep(_UPKEEP_S)
+        raise ConfigError(f"exit_with_stdin needs a pipe or a terminal as standard input: {error}") from error
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:

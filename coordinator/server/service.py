@@ -6,12 +6,13 @@ trailing metadata.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from superdl.coordinator.core import BatchesAsked, DatasetAdded, JobClosed, JobOpened, Plan
-from superdl.coordinator.server.fields import check_fields
+from superdl.coordinator.core import BatchesAsked, DatasetFacts, JobClosed, JobOpened, Plan
+from superdl.coordinator.server.calls import check_fields
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.coordinator.server.statistics import (
     batch_status,
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Job
     from superdl.coordinator.executors.eligibility import Eligibility
-    from superdl.coordinator.server.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
 
@@ -56,7 +57,6 @@ _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
 _MAX_RANKS = 100_000  # of all jobs together
-_MAX_POLLS = 4096
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -67,42 +67,30 @@ _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (SuperError, grpc.StatusCode.INTERNAL),
 )
 
-_Context = grpc.aio.ServicerContext
-
-
-async def _abort(context: _Context[Any, Any], error: SuperError) -> NoReturn:
-    code = next(code for kind, code in _CODES if isinstance(error, kind))
-    message = str(error).encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
-    await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
-    raise error  # abort() raises; this tells the type checker
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 def _typed_errors(
-    method: Callable[[Any, Any, _Context[Any, Any]], Awaitable[Any]],
-) -> Callable[[Any, Any, _Context[Any, Any]], Awaitable[Any]]:
-    async def call(self: CoordinatorService, request: Any, context: _Context[Any, Any]) -> Any:
+    method: Callable[[Any, Any, _Context], Awaitable[Any]],
+) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
+    @wraps(method)
+    async def call(self: CoordinatorService, request: Any, context: _Context) -> Any:
         try:
             check_fields(request)
             return await method(self, request, context)
         except SuperError as error:
-            await _abort(context, error)
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            message = str(error).encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
+            await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
-    call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
-
-
-def _check_position(plan: Plan, position: int) -> None:
-    if position > plan.batches_per_epoch:
-        msg = f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}"
-        raise PlanError(msg)
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Answers samplers.
 
     Args:
-        engine: core and hands.
-        datasets: what has been registered.
+        engine: core and hands, and the registry of datasets.
         reports: follows the jobs' report streams.
         eligibility: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
@@ -112,7 +100,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         engine: Engine,
-        datasets: DatasetRegistry,
         reports: ReportReader,
         eligibility: Eligibility,
         *,
@@ -121,48 +108,34 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._datasets = datasets
+        self._core = engine.core
+        self._datasets = engine.datasets
         self._reports = reports
         self._eligibility = eligibility
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
-        self._jobs: dict[str, Dataset] = {}
-        self._polls = 0
 
     @_typed_errors
-    async def RegisterDataset(
-        self, request: pb.RegisterDatasetRequest, context: _Context[Any, Any]
-    ) -> pb.Dataset:  # gRPC's signature
+    async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
         """Begin listing a source, or find it listed."""
         if request.protocol_version != PROTOCOL_VERSION:
-            msg = (
+            raise ProtocolMismatchError(
                 f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
-                f"{request.protocol_version}: "
-                f"install the same version of SUPER on both sides"
+                f"{request.protocol_version}: install the same version of SUPER on both sides"
             )
-            raise ProtocolMismatchError(msg)
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
-        await self._wait(dataset, listed=0, wait_s=0)
-        return self._describe(dataset)
+        return await self._described(dataset, listed=0, wait_s=0.0)
 
     @_typed_errors
-    async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context[Any, Any]) -> pb.Dataset:
+    async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
         """How far a listing is; waits a bounded while for news."""
-        dataset = self._dataset(request.dataset_id)
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
-        self._polls += 1
-        try:  # who is one too many hears at once what is known
-            await self._wait(
-                dataset, listed=request.listed, wait_s=wait_s if self._polls <= _MAX_POLLS else 0.0
-            )
-        finally:
-            self._polls -= 1
-        return self._describe(dataset)
+        return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
     @_typed_errors
-    async def OpenJob(self, request: pb.OpenJobRequest, context: _Context[Any, Any]) -> pb.Job:
+    async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
         """Open a job, add a rank to it, or find both there."""
         dataset = self._dataset(request.dataset_id)
         plan = Plan(
@@ -174,65 +147,51 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             drop_last=request.drop_last,
         )
         if not self._is_ready(dataset):
-            msg = f"the ids of {dataset.listing.source} are still being derived, or tried"
-            raise SourceError(msg)
+            raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
         if request.rank >= plan.replicas:
-            msg = f"rank is from 0 to {plan.replicas - 1}; not {request.rank}"
-            raise PlanError(msg)
+            raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
         _check_position(plan, request.position)
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
-        open_already = self._engine.core.job(request.job)
-        if open_already is not None and (open_already.plan, open_already.dataset) != (plan, dataset.content):
-            msg = f"the job {request.job!r} is open with another plan or dataset: name this one by job="
-            raise ConfigError(msg)
-        if open_already is None and len(self._engine.core.jobs) >= _MAX_JOBS:
-            msg = f"this coordinator has its {_MAX_JOBS} jobs open: close some"
-            raise CoordinatorError(msg)
-        is_known = open_already is not None and request.rank in open_already.cursors
-        if not is_known and sum(len(job.cursors) for job in self._engine.core.jobs) >= _MAX_RANKS:
-            msg = f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
-            raise CoordinatorError(msg)
-        self._engine.know(dataset)
-        self._jobs[request.job] = dataset
-        self._engine.post(
-            DatasetAdded(
-                dataset.content,
-                plan.size,
-                dataset.recipe.random,
-                dataset.record_bytes,
-                known_absent=self._cache_was_empty,
+        job = self._core.job(request.job)
+        if job is not None and (job.plan, job.dataset) != (plan, dataset.content):
+            raise ConfigError(
+                f"the job {request.job!r} is open with another plan or dataset: name this one by job="
             )
-        )
-        self._engine.post(self._eligibility.event_for(dataset))
-        self._engine.post(
-            JobOpened(
-                request.job,
-                dataset.content,
-                plan,
-                request.rank,
-                epoch=request.epoch,
-                position=request.position,
+        if job is None and len(self._core.jobs) >= _MAX_JOBS:
+            raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
+        is_known = job is not None and request.rank in job.cursors
+        if not is_known and sum(len(one.cursors) for one in self._core.jobs) >= _MAX_RANKS:
+            raise CoordinatorError(
+                f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
+        self._datasets.open(dataset)
+        facts = DatasetFacts(
+            dataset.content,
+            plan.size,
+            dataset.recipe.random,
+            dataset.record_bytes,
+            known_absent=self._cache_was_empty,
         )
+        ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
+        self._engine.post(JobOpened(request.job, facts, plan, request.rank, *at, ineligible))
         return pb.Job(
             job=request.job, cache=self._engine.cache_address, batches_per_epoch=plan.batches_per_epoch
         )
 
     @_typed_errors
-    async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context[Any, Any]) -> pb.Page:
+    async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
         """A page of the plan, with status."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
-            msg = f"rank {request.rank} has not opened the job {request.job!r}"
-            raise UnknownJobError(msg)
+            raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
         _check_position(job.plan, request.position)
         page = page_of(
-            self._engine.core,
+            self._core,
             job,
-            self._jobs[request.job],
+            self._datasets[job.dataset],
             rank=request.rank,
             epoch=request.epoch,
             start=request.position,
@@ -250,47 +209,35 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return page
 
     @_typed_errors
-    async def GetBatchStatus(
-        self,
-        request: pb.GetBatchStatusRequest,
-        context: _Context[Any, Any],
-    ) -> pb.BatchStatuses:
+    async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
         """What is known of batches; sample by sample, as far as the reply stays below 1 MiB."""
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
-            status = batch_status(
-                self._engine,
-                self._planned.find(batch),
-                self._jobs,
-                batch,
-                room_bytes,
-                with_events=number < _STORIES_MAX,  # each takes some milliseconds
-            )
+            with_events = number < _STORIES_MAX  # each takes some milliseconds
+            found = self._planned.find(batch)
+            status = batch_status(self._engine, found, batch, room_bytes, with_events=with_events)
             room_bytes -= status.ByteSize()
             reply.statuses.append(status)
         return reply
 
     @_typed_errors
-    async def CloseJob(self, request: pb.CloseJobRequest, context: _Context[Any, Any]) -> pb.CloseJobReply:
+    async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
         """A rank says goodbye; the job ends with its last one."""
-        known = self._engine.core.job(request.job) is not None
+        known = self._core.job(request.job) is not None
         self._engine.post(JobClosed(request.job, request.rank))
-        if self._engine.core.job(request.job) is None:
-            self._jobs.pop(request.job, None)
+        if self._core.job(request.job) is None:
             await self._reports.leave(request.job)
         return pb.CloseJobReply(closed=known)
 
     @_typed_errors
-    async def GetJobStats(
-        self, request: pb.GetJobStatsRequest, context: _Context[Any, Any]
-    ) -> pb.JobStatsList:  # gRPC's signature
+    async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
         """Accounts of jobs and of the cache."""
-        core = self._engine.core
+        core = self._core
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         return pb.JobStatsList(
             jobs=[
-                job_stats(core, job, self._jobs[job.name].listing.source, with_stalls=with_stalls)
+                job_stats(core, job, self._datasets[job.dataset].listing.source, with_stalls=with_stalls)
                 for job in jobs
             ],
             cache=cache_stats(core, self._engine.now_s()),
@@ -299,56 +246,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             executors=executor_stats(core, self._eligibility.absences),
         )
 
-    async def _wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait for news of a listing, and once it has ended, for its trial."""
+    async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
+        """What is known of a dataset, after a wait for news of its listing or its preflight."""
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
             await self._eligibility.check(dataset, max(0.0, until_s - self._engine.now_s()))
-
-    def _is_ready(self, dataset: Dataset) -> bool:
-        return dataset.ready and self._eligibility.is_known(dataset)
-
-    def _dataset(self, dataset_id: bytes) -> Dataset:
-        dataset = self._datasets.get(dataset_id)
-        if dataset is None:
-            msg = f"no dataset {dataset_id.hex()} is registered here: register it (again)"
-            raise UnknownJobError(msg)
-        return dataset
-
-    def _job(self, name: str) -> Job:
-        job = self._engine.core.job(name)
-        if job is None or name not in self._jobs:
-            msg = f"no job {name!r} is open here: open it (again)"
-            raise UnknownJobError(msg)
-        return job
-
-    def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
-        samples = min(plan.batch_size, plan.size)
-        budget, batch_bytes = self._engine.core.budget_bytes, samples * dataset.record_bytes
-        if dataset.recipe.output_shape and batch_bytes > budget:
-            msg = (
-                f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
-                f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES for the embedded "
-                f"default) or lower batch_size"
-            )
-            raise ConfigError(msg)
-        reply_bytes = samples * (ID_BYTES + dataset.catalog.labels.itemsize + 1)
-        if reply_bytes > _MAX_BATCH_REPLY_BYTES:
-            msg = (
-                f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
-                f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
-            )
-            raise ConfigError(msg)
-
-    async def _forget_closed_jobs(self) -> None:
-        """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""
-        for name in list(self._jobs):
-            if self._engine.core.job(name) is None and self._jobs.pop(name, None) is not None:
-                await self._reports.leave(name)
-        self._engine.forget_unused()
-
-    def _describe(self, dataset: Dataset) -> pb.Dataset:
         answer = pb.Dataset(
             protocol_version=PROTOCOL_VERSION, dataset_id=dataset.dataset_id, listed=dataset.listing.listed
         )
@@ -361,3 +264,46 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.label_dtype = catalog.label_dtype
             answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
         return answer
+
+    def _is_ready(self, dataset: Dataset) -> bool:
+        return dataset.ready and self._eligibility.is_known(dataset)
+
+    def _dataset(self, dataset_id: bytes) -> Dataset:
+        dataset = self._datasets.get(dataset_id)
+        if dataset is None:
+            raise UnknownJobError(f"no dataset {dataset_id.hex()} is registered here: register it (again)")
+        return dataset
+
+    def _job(self, name: str) -> Job:
+        job = self._core.job(name)
+        if job is None:
+            raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
+        return job
+
+    def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
+        samples = min(plan.batch_size, plan.size)
+        budget, batch_bytes = self._core.budget_bytes, samples * dataset.record_bytes
+        if dataset.recipe.output_shape and batch_bytes > budget:
+            raise ConfigError(
+                f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
+                f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES) or the cache "
+                "server's maxmemory, or lower batch_size"
+            )
+        reply_bytes = samples * (ID_BYTES + dataset.catalog.label_bytes + 1)
+        if reply_bytes > _MAX_BATCH_REPLY_BYTES:
+            raise ConfigError(
+                f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
+                f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
+            )
+
+    async def _forget_closed_jobs(self) -> None:
+        """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""
+        for name in self._reports.jobs:
+            if self._core.job(name) is None:
+                await self._reports.leave(name)
+        self._datasets.close_unknown(self._core.knows)
+
+
+def _check_position(plan: Plan, position: int) -> None:
+    if position > plan.batches_per_epoch:
+        raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")

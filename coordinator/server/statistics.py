@@ -15,12 +15,12 @@ from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
-    from superdl.coordinator.server.datasets import Dataset
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
@@ -139,7 +139,6 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 def batch_status(
     engine: Engine,
     occurrences: list[Occurrence],
-    datasets: Mapping[str, Dataset],
     batch: bytes,
     room_bytes: int,
     *,
@@ -149,7 +148,7 @@ def batch_status(
     far as that fits into ``room_bytes``.
     """
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
-    places = [place for place in occurrences if place.job in datasets and core.job(place.job)]
+    places = [place for place in occurrences if core.job(place.job)]
     job = core.job(places[-1].job) if places else None
     if job is None:
         return status
@@ -170,7 +169,7 @@ def batch_status(
         for at_s, what in core.history(one.job, one.rank, one.epoch, one.position):
             status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
-        status.details.extend(_details(core, datasets[place.job], key, place.epoch, indices))
+        status.details.extend(_details(core, engine.datasets[job.dataset], key, place.epoch, indices))
         if status.ByteSize() > room_bytes:
             del status.details[:]
     return status

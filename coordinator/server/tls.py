@@ -1,9 +1,7 @@
 """A coordinator's certificate: read, seen to fit its key, and read again when its files change.
 
-Where TLS is needed is :func:`superdl.coordinator.server.settings.check_trust`'s. gRPC asks for the
-certificate at each handshake, so that one that is renewed on disk is shown to the next client, with no
-restart; those who are connected stay so. Python's own ssl tells the end only of certificates that a peer has
-shown, so just enough of X.509 is read here to find that date.
+gRPC asks for the certificate at each handshake, so that one that is renewed on disk is shown to the next
+client, with no restart; those who are connected stay so.
 """
 
 from __future__ import annotations
@@ -16,17 +14,20 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from superdl.coordinator.server.trust import file_stamp
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["ServerTls", "end_of_certificate", "warn_of_the_end"]
+__all__ = ["ServerTls"]
 
 _log = logging.getLogger(__name__)
 
 _PEM = "-----BEGIN "
 _MAX_FILE_BYTES = 2**20
+_WARN_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +81,18 @@ class ServerTls:
             _log.info("the certificate was renewed on disk and is used from now on")
             return self._loaded.for_grpc()
 
-    def _look(self) -> dict[str, tuple[int, ...]]:
-        """What tells whether a file has changed."""
-        found: dict[str, tuple[int, ...]] = {}
-        for name, given in self._given.items():
-            if given and _PEM not in given:
-                try:
-                    status = Path(given).stat()
-                except OSError as error:
-                    found[name] = (error.errno or 0,)
-                else:
-                    found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return found
+    def _look(self) -> list[tuple[int, ...]]:
+        return [file_stamp(given) for given in self._given.values() if given and _PEM not in given]
 
     def _load(self) -> _Loaded:
         pems = {name: _pem(name, given) for name, given in self._given.items() if given}
         loaded = _Loaded(pems["tls_cert"], pems["tls_key"], pems.get("tls_client_ca"))
         _check_pair(loaded)
-        warn_of_the_end(loaded.cert)
         if loaded.client_ca is not None:
             try:
                 ssl.create_default_context(cadata=loaded.client_ca.decode("ascii", "replace"))
             except ssl.SSLError as error:
-                msg = f"tls_client_ca holds no certificates of authorities: {error}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"tls_client_ca holds no certificates of authorities: {error}") from error
         return loaded
 
 
@@ -115,21 +104,21 @@ def _pem(name: str, given: str) -> bytes:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None) or "it is no path"
-        shown = (
-            "what it holds" if name == "tls_key" else repr(given[:200])
-        )  # it may be the key itself, mangled
-        msg = f"{name} is the path of a PEM file, or its text; {shown} cannot be read: {reason}"
-        raise ConfigError(msg) from error
+        # It may be the key itself, mangled.
+        shown = "what it holds" if name == "tls_key" else repr(given[:200])
+        raise ConfigError(
+            f"{name} is the path of a PEM file, or its text; {shown} cannot be read: {reason}"
+        ) from error
     if _PEM.encode() not in content or len(content) > _MAX_FILE_BYTES:
-        msg = f"{name}={given} is no PEM file: it lacks the line {_PEM}..."
-        raise ConfigError(msg)
+        raise ConfigError(f"{name}={given} is no PEM file: it lacks the line {_PEM}...")
     return content
 
 
 def _check_pair(loaded: _Loaded) -> None:
-    """See that OpenSSL takes the certificate with its key, since gRPC says nothing of what is wrong.
+    """See that OpenSSL takes the certificate with its key, and when it ends: gRPC says nothing of either.
 
-    It reads files alone: one in memory where there is such a thing, since a key shall not reach a disk.
+    Python's ssl reads files alone: one in memory where there is such a thing, since a key shall not reach a
+    disk.
     """
     with (
         tempfile.TemporaryFile()
@@ -138,72 +127,32 @@ def _check_pair(loaded: _Loaded) -> None:
     ):
         file.write(loaded.key + b"\n" + loaded.cert)
         file.flush()
+        path = f"/dev/fd/{file.fileno()}"
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                f"/dev/fd/{file.fileno()}", password=_no_password
-            )
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, password=_no_password)
         except (OSError, ssl.SSLError) as error:
-            msg = (
+            raise ConfigError(
                 f"tls_cert and tls_key cannot be used: {error}; they are the PEM of a certificate (its chain "
                 "after it) and of that certificate's own key, without a pass phrase"
-            )
-            raise ConfigError(msg) from None
+            ) from None
+        _warn_of_the_end(path)
 
 
 def _no_password() -> str:
-    msg = "the key is encrypted by a pass phrase"
-    raise ssl.SSLError(msg)
+    raise ssl.SSLError("the key is encrypted by a pass phrase")
 
 
-_log = logging.getLogger(__name__)
-
-_WARN_DAYS = 30
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-_VERSION, _UTC_TIME = 0xA0, 0x17
-_LONG_LENGTH = 0x80
-_FORMS = {True: "%y%m%d%H%M%SZ", False: "%Y%m%d%H%M%SZ"}
-
-
-def warn_of_the_end(pem: bytes) -> None:
-    """Log it if the first certificate of a chain has ended, or will within 30 days."""
-    try:
-        end = end_of_certificate(pem)
-    except (ValueError, IndexError) as error:  # OpenSSL took it, so it is of a form that we do not know
-        _log.warning("it cannot be told when the certificate in tls_cert ends: %s", error)
+def _warn_of_the_end(path: str) -> None:
+    """Log it if the first certificate in a file has ended, or will within 30 days."""
+    read: Any = getattr(
+        ssl, "_ssl", None
+    )  # no public function of ssl reads a certificate that no peer has shown
+    if not hasattr(read, "_test_decode_cert"):
         return
+    end_s = ssl.cert_time_to_seconds(str(read._test_decode_cert(path)["notAfter"]))  # noqa: SLF001
+    end = dt.datetime.fromtimestamp(end_s, dt.UTC)
     left = end - dt.datetime.now(dt.UTC)
     if left < dt.timedelta():
         _log.error("the certificate in tls_cert ended at %s: clients refuse it; renew it", end.isoformat())
     elif left < dt.timedelta(days=_WARN_DAYS):
         _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), left.days)
-
-
-def end_of_certificate(pem: bytes) -> dt.datetime:
-    """The last moment of the first certificate in a PEM text.
-
-    Raises:
-        ValueError: there is none, or it is of another form.
-    """
-    text = pem.decode("ascii", "replace")
-    begin = text.index(_BEGIN)
-    der = ssl.PEM_cert_to_DER_cert(text[begin : text.index(_END, begin) + len(_END)])
-    ((_, certificate),) = _elements(der)
-    (_, signed), *_ = _elements(certificate)
-    fields = [content for kind, content in _elements(signed) if kind != _VERSION]
-    _, _, _, validity, *_ = fields  # serial number, signature algorithm, issuer, validity
-    _, (kind, end) = _elements(validity)
-    return dt.datetime.strptime(end.decode("ascii"), _FORMS[kind == _UTC_TIME]).replace(tzinfo=dt.UTC)
-
-
-def _elements(der: bytes) -> list[tuple[int, bytes]]:
-    """Kind and content of each element of DER that stand after each other."""
-    found = []
-    at = 0
-    while at < len(der):
-        kind, length, at = der[at], der[at + 1], at + 2
-        if length >= _LONG_LENGTH:
-            count = length - _LONG_LENGTH
-            length, at = int.from_bytes(der[at : at + count], "big"), at + count
-        found.append((kind, der[at : at + length]))
-        at += length
-    return found

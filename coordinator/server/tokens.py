@@ -1,7 +1,6 @@
 """Tokens: who may call a coordinator. All tokens are equal; each lets in to everything.
 
-A token is compared in constant time and told to nobody: neither logs nor errors repeat one, true or false.
-Where one is needed is :mod:`superdl.coordinator.server.settings`'s.
+A token is compared in constant time, and neither logs nor errors repeat one, true or false.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.server.health import CHECK
+from superdl.coordinator.server.trust import file_stamp
 from superdl.super_wire.coordinator_credentials import read_tokens, tokens_given
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
@@ -22,20 +20,18 @@ from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["TokenInterceptor", "Tokens"]
+__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens"]
 
 _log = logging.getLogger(__name__)
 
+HEALTH_SERVICE = "grpc.health.v1.Health"
 _SCHEME = "Bearer "
 
-_MISSING = (
-    "this coordinator asks for a token: set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) "
-    "runs, to one of the coordinator's own"
+_REMEDY = (
+    "set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) runs, to one of the coordinator's"
 )
-_WRONG = (
-    "the coordinator does not know this token: set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or "
-    "superdl) runs to one of those in the coordinator's token or token_file"
-)
+_MISSING = f"this coordinator asks for a token: {_REMEDY}"
+_WRONG = f"the coordinator does not know this token: {_REMEDY}"
 
 
 class Tokens:
@@ -53,23 +49,18 @@ class Tokens:
     def __init__(self, token: str, token_file: str = "") -> None:
         self._own = _digests(tokens_given(token, "token"))
         self._file = token_file
-        self._stamp = self._look()
+        self._stamp = file_stamp(token_file) if token_file else ()
         self._from_file = _digests(read_tokens(token_file, "token_file")) if token_file else ()
 
     def accept(self, presented: str) -> bool:
         """Whether this is one of them; takes as long for one that nearly is."""
-        self._renew()
+        if self._file and (stamp := file_stamp(self._file)) != self._stamp:
+            self._stamp = stamp
+            self._renew()
         digest = _digest(presented)
-        found = False
-        for known in (*self._own, *self._from_file):
-            found |= hmac.compare_digest(digest, known)
-        return found
+        return sum(hmac.compare_digest(digest, known) for known in (*self._own, *self._from_file)) > 0
 
     def _renew(self) -> None:
-        stamp = self._look()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
             self._from_file = _digests(read_tokens(self._file, "token_file", may_be_none=True))
         except ConfigError as error:
@@ -77,15 +68,6 @@ class Tokens:
         else:
             level = logging.INFO if self._from_file else logging.WARNING
             _log.log(level, "token_file has changed and now holds %d tokens", len(self._from_file))
-
-    def _look(self) -> tuple[int, ...]:
-        if not self._file:
-            return ()
-        try:
-            status = Path(self._file).stat()
-        except OSError as error:
-            return (error.errno or 0,)
-        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
@@ -102,7 +84,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Hand the call on, or answer it with UNAUTHENTICATED."""
-        if str(handler_call_details.method) == CHECK:
+        if str(handler_call_details.method) == f"/{HEALTH_SERVICE}/Check":
             return await continuation(handler_call_details)
         shown = [
             value for key, value in handler_call_details.invocation_metadata if key == TOKEN_METADATA_KEY

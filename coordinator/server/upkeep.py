@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
+from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.core import CacheEvicted, CacheGrew, CacheReset, CacheResized
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.cache.read_reports import ReportReader
-    from superdl.coordinator.cache.sweeping import Sweep
+    from superdl.coordinator.cache.sweeping import Ids
     from superdl.coordinator.server.engine import Engine
 
 __all__ = ["Upkeep", "agree_on_golden", "take_over"]
@@ -45,9 +46,8 @@ async def take_over(cache: Cache) -> CacheInfo:
     A lock that nobody renews is waited for until it expires; one that is renewed has a living owner.
 
     Raises:
-        LockHeldError: another coordinator owns the cache.
-        CacheUnreachableError: nobody answered.
-        CacheError: the cache refuses what a coordinator does there.
+        CacheError: another coordinator owns the cache (``LockHeldError``), nobody answered
+            (``CacheUnreachableError``), or the cache refuses what a coordinator does there.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -78,14 +78,14 @@ async def agree_on_golden(cache: Cache, digest: str) -> bool:
     """
     agreed, is_new = await cache.agree_on_golden(digest)
     if agreed != digest and (await cache.agree_on_golden(digest))[0] != agreed:  # functions write it once
-        msg = f"the cache at {cache.address} tells two golden digests: its answers are garbled"
-        raise CacheUnreachableError(msg)
+        raise CacheUnreachableError(
+            f"the cache at {cache.address} tells two golden digests: its answers are garbled"
+        )
     if agreed != digest:
-        msg = (
+        raise ConfigError(
             f"the functions decode the golden images to {digest}, the records in {cache.address} were made "
             f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
         )
-        raise ConfigError(msg)
     return is_new
 
 
@@ -94,13 +94,12 @@ class Upkeep:
 
     Args:
         cache: the server.
-        engine: whose core is told.
+        engine: whose core is told, and whose datasets account for records.
         reports: rewound when the cache was emptied.
-        sweep: of what an earlier coordinator left, where jobs need the room.
-        outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
         info: what the server said when it was taken over.
-        cache_bytes: memory for records that was asked for; 0 is as much as the server allows.
         golden: digest that records in it have to agree with.
+        cache_bytes: how much of the server's memory may be taken; 0 is all of it.
+        outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class Upkeep:
         cache: Cache,
         engine: Engine,
         reports: ReportReader,
-        sweep: Sweep,
         *,
         info: CacheInfo,
         golden: str,
@@ -117,9 +115,10 @@ class Upkeep:
     ) -> None:
         self._cache = cache
         self._engine = engine
+        self._core = engine.core
         self._reports = reports
         self._outcomes = outcomes
-        self._sweep = sweep
+        self._sweep = Sweep(cache, self._known)
         self._clock = asyncio.get_running_loop().time
         self._settled_at_s = self._clock() + _SETTLED_S
         self._nodes = info.nodes
@@ -173,7 +172,7 @@ class Upkeep:
 
     async def keep_spent(self) -> None:
         """Write down what is spent where it has changed, so that a cap holds over a restart."""
-        usd = self._engine.core.spent_usd
+        usd = self._core.spent_usd
         if usd == self._kept_usd:
             return
         try:
@@ -203,16 +202,13 @@ class Upkeep:
         self._nodes = nodes
 
     async def _watch_memory(self, info: CacheInfo) -> None:
-        core = self._engine.core
-        budget_bytes = info.budget(self._cache_bytes)
+        core, budget_bytes = self._core, info.budget(self._cache_bytes)
         if budget_bytes != core.budget_bytes:
+            sizes = (budget_bytes, core.budget_bytes, info.maxmemory, info.used_memory)
             _log.warning(
                 "the cache's memory has changed: %.1f MiB are for records now, %.1f MiB were (maxmemory %.1f "
                 "MiB, %.1f MiB used)",
-                *(
-                    size / 2**20
-                    for size in (budget_bytes, core.budget_bytes, info.maxmemory, info.used_memory)
-                ),
+                *(size / 2**20 for size in sizes),
             )
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
@@ -222,26 +218,27 @@ class Upkeep:
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
-        wanted_bytes = self._wanted_bytes()
         # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
         if (
-            wanted_bytes > 0
+            self._is_short_of_room()
             and used_bytes > _CROWDED_SHARE * core.budget_bytes
             and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
-            await self._sweep.step(self._clock(), wanted_bytes)
+            await self._sweep.step(self._clock())
 
-    def _wanted_bytes(self) -> float:
-        """Room that open jobs want beside what is free: some, if since the last look samples were asked for
-        in a cache that had hardly any, or were dropped for others.
-        """
-        core = self._engine.core
+    def _is_short_of_room(self) -> bool:
+        """Whether jobs want more than is free: samples were dropped, or asked for with hardly any room."""
+        core = self._core
         asked = sum(member.requests for member in core.fleet.executors)
         producing = bool(core.requests_in_flight) or asked > self._asked
         dropping = core.dropped_samples > self._dropped
         self._asked, self._dropped = asked, core.dropped_samples
         short = core.free_bytes < _SHORT_SHARE * core.budget_bytes
-        if not core.jobs or not (dropping or (producing and short)):
-            return 0.0
-        return _FREED_SHARE * core.budget_bytes - core.free_bytes
+        wants_room = bool(core.jobs) and (dropping or (producing and short))
+        return wants_room and core.free_bytes < _FREED_SHARE * core.budget_bytes
+
+    def _known(self) -> list[Ids] | None:
+        """The ids that are accounted for; see :func:`known_ids`."""
+        core, now_s = self._core, self._engine.now_s()
+        return known_ids(self._engine.datasets, wanted=core.wants, held=core.held, now_s=now_s)

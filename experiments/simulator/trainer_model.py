@@ -12,7 +12,7 @@ from superdl.coordinator.core import (
     EVERY_EPOCH,
     BatchesAsked,
     BatchRead,
-    DatasetAdded,
+    DatasetFacts,
     JobClosed,
     JobOpened,
     SetKey,
@@ -161,17 +161,11 @@ class TrainerModel:
         job = world.core.job(script.name)
         if job is None or self.rank not in job.cursors:
             data = world.model.datasets[script.dataset]
-            world.post(
-                DatasetAdded(
-                    script.dataset,
-                    data.size,
-                    data.random,
-                    int(data.record_bytes.mean()),
-                    known_absent=world.cache_was_empty,
-                )
-            )
+            record_bytes, was_empty = int(data.record_bytes.mean()), world.cache_was_empty
+            facts = DatasetFacts(script.dataset, data.size, data.random, record_bytes, was_empty)
             epoch, position, _ = script.passes[max(self._number, 0)]
-            world.post(JobOpened(script.name, script.dataset, script.plan, self.rank, epoch, position))
+            unfit = world.model.unfit.get(script.dataset, frozenset())
+            world.post(JobOpened(script.name, facts, script.plan, self.rank, epoch, position, unfit))
         return True
 
     def _ask(self, number: int) -> None:

@@ -26,7 +26,6 @@ from superdl.coordinator.core import (
     Core,
     Drop,
     ExecutorResized,
-    ExecutorsIneligible,
     Prefetch,
     ReadBack,
     RecordReadBack,
@@ -263,8 +262,6 @@ class World:
                     functions.capacity, functions.burst, functions.per_s, backlog=backlog, executor=number
                 )
             )
-        for dataset, unfit in self.model.unfit.items():
-            self.post(ExecutorsIneligible(dataset, unfit))
 
     def _audit(self, action: Audit, life: int) -> None:
         if life != self.life:

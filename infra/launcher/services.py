@@ -18,9 +18,10 @@ from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment
 from superdl.sampler.embedded.children import server_binary
-from superdl.sampler.embedded.host import available_memory_bytes, parse_bytes, usable_cores
+from superdl.sampler.embedded.host import available_memory_bytes, usable_cores
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, EmbeddedError
+from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,6 @@ class LeaderServices:
             await self._start("the cache", cache_command(launch), environment, settings.cache_port)
             scheme = "rediss" if environment.get("SUPER_TLS_CERT") else "redis"
             cache = f"{scheme}://{with_port(launch.cluster.leader, settings.cache_port)}"
-            environment.pop("SUPER_CACHE_BYTES", None)  # to a coordinator it is a part of the cache's memory
         if self.ray:
             words = ["--head", "--port", str(settings.ray_port), "--include-dashboard", "false"]
             command = _ray_command(launch, words, cpus)
@@ -81,6 +81,8 @@ class LeaderServices:
             "--workers": str(cpus),
             "--owner": f"launcher-{self._run_id}",
         }
+        if settings.cache_bytes:  # one meaning: the memory of the cache server
+            environment["SUPER_CACHE_BYTES"] = str(settings.cache_bytes)
         words = [word for option in options.items() for word in option]
         command = [sys.executable, "-P", "-m", "superdl.coordinator", *words]
         await self._start("the coordinator", command, environment, settings.coordinator_port)
@@ -133,10 +135,11 @@ def cache_command(launch: Launch) -> list[str]:
     Raises:
         ConfigError: there is no server to start, or a setting cannot be used.
     """
-    environment, port = launch.environment, launch.settings.cache_port
+    environment, settings, port = launch.environment, launch.settings, launch.settings.cache_port
     cert, key = (environment.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
-    wanted = environment.get("SUPER_CACHE_BYTES", "")
-    own = parse_bytes(wanted, "SUPER_CACHE_BYTES") if wanted else available_memory_bytes() // _CACHE_SHARE
+    told = environment.get("SUPER_CACHE_BYTES") or "0"
+    wanted = settings.cache_bytes or parse_bytes(told, "SUPER_CACHE_BYTES")
+    own = max(available_memory_bytes() // _CACHE_SHARE, _LEAST_CACHE_BYTES)
     tls = [f"tls-port {port}", f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no"]
     lines = [
         f"bind {launch.address}",
@@ -145,7 +148,7 @@ def cache_command(launch: Launch) -> list[str]:
         'save ""',
         "appendonly no",
         f'dir "{launch.directory}"',
-        f"maxmemory {launch.settings.cache_bytes or max(own, _LEAST_CACHE_BYTES)}",
+        f"maxmemory {wanted or own}",
         "maxmemory-policy noeviction",
         "loglevel warning",
         *_users(Credentials.from_environment(environment)),

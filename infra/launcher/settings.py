@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from superdl.sampler.embedded.host import parse_bytes
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.sizes import parse_bytes
 
-__all__ = ["available_memory_bytes", "cache_bytes", "parse_bytes", "pool_workers", "usable_cores"]
+__all__ = ["available_memory_bytes", "cache_bytes", "pool_workers", "usable_cores"]
 
 _CACHE_SHARE = 4  # the cache takes one part in so many of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
-_UNITS = {"": 1, "b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 _ROOT = Path("/")
 
 
@@ -22,20 +20,8 @@ def cache_bytes(root: Path = _ROOT) -> int:
     Raises:
         ConfigError: the variable is no size such as ``4gb``.
     """
-    text = os.environ.get("SUPER_CACHE_BYTES", "")
-    if text:
-        return parse_bytes(text, "SUPER_CACHE_BYTES")
-    return max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
-
-
-def parse_bytes(text: str, name: str) -> int:
-    """A size such as ``4gb`` or ``268435456`` in bytes (units are powers of 1024, as Redis has them)."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?b?)\s*", text.lower())
-    unit = match[2] if match else None
-    size = int(float(match[1]) * _UNITS[unit if unit in _UNITS else f"{unit}b"]) if match else 0
-    if size < 2**20:
-        raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text!r}")
-    return size
+    wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    return wanted or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
 def pool_workers(root: Path = _ROOT) -> int:

@@ -122,7 +122,7 @@ def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
 
 
 def _no_listing(case: Case, source: Source, error: SourceError, asked_s: float) -> Finding:
-    from superdl.coordinator.aws_credentials import NO_CREDENTIALS
+    from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
 
     cause, code = error.__cause__, refusal_code(error.__cause__)
     response = getattr(cause, "response", None)
@@ -226,7 +226,7 @@ def check_region(case: Case) -> Finding:
     """Whether bucket and functions lie in one region."""
     if not case.source.startswith("s3://"):
         return skipped("the source is no bucket" if case.source else "no source is named")
-    from superdl.coordinator.catalog.regions import bucket_region
+    from superdl.coordinator.catalog.s3_client import bucket_region
     from superdl.coordinator.catalog.source import parse_source
 
     bucket = parse_source(case.source).bucket_name

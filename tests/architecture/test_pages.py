@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 
 import pytest
 
-from superdl.coordinator.__main__ import add_arguments
+from superdl.coordinator.server.settings import Settings, add_arguments
 from tests.architecture.test_imports import PACKAGES, ROOT
 
 PAGES = ["SECURITY.md", "docs/cache.md"]
@@ -19,12 +20,7 @@ def test_every_variable_of_a_page_is_read_somewhere(page):
     assert named
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    settings = re.findall(
-        r"^    ([a-z_]+): ",
-        (ROOT / "coordinator/server/settings.py").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    known = {f"SUPER_{name.upper()}" for name in settings}
+    known = {f"SUPER_{field.name.upper()}" for field in dataclasses.fields(Settings)}
     assert {name for name in named if name not in known and f'"{name}"' not in code} == set()
 
 

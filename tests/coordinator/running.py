@@ -15,13 +15,13 @@ import redis
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.service import CoordinatorService
@@ -226,15 +226,16 @@ async def running(
         executor = ScriptedExecutor(valkey.unix_url)
         manager = await manager_of(executor)
         stack.push_async_callback(manager.close)
-        engine = ObservedEngine(CoreSettings(budget_bytes=budget_bytes, **core), cache, manager.executors)
-        stack.push_async_callback(engine.close)
-        manager.tell_changes(engine.post)
         datasets = DatasetRegistry(max_age_s=300.0, lister=lister)
         stack.push_async_callback(datasets.close)
+        settings = CoreSettings(budget_bytes=budget_bytes, **core)
+        engine = ObservedEngine(settings, cache, manager.executors, datasets)
+        stack.push_async_callback(engine.close)
+        manager.tell_changes(engine.post)
         reports = ReportReader(cache, engine.post_all)
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
-        service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=cache_was_empty)
+        service = CoordinatorService(engine, reports, eligibility, cache_was_empty=cache_was_empty)
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)

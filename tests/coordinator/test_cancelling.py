@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from superdl.coordinator.cancelling import CallingThreads
+from superdl.coordinator.executors.cancelling import CallingThreads
 
 NAME = "calling-test"
 

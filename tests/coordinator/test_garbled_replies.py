@@ -11,7 +11,7 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
@@ -96,11 +96,16 @@ async def garbled_cache(valkey):
         cache = Cache(garbler.address, owner="me")
         info = await take_over(cache)
         await agree_on_golden(cache, "aa")
-        engine = Engine(CoreSettings(budget_bytes=2**24), cache, [ScriptedExecutor(garbler.address)])
+        engine = Engine(
+            CoreSettings(budget_bytes=2**24),
+            cache,
+            [ScriptedExecutor(garbler.address)],
+            DatasetRegistry(max_age_s=1.0),
+        )
         reports, outcomes = ReportReader(cache, engine.post_all), OutcomeReader(cache)
         await reports.follow("job")
         await outcomes.begin()
-        upkeep = Upkeep(cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=outcomes)
+        upkeep = Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=outcomes)
         tombstone = Tombstone("k", "r", "m", permanent=False)
         uses = {
             "info": cache.info,

@@ -105,7 +105,7 @@ def test_every_method_answers_whatever_it_is_asked(run, source, valkey):
             page = await coordinator.page(UNTOUCHED, position=start)
             assert [len(batch.sample_ids) // 16 for batch in page.batches] == [4, 4, 2][start:]
         assert not coordinator.engine.failed.done()
-        assert len(coordinator.datasets.datasets) <= 256
+        assert len(list(coordinator.datasets)) <= 256
         await coordinator.until(lambda: coordinator.engine.core.job(UNTOUCHED).counters.batches_read > 0)
 
     def fuzz(coordinator, dataset):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.cancelling import cancel_and_wait
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.server.server import _warm_and_take_over
 from tests.coordinator.executors.lambda_running import executor_for
 

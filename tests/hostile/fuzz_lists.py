@@ -105,7 +105,10 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
             assert len(str(error)) <= 4000, data[:200]  # noqa: PT017  # a refusal is right, if it is short
             return
     assert len(catalog) == len(found.labels) == len(found.keys) > 0
-    assert catalog.labels.widened().nbytes == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize
+    assert (
+        catalog.labels_at(np.arange(len(catalog))).nbytes
+        == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize
+    )
 
 
 _SPEC = JobSpec(batch_size=8, seed=-7, shuffle=True, drop_last=False, rank=0, num_replicas=4)

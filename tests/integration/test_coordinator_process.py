@@ -103,7 +103,7 @@ def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--listen", "0.0.0.0:50051"], "beyond loopback a coordinator needs TLS"),
         (["--cache", "redis://:secret@127.0.0.1"], "SUPER_CACHE_PASSWORD"),
         (["--workers", "0"], "workers is from 1"),
-        (["--cache-bytes", "many"], "cache_bytes: a size is a number"),
+        (["--cache-bytes", "many"], "cache_bytes is a size"),
         (["--log-level", "chatty"], "log_level is one of"),
         (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
         (["--executor", "rya"], "executor is one of local"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.labels import Labels
+from superdl.coordinator.catalog.catalog import Catalog
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.label_dtype import label_dtype_of
 from tests.coordinator.catalog.key_lists import read, write_jsonl, written
@@ -91,8 +91,11 @@ def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory
     labels, columns = made
     path = tmp_path_factory.getbasetemp() / "any-labels.jsonl"
     write_jsonl(path, [{"key": f"{n}", "label": label} for n, label in enumerate(labels)])
-    found = Labels(read(path).labels)
-    travelled = np.frombuffer(found.widened().tobytes(), dtype=label_dtype_of(found.dtype_text))
+    found = read(path)
+    catalog = Catalog("file:///x", found.keys, found.keys, found.labels, found.classes)
+    travelled = np.frombuffer(
+        catalog.labels_at(np.arange(len(catalog))).tobytes(), dtype=label_dtype_of(catalog.label_dtype)
+    )
     for name, column in columns.items():
         assert np.array_equal(travelled[name], column)
         assert travelled[name].dtype == column.dtype
@@ -100,8 +103,8 @@ def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory
 
 BAD = {
     "label is an empty list": ('{"key": "a", "label": []}\n', "line 1: a list has 1 to 8192 numbers"),
-    "label has an empty list": ('{"key": "a", "label": [[1], []]}\n', "line 1: 'a list of 0' stands where"),
-    "list of texts": ('{"key": "a", "label": ["x"]}\n', "line 1: a list is of numbers; not 'x'"),
+    "label has an empty list": ('{"key": "a", "label": [[1], []]}\n', "line 1: a label is a number"),
+    "list of texts": ('{"key": "a", "label": ["x"]}\n', "line 1: the label 'x' is a text"),
     "list of null": ('{"key": "a", "label": [1, null]}\n', "line 1: a label is a number.*; not 'None'"),
     "list too deep": (
         '{"key": "a", "label": ' + "[" * 9 + "1" + "]" * 9 + "}\n",
@@ -110,11 +113,11 @@ BAD = {
     "list too long": ('{"key": "a", "label": [' + "0," * 8192 + "0]}\n", "line 1: a list has 1 to 8192"),
     "longer list": (
         '{"key": "a", "label": [1, 2]}\n{"key": "b", "label": [1, 2, 3]}\n',
-        "line 2: 'a list of 3' stands where the first label has a list of 2",
+        r"line 2: '\[1, 2, 3\]' has the shape \(3,\), the first label has \(2,\)",
     ),
     "number among lists": (
         '{"key": "a", "label": [1, 2]}\n{"key": "b", "label": 1}\n',
-        "line 2: '1' stands where the first label has a list of 2",
+        r"line 2: '1' has the shape \(\), the first label has \(2,\)",
     ),
     "list among numbers": ('{"key": "a", "label": 1}\n{"key": "b", "label": [1]}\n', "line 2: .*not '.1.'"),
     "list among texts": ('{"key": "a", "label": "x"}\n{"key": "b", "label": [1]}\n', "line 2: .*not '.1.'"),

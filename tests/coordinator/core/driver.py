@@ -13,7 +13,7 @@ from superdl.coordinator.core.events import (
     Audited,
     BatchesAsked,
     BatchRead,
-    DatasetAdded,
+    DatasetFacts,
     Drop,
     ExecutorResized,
     JobOpened,
@@ -63,7 +63,7 @@ class Driver:
         self.warnings: list[Warn] = []
         self.read_backs: list[ReadBack] = []
         self.step(ExecutorResized(capacity))
-        self.step(DatasetAdded(DATASET, size, random, RECORD_BYTES, known_absent))
+        self.dataset = DatasetFacts(DATASET, size, random, RECORD_BYTES, known_absent)
 
     def step(self, event: Event, *, after_s: float = 0.0) -> list[Any]:
         """Hand in an event, some time after the last one."""
@@ -83,10 +83,18 @@ class Driver:
             kept.append(action)
         return actions
 
-    def open(self, job: str = "job", *, rank: int = 0, at: tuple[int, int] = (0, 0), **plan: Any) -> Plan:
+    def open(
+        self,
+        job: str = "job",
+        *,
+        rank: int = 0,
+        at: tuple[int, int] = (0, 0),
+        ineligible: frozenset[int] = frozenset(),
+        **plan: Any,
+    ) -> Plan:
         """Open a job."""
         made = Plan(self.size, **{"batch_size": 8, **plan})
-        self.step(JobOpened(job, DATASET, made, rank, *at))
+        self.step(JobOpened(job, self.dataset, made, rank, *at, ineligible))
         return made
 
     def ask(

@@ -79,8 +79,7 @@ def test_one_that_may_not_read_or_write_is_set_aside_too(outcome):
 
 def test_the_ineligible_get_none_of_a_dataset():
     driver = mixed(cheap=4, dear=4)
-    driver.step(ExecutorsIneligible(DATASET, frozenset({0})))
-    driver.open()
+    driver.open(ineligible=frozenset({0}))
     assert set(there(driver)) == {1}
     driver.fail(driver.requests[0], FailureKind.THROTTLED)
     driver.wait(0.1)

@@ -14,8 +14,9 @@ from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.datasets import Dataset, Listing
 from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.regions import bucket_region
+from superdl.coordinator.catalog.s3_client import bucket_region
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
@@ -27,7 +28,6 @@ from superdl.coordinator.executors import manager as manager_module
 from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.ray_executor import RayExecutor
-from superdl.coordinator.server.datasets import Dataset, Listing
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key
@@ -395,7 +395,7 @@ def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, chan
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
-        assert eligibility.event_for(dataset).executors == frozenset()
+        assert eligibility.opened(dataset) == frozenset()
         assert eligibility.warnings(dataset) == ("the executor two is missing: asleep",)
         late.comes = True
         while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
@@ -419,7 +419,7 @@ def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.ineligible(dataset) == frozenset()
         assert "no function took the request: no nodes" in eligibility.warnings(dataset)[0]
-        eligibility.event_for(dataset)
+        eligibility.opened(dataset)
         two[1].before, two[1].edit = None, REFUSE
         later_s = eligibility._clock() + eligibility_module._AGAIN_S
         monkeypatch.setattr(eligibility, "_clock", lambda: later_s)

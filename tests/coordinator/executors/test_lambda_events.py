@@ -11,7 +11,6 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.cancelling import cancel_and_wait
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionLostError,
@@ -19,6 +18,7 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
 )
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import pytest
 
-from superdl.coordinator.server.settings import Settings, load_settings, parse_bytes
+from superdl.coordinator.server.settings import Settings, add_arguments, load_settings
 from superdl.super_wire.errors import ConfigError
 
 
@@ -22,67 +23,48 @@ def toml(tmp_path):
     return write
 
 
-def test_without_sources_there_are_defaults():
-    assert load_settings({}, {}) == Settings()
-
-
 def test_arguments_win_over_variables_over_the_file_over_defaults(toml):
     file = toml("workers = 2\nrequest_samples = 2\nlookahead_batches = 2\n")
-    environment = {"SUPER_WORKERS": "3", "SUPER_REQUEST_SAMPLES": "3"}
-    settings = load_settings({"workers": 4}, environment, file)
+    environment = {"SUPER_WORKERS": "3", "SUPER_REQUEST_SAMPLES": "3", "SUPER_LISTEN": ""}
+    assert load_settings({}, {}) == load_settings({"listen": None}, {"SUPER_LISTEN": ""}) == Settings()
+    settings = load_settings({"workers": 4, "listen": None}, environment, file)
     assert (settings.workers, settings.request_samples, settings.lookahead_batches) == (4, 3, 2)
     assert settings.catalog_max_age_s == Settings().catalog_max_age_s
 
 
-def test_what_was_not_given_hides_nothing():
-    settings = load_settings({"workers": None}, {"SUPER_WORKERS": "3", "SUPER_LISTEN": ""})
-    assert settings.workers == 3
-    assert settings.listen == Settings().listen
+OTHERS = {
+    "cache_bytes": ("1.5gb", 3 * 2**29),
+    "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+    "token": ("sixteen-or-more1", "sixteen-or-more1"),
+    "listen": ("127.0.0.1:7", "127.0.0.1:7"),
+    "health_listen": ("127.0.0.1:50052", "127.0.0.1:50052"),
+    "executor": ("local,lambda", "local,lambda"),
+    "file_roots": ("/data:/more", "/data:/more"),
+    "log_level": ("debug", "DEBUG"),
+    "lambda_invocation": ("Event", "Event"),
+    "ray_nodes": ("all", "all"),
+    "function_memory_mb": ("512", 512),
+    "ray_cpus_per_function": ("0.5", 0.5),
+}
+"""What cannot be any text or number of its type."""
 
 
-def test_every_setting_can_be_given_as_a_variable():
-    given = {
-        "listen": ("127.0.0.1:50051", "127.0.0.1:50051"),
-        "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
-        "executor": ("local", "local"),
-        "function": ("mine:handler", "mine:handler"),
-        "workers": ("7", 7),
-        "cache_bytes": ("1.5gb", 3 * 2**29),
-        "lookahead_batches": ("9", 9),
-        "request_samples": ("11", 11),
-        "request_timeout_s": ("2.5", 2.5),
-        "catalog_max_age_s": ("60", 60.0),
-        "catalog_max_samples": ("1000", 1000),
-        "lease_s": ("20", 20.0),
-        "function_memory_mb": ("512", 512),
-        "prices": ("mine.toml", "mine.toml"),
-        "max_usd": ("2.5", 2.5),
-        "max_usd_per_hour": ("1", 1.0),
-        "owner": ("me", "me"),
-        "insecure": ("true", True),
-        "tls_cert": ("server.pem", "server.pem"),
-        "tls_key": ("server.key", "server.key"),
-        "tls_client_ca": ("clients.pem", "clients.pem"),
-        "token": ("sixteen-or-more1", "sixteen-or-more1"),
-        "token_file": ("tokens.txt", "tokens.txt"),
-        "health_listen": ("127.0.0.1:50052", "127.0.0.1:50052"),
-        "file_roots": ("/data:/more", "/data:/more"),
-        "lambda_function": ("mine:live", "mine:live"),
-        "lambda_region": ("eu-west-1", "eu-west-1"),
-        "lambda_endpoint_url": ("http://127.0.0.1:9001", "http://127.0.0.1:9001"),
-        "lambda_invocation": ("Event", "Event"),
-        "lambda_concurrency": ("500", 500),
-        "lambda_warm": ("0", 0),
-        "ray_address": ("10.0.0.1:6379", "10.0.0.1:6379"),
-        "ray_nodes": ("all", "all"),
-        "ray_cpus_per_function": ("0.5", 0.5),
-        "ray_shared_files": ("true", True),
-        "exit_with_stdin": ("true", True),
-        "log_level": ("debug", "DEBUG"),
-    }
-    assert set(given) == {field.name for field in dataclasses.fields(Settings)}
+def test_every_setting_can_be_given_as_a_variable_and_all_but_tokens_as_an_argument():
+    of_type = {"bool": ("true", True), "int": ("7", 7), "float": ("2.5", 2.5), "str": ("any", "any")}
+    given = {one.name: OTHERS.get(one.name, of_type[one.type]) for one in dataclasses.fields(Settings)}
+    expected = {name: value for name, (_, value) in given.items()}
     settings = load_settings({}, {f"SUPER_{name.upper()}": text for name, (text, _) in given.items()})
-    assert dataclasses.asdict(settings) == {name: value for name, (_, value) in given.items()}
+    assert dataclasses.asdict(settings) == expected
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = [
+        word
+        for name, (text, value) in given.items()
+        if name != "token"
+        for word in [f"--{name.replace('_', '-')}", text][: 1 if value is True else 2]
+    ]
+    settings = load_settings(vars(parser.parse_args(words)), {})
+    assert dataclasses.asdict(settings) == expected | {"token": ""}
 
 
 def test_a_file_gives_typed_values(toml):
@@ -161,18 +143,12 @@ def test_an_ill_typed_variable_is_named(variable, text):
         ("catalog_max_age_s", -1.0),
         ("executor", "lambada"),
         ("log_level", "CHATTY"),
+        ("cache_bytes", 2**60 + 1),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):
     with pytest.raises(ConfigError, match=f"{name} is .*{value}"):
         load_settings({name: value}, {})
-
-
-def test_addresses_are_checked():
-    with pytest.raises(ConfigError, match="beyond loopback"):
-        Settings(listen="0.0.0.0:50051")
-    with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD"):
-        Settings(cache="redis://:secret@127.0.0.1:6379")
 
 
 @pytest.mark.parametrize("name", ["token", "tls_key"])
@@ -182,15 +158,11 @@ def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
     assert "1234567890123456" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
-        load_settings({}, {}, str(tmp_path / "missing.toml"))
-
-
-@pytest.mark.parametrize("content", [b"workers = ", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", [None, b"workers = ", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path, content):
     file = tmp_path / "broken.toml"
-    file.write_bytes(content)
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
         load_settings({}, {}, str(file))
 
@@ -198,32 +170,3 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content):
 def test_unknown_settings_of_a_file_are_named(toml):
     with pytest.raises(ConfigError, match="unknown settings: pool, wokers; there are .*listen, "):
         load_settings({}, {}, toml("wokers = 2\npool = 1\n"))
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        ("0", 0),
-        ("1048576", 2**20),
-        ("10b", 10),
-        ("4gb", 4 * 2**30),
-        ("4G", 4 * 2**30),
-        ("512MB", 512 * 2**20),
-        (" 1.5 kb ", 1536),
-        ("2tb", 2 * 2**40),
-        ("9007199254740993", 2**53 + 1),
-    ],
-)
-def test_sizes_are_read_exactly(text, size_bytes):
-    assert parse_bytes(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "gb", "-1", "1e9", "4xb", "4 g b", "1,5gb", "٤gb", "nan", "9" * 5000])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ConfigError, match="such as 4gb"):
-        parse_bytes(text)
-
-
-def test_a_size_beyond_all_memory_is_out_of_range():
-    with pytest.raises(ConfigError, match="cache_bytes is from 0 to"):
-        load_settings({"cache_bytes": "9" * 20}, {})

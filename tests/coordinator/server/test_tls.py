@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import ssl
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from superdl.coordinator.server import tls as tls_module
 from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
@@ -108,6 +110,19 @@ def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_p
             ServerTls(*given)
         assert secret not in str(caught.value)
         assert broken.splitlines()[1] not in str(caught.value)
+
+
+def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certificates, caplog, monkeypatch):
+    for pair, days, expected in (
+        (certificates.server, 30, (logging.WARNING, "ends at")),
+        (certificates.server, 0, None),
+        (certificates.expired, 0, (logging.ERROR, "clients refuse it")),
+    ):
+        caplog.clear()
+        monkeypatch.setattr(tls_module, "_WARN_DAYS", days)
+        ServerTls(pair.cert_file, pair.key_file)
+        assert [record.levelno for record in caplog.records] == ([expected[0]] if expected else [])
+        assert not expected or expected[1] in caplog.text
 
 
 def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):

@@ -16,7 +16,7 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.cache.sweeping import Sweep
+from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
@@ -59,12 +59,15 @@ async def kept(valkey):
 async def kept_at(address):
     cache = Cache(address, owner="me")
     info = await cache.info()
-    engine = Engine(CoreSettings(budget_bytes=info.budget(0)), cache, [ScriptedExecutor(address)])
+    engine = Engine(
+        CoreSettings(budget_bytes=info.budget(0)),
+        cache,
+        [ScriptedExecutor(address)],
+        DatasetRegistry(max_age_s=1.0),
+    )
     reports = ReportReader(cache, engine.post_all)
     try:
-        yield Upkeep(
-            cache, engine, reports, Sweep(cache, list), info=info, golden="aa", outcomes=OutcomeReader(cache)
-        )
+        yield Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=OutcomeReader(cache))
     finally:
         await engine.close()
         await cache.close()
@@ -129,14 +132,12 @@ def test_it_stays_while_no_job_is_open(small):
     assert left(small) == records
 
 
-def test_it_stays_while_there_is_room(small, source, serving_loop):
-    records = fill(small, 0.6)
-    assert records_after_a_look(small, source, serving_loop) == records
-
-
-def test_it_stays_while_its_readers_may_come_back(small, source, serving_loop):
-    records = fill(small, 0.92)
-    assert records_after_a_look(small, source, serving_loop, settled=False) == records
+@pytest.mark.parametrize(("share", "settled"), [(0.6, True), (0.92, False)], ids=["room", "may come back"])
+def test_it_stays_while_there_is_room_or_its_readers_may_come_back(
+    small, source, serving_loop, share, settled
+):
+    records = fill(small, share)
+    assert records_after_a_look(small, source, serving_loop, settled=settled) == records
 
 
 def told_after(address, fault):
@@ -206,6 +207,13 @@ def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     slot = key_slot(b"any")
     assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
 
+    def empty_all():
+        for node in valkey_cluster.nodes:
+            node.restart_empty()
+        valkey_cluster.wait_until_ready()
+
+    assert told_after(valkey_cluster.url, empty_all) == {CacheReset}
+
 
 def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
@@ -228,15 +236,6 @@ def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypa
     asyncio.run(work())
 
 
-def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
-    def empty():
-        for node in valkey_cluster.nodes:
-            node.restart_empty()
-        valkey_cluster.wait_until_ready()
-
-    assert told_after(valkey_cluster.url, empty) == {CacheReset}
-
-
 def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
     async def work():
         async with kept(small) as upkeep:
@@ -249,7 +248,7 @@ def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was
                 budgets.append(upkeep._engine.core.budget_bytes / 2**20)
             return budgets
 
-    assert asyncio.run(work()) == [6, 3, 20, 6]
+    assert asyncio.run(work()) == [6, 3, 15, 6]
 
 
 def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):

@@ -9,7 +9,6 @@ import pytest
 from superdl.sampler.embedded.host import (
     available_memory_bytes,
     cache_bytes,
-    parse_bytes,
     pool_workers,
     usable_cores,
 )
@@ -75,19 +74,6 @@ def test_the_variable_wins(root, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_BYTES", "plenty")
     with pytest.raises(ConfigError, match=r"SUPER_CACHE_BYTES.*'plenty'"):
         cache_bytes(root)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("4gb", 4 * GIB), ("4G", 4 * GIB), (" 500 MB ", 500 * 2**20), ("1048576", 2**20)]
-)
-def test_sizes(text, size):
-    assert parse_bytes(text, "x") == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1gb", "4 gigs", "1023kb", "nan"])
-def test_no_sizes(text):
-    with pytest.raises(ConfigError, match="at least 1mb"):
-        parse_bytes(text, "x")
 
 
 @pytest.mark.parametrize(

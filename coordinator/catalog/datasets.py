@@ -1,14 +1,13 @@
-"""Datasets that samplers have registered: their listing, its progress, and the sample ids of what it found.
+"""The registry of datasets: their listings, the sample ids of what these found, and which of them are open.
 
 Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
-Listing itself is :mod:`superdl.coordinator.catalog`'s, in a thread of its own. Ids of a random recipe are
-wanted twice, when functions are asked for the sample and when the sampler is told of its batch: a
-direct-mapped cache in arrays keeps those that were derived lately, in bounded memory.
+Datasets of equal content are one to jobs, to the core and to the cache: their content is their name there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -19,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.catalog import Catalog, ListingCancelledError, list_source
+from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Dataset", "DatasetRegistry", "Listing", "RecentIds"]
@@ -49,10 +50,13 @@ _NONE = np.int64(-1)
 
 
 class RecentIds:
-    """Up to 131,072 ids, 3 MB once it is used; what takes the same slot puts another out."""
+    """A direct-mapped cache of up to 131,072 ids of a random recipe, 3 MB once it is used.
+
+    Each id is wanted twice: when functions are asked for the sample, and when a sampler asks for its batch.
+    """
 
     def __init__(self) -> None:
-        self._tags: NDArray[np.int64] | None = None
+        self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._ids: NDArray[np.uint8] = np.empty((0, ID_BYTES), dtype=np.uint8)
 
     def ids(
@@ -61,7 +65,7 @@ class RecentIds:
         """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
-        if self._tags is None:
+        if not self._tags.size:
             self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
             self._ids = np.empty((_SLOTS, ID_BYTES), dtype=np.uint8)
         slots = indices & np.int64(_SLOTS - 1)
@@ -78,7 +82,7 @@ class RecentIds:
 
 @dataclass(slots=True)
 class Listing:
-    """One listing of a source, under way or ended; ``listed`` samples so far."""
+    """A listing of a source, under way or ended; ``listed`` samples so far."""
 
     source: str
     key_list: str
@@ -93,7 +97,7 @@ class Listing:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether there is a catalog or an error."""
         return self.catalog is not None or self.error is not None
 
 
@@ -115,16 +119,13 @@ class Dataset:
 
     @property
     def catalog(self) -> Catalog:
-        """The listed samples.
-
-        Raises:
-            SuperError: the listing has failed, or has not ended yet.
-        """
+        """The listed samples; ``SuperError`` if the listing has failed, or has not ended yet."""
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
-            msg = f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
-            raise SourceError(msg)
+            raise SourceError(
+                f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
+            )
         return self.listing.catalog
 
     @property
@@ -147,20 +148,18 @@ class Dataset:
                 indices, epoch, lambda missing: catalog.sample_ids(digest, (seed, epoch), missing)
             )
         if self.all_ids is None:
-            msg = f"{self.listing.source}: ids are asked for before they are known"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
         return self.all_ids[indices].tobytes()
 
 
 class DatasetRegistry:
-    """The datasets that were registered last, and the listings they share.
-
-    A few sources are listed at once, on threads of their own, and a bounded number waits for its turn.
+    """The datasets that were registered last, those that are open, and the listings that they share.
 
     Args:
-        max_age_s: how old a listing may be for a new run. capacity: how many datasets are remembered; a job
-        remembers its own. clock: seconds on a clock that does not go back. lister: lists a source, see
-        :func:`superdl.coordinator.catalog.list_source`; called in a thread of its own.
+        max_age_s: how old a listing may be for a new run.
+        capacity: how many registered datasets are remembered; those that are open stay beside them.
+        clock: seconds on a clock that does not go back.
+        lister: lists a source as :func:`superdl.coordinator.catalog.lister.list_source` does, in a thread.
     """
 
     def __init__(
@@ -176,6 +175,8 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
+        self.opened: dict[bytes, Dataset] = {}
+        """Those that jobs read or read of late, by their content."""
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
@@ -183,8 +184,7 @@ class DatasetRegistry:
     def register(self, source: str, recipe: Recipe, key_list: str, run_id: str) -> Dataset:
         """The dataset of these facts; its listing is begun if no fitting one is there.
 
-        Raises:
-            CoordinatorError: too many other listings have not ended yet.
+        ``CoordinatorError`` if too many other listings have not ended yet.
         """
         dataset_id = digest128(source.encode(), key_list.encode(), recipe.json.encode(), run_id.encode())
         known = self.get(dataset_id)
@@ -195,13 +195,24 @@ class DatasetRegistry:
         self._forget_some()
         return dataset
 
-    @property
-    def datasets(self) -> list[Dataset]:
-        """All that are registered, those too that are still being listed."""
-        return list(self._datasets.values())
+    def __iter__(self) -> Iterator[Dataset]:
+        """All that are registered, those too that are still being listed, and all that are open."""
+        return iter([*self._datasets.values(), *self.opened.values()])
+
+    def __getitem__(self, content: bytes) -> Dataset:
+        """The open dataset of a content digest."""
+        return self.opened[content]
+
+    def open(self, dataset: Dataset) -> None:
+        """A job reads a listed dataset: remember it until :meth:`close_unknown`."""
+        self.opened.setdefault(dataset.content, dataset)
+
+    def close_unknown(self, is_known: Callable[[bytes], bool]) -> None:
+        """Let go of open datasets whose content is known no more."""
+        self.opened = {content: one for content, one in self.opened.items() if is_known(content)}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
-        """The dataset of that id, if it is registered."""
+        """The dataset that was registered with this id, if it is remembered."""
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)
@@ -209,18 +220,13 @@ class DatasetRegistry:
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
         """Wait until the listing has ended or found more than ``listed``, at most ``wait_s``; once it has
-        ended, until the ids are derived as well.
-
-        Raises:
-            SuperError: what ended the listing.
+        ended, until the ids are derived as well. What ended the listing is raised as a ``SuperError``.
         """
         listing = dataset.listing
         async with listing.changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await listing.changed.wait_for(lambda: listing.ended or listing.listed > listed)
-            except TimeoutError:
-                return
         if listing.ended:
             await self._derive_ids(dataset)
 
@@ -235,19 +241,17 @@ class DatasetRegistry:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _listing(self, source: str, key_list: str, run_id: str) -> Listing:
-        same = [one for one in self._listings if (one.source, one.key_list) == (source, key_list)]
-        for listing in same:
+        for listing in self._listings:
             fresh = not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
-            if listing.error is None and (run_id in listing.runs or fresh):
+            is_same = (listing.source, listing.key_list) == (source, key_list)
+            if is_same and listing.error is None and (run_id in listing.runs or fresh):
                 listing.runs.add(run_id)
                 return listing
         under_way = sum(not one.ended for one in self._listings)
         if under_way >= _LISTINGS_MAX:
-            msg = (
-                f"this coordinator is listing {under_way} sources already: register this one when some of "
-                "them have ended"
+            raise CoordinatorError(
+                f"this coordinator is listing {under_way} sources already: ask again later"
             )
-            raise CoordinatorError(msg)
         listing = Listing(source, key_list, runs={run_id})
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
         self._listings.append(listing)
@@ -275,19 +279,13 @@ class DatasetRegistry:
                 listing.listed = listed
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
+        place = listing.source, listing.key_list or None
         try:
             catalog = await loop.run_in_executor(
-                self._threads,
-                self._lister,
-                listing.source,
-                listing.key_list or None,
-                progress,
-                listing.cancelled,
+                self._threads, self._lister, *place, progress, listing.cancelled
             )
         except ListingCancelledError:
-            listing.error = SourceError(
-                f"listing {listing.source} was cancelled: nobody asked for it any more"
-            )
+            listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
         except SuperError as error:
             listing.error = error
         except Exception as error:  # noqa: BLE001  # logged and told; else whoever polls would wait for ever

@@ -1,0 +1,161 @@
+"""Where a coordinator listens and whom it lets in: settings, and what they need beside each other.
+
+Beyond this machine a coordinator listens with TLS and a token, and reaches its cache by TLS; ``insecure``
+says otherwise. On loopback and unix sockets nothing of it is needed. Credentials of the cache are no
+settings: see :class:`superdl.super_wire.cache.Credentials`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from superdl.coordinator.catalog.source import parse_roots
+from superdl.coordinator.executors.base import setting
+from superdl.super_wire.cache import CacheAddress, Credentials
+from superdl.super_wire.coordinator_credentials import tokens_given
+from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.errors import ConfigError
+
+__all__ = [
+    "TrustSettings",
+    "check_listen_address",
+    "file_stamp",
+    "leaves_this_machine",
+    "socket_path",
+    "warn_if_insecure",
+]
+
+_log = logging.getLogger(__name__)
+
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+_PORT_MAX = 65_535
+_SOCKET_PATH_BYTES = 107  # what fits into the kernel's sockaddr_un
+
+
+@dataclass(frozen=True)
+class TrustSettings:
+    """Addresses, certificates and tokens. Secrets are no arguments: ``token`` has commas between tokens, and
+    ``tls_key`` may be the PEM text itself, as ``tls_cert`` and ``tls_client_ca`` may.
+    """
+
+    listen: str = setting("127.0.0.1:50051", "host:port or unix:/path (127.0.0.1:50051)")
+    cache: str = setting(
+        "redis://127.0.0.1:6379", "redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)"
+    )
+    insecure: bool = setting(False, "allow what is not on this machine without TLS and a token")
+    tls_cert: str = setting("", "PEM file of this server's certificate chain")
+    tls_key: str = setting("", "PEM file of its key", secret=True)
+    tls_client_ca: str = setting("", "PEM file: clients must show a certificate of this authority")
+    token: str = setting("", secret=True)
+    token_file: str = setting("", "tokens, one in each line, of which clients must know one")
+    health_listen: str = setting("", "another address, on this machine, for the health service alone")
+    file_roots: str = setting(
+        "", "directories for file:// sources and key lists (any, or none where others reach it)"
+    )
+
+    def check_trust(self) -> None:
+        """See that addresses, certificates and tokens belong together.
+
+        Raises:
+            ConfigError: what is missing or must not be, with the remedy.
+        """
+        check_listen_address(self.listen)
+        Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
+        tokens_given(self.token, "token")
+        parse_roots(self.file_roots)
+        self._check_certificates()
+        if self.health_listen:
+            check_listen_address(self.health_listen, "health_listen")
+            if leaves_this_machine(self.health_listen):
+                raise ConfigError(
+                    f"health_listen={self.health_listen} is beyond loopback, and it answers without TLS and "
+                    "token. From elsewhere, ask the health service at listen"
+                )
+            if self.health_listen == self.listen:
+                raise ConfigError(f"health_listen and listen are both {self.listen}: name another address")
+        if self.lacks and not self.insecure:
+            raise ConfigError(
+                f"listen={self.listen}: beyond loopback a coordinator needs TLS and a token, and this one "
+                f"has {self.lacks}: set tls_cert and tls_key, and token or token_file; or listen on "
+                "127.0.0.1 or a unix socket, and use an SSH tunnel from elsewhere; or, in a network that "
+                "nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
+            )
+
+    @property
+    def lacks(self) -> str:
+        """What an address beyond this machine needs and has not, in words."""
+        if not leaves_this_machine(self.listen):
+            return ""
+        has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
+        if has_tls:
+            return "" if has_token else "no token"
+        return "no TLS" if has_token else "neither"
+
+    def _check_certificates(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise ConfigError(f"{given} is set and {other} is not: they belong together")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ConfigError("tls_client_ca is set and tls_cert is not: who asks for certificates shows one")
+        if self.tls_cert and socket_path(self.listen) is not None:
+            raise ConfigError(
+                f"listen={self.listen}: nobody listens in on a unix socket, so there is no TLS on it: leave "
+                "tls_cert, tls_key and tls_client_ca out, or listen on host:port"
+            )
+
+
+def warn_if_insecure(settings: TrustSettings) -> None:
+    """Say what ``insecure`` allows here and now, loudly; nothing if it allows nothing."""
+    if settings.lacks:
+        _log.warning(
+            "INSECURE: listening on %s with %s: whoever reaches this port may read what functions can read, "
+            "and spend your money",
+            settings.listen,
+            settings.lacks,
+        )
+    cache = CacheAddress.parse(settings.cache)
+    if not (cache.local or cache.tls):
+        _log.warning("INSECURE: the cache's password and all samples go to %s in plain text", settings.cache)
+
+
+def socket_path(listen: str) -> str | None:
+    """The path of ``unix:/path`` or ``unix:///path``; ``None`` for ``host:port``."""
+    if not listen.startswith("unix:"):
+        return None
+    path = listen.removeprefix("unix:")
+    return path.removeprefix("//") if path.startswith("///") else path
+
+
+def check_listen_address(listen: str, name: str = "listen") -> None:
+    """Raise :class:`ConfigError`, which names the setting, unless a server can listen there."""
+    path = socket_path(listen)
+    if path is None:
+        match = _HOST_AND_PORT.fullmatch(listen)
+        if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
+            raise ConfigError(f"{name} is host:port or unix:/path; not {listen!r}")
+        return
+    if not path.startswith("/") or path.endswith("/"):
+        raise ConfigError(f"{name}={listen}: a unix socket is named by its absolute path; not {path!r}")
+    if (size := len(os.fsencode(path))) > _SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{name}={listen}: a socket's path has at most {_SOCKET_PATH_BYTES} bytes, this one {size}"
+        )
+
+
+def leaves_this_machine(listen: str) -> bool:
+    """Whether a server that listens there can be reached from elsewhere."""
+    match = _HOST_AND_PORT.fullmatch(listen)
+    return match is not None and not is_loopback(match["v6"] or match["host"])
+
+
+def file_stamp(path: str) -> tuple[int, ...]:
+    """What tells whether a file has changed, or come and gone."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,28 @@
+"""The one parser of sizes: trainers, coordinators and launchers read the same settings."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from superdl.super_wire.errors import ConfigError
+
+__all__ = ["parse_bytes"]
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """A size in bytes; units are powers of 1024, as in Redis's settings. 0 stands for the default.
+
+    >>> parse_bytes("1.5gb", "cache_bytes")
+    1610612736
+
+    Raises:
+        ConfigError: it is no size, or below 1 MiB: who writes 4 means 4gb. The message begins with ``name``.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
+    size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
+    if size_bytes < 2**20 and size_bytes != 0:
+        raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text[:80]!r}")
+    return size_bytes
