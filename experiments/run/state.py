@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from superdl.cost.bill import bill_of
+from superdl.cost.bill import EpochUse, PaidByHour, bill_of
+from superdl.experiments.loader_counters import added
 from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.output import write_json
 from superdl.experiments.records import Listener
@@ -163,8 +164,8 @@ class RunState(Listener):
             loader_settings=self.loader_settings,
             rest=self.rest,
             bill=bill_of(
-                self.epochs,
-                cost=self.spec.cost,
+                [_use_of(epoch) for epoch in self.epochs],
+                hired=PaidByHour(**asdict(self.spec.cost)),
                 executor=self.executor,
                 wall_s=wall_s,
                 prices=self.prices,
@@ -175,6 +176,13 @@ class RunState(Listener):
             strategy=strategy_name(self.spec.training.strategy, self.ranks.process),
             precision=str(compute_type(self.spec.training.precision, self.device)).removeprefix("torch."),
         )
+
+
+def _use_of(epoch: EpochSummary) -> EpochUse:
+    """An epoch as the bill has it. What the coordinator did not tell of one pass is counted for the next."""
+    passes = [one for _, one in epoch.splits()]
+    counted = added([one.job for one in passes if one.job is not None])
+    return EpochUse(epoch.epoch, sum(one.wall_s for one in passes), epoch.train.samples, counted)
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:

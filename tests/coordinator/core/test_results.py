@@ -62,7 +62,7 @@ def test_what_was_cached_is_resident_and_counted():
     assert driver.in_state(S.RESIDENT) == [0, 1, 2, 3]
     counters = driver.core.job("job").counters
     assert (counters.samples_produced, counters.record_bytes, counters.source_bytes) == (4, 4000, 10)
-    assert (counters.fetch_us, counters.decode_us, counters.push_us) == (1, 2, 3)
+    assert (counters.fetch_s, counters.decode_s, counters.push_s) == (1e-6, 2e-6, 3e-6)
     assert (counters.invocations, counters.requests_in_flight) == (1, 0)
 
 
