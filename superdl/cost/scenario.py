@@ -151,22 +151,12 @@ class Scenario:
         return asdict(self)
 
 
-_TINY_BYTES = 2_100
-
 PRESETS = {
     "imagenet": Scenario(name="imagenet"),
-    "tiny-imagenet": Scenario(
-        name="tiny-imagenet",
-        samples=100_000,
-        source_bytes=_TINY_BYTES,
-        function_cpu_ms=0.37,
-        disk_cpu_ms=0.36,
-        s3_cpu_ms=1.10,
-    ),
     "tiny-imagenet-64": Scenario(
         name="tiny-imagenet-64",
         samples=100_000,
-        source_bytes=_TINY_BYTES,
+        source_bytes=2_100,
         record_bytes=12_352,
         images_per_s=4000.0,
         function_cpu_ms=0.096,
@@ -175,18 +165,13 @@ PRESETS = {
         read_cpu_ms=0.0129,
     ),
 }
-"""Workloads that are known by name: uint8 at 224x224, or at 64x64 where the name says so."""
+"""Workloads that are known by name: uint8 at 224x224, or at 64x64."""
 
-_ENLARGED = "derived: as measured at 64x64, 0.22 ms for making 224x224 of it, 0.05 ms for 140 KB more"
-_SMALL = "assumed: a small network at 64x64 on a T4; set your own"
 _BASES = {
-    "tiny-imagenet": {
+    "tiny-imagenet-64": {
         "source_bytes": "assumed: about what its files have",
-        "function_cpu_ms": _ENLARGED,
-        "disk_cpu_ms": _ENLARGED,
-        "s3_cpu_ms": _ENLARGED,
-    },
-    "tiny-imagenet-64": {"source_bytes": "assumed: about what its files have", "images_per_s": _SMALL},
+        "images_per_s": "assumed: a small network at 64x64 on a T4; set your own",
+    }
 }
 """Where a preset's own figures are from."""
 

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import MONTH_HOURS, PARTS, Period, bills, produced
-from superdl.cost.reuse import cache_samples, embedded_reuse, reuse
+from superdl.cost.model import (
+    MONTH_HOURS,
+    PARTS,
+    Period,
+    bills,
+    cache_samples,
+    embedded_reuse,
+    produced,
+    reuse,
+)
 from superdl.cost.scenario import PRESETS, Scenario
 from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import load_points

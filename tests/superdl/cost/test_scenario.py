@@ -64,5 +64,5 @@ def test_what_cannot_be_reckoned_with_is_refused(text, reason):
 
 
 def test_an_unknown_preset_is_told_with_those_there_are():
-    with pytest.raises(ConfigError, match="imagenet, tiny-imagenet, tiny-imagenet-64; not 'cifar'"):
+    with pytest.raises(ConfigError, match="imagenet, tiny-imagenet-64; not 'cifar'"):
         load_scenario("cifar")
