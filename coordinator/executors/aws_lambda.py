@@ -164,16 +164,6 @@ class LambdaExecutor(Executor):
         """Where Lambda only takes the event."""
         return settings.lambda_invocation == "Event"
 
-    @classmethod
-    def functions_at_once(cls, settings: LambdaSettings) -> int:
-        """As many as are set."""
-        return settings.lambda_concurrency
-
-    @classmethod
-    def region_of(cls, settings: LambdaSettings) -> str:
-        """The region that is set; else AWS's own settings have one."""
-        return settings.lambda_region
-
     @property
     def target(self) -> Target:
         """Which function it is, with its region."""

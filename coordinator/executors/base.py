@@ -176,16 +176,6 @@ class Executor(Protocol):
         """Whether its answers come through the cache, and not by return."""
         return False
 
-    @classmethod
-    def functions_at_once(cls, settings: Any) -> int:  # noqa: ARG003  # others look at their settings
-        """How many functions run at once at most, as far as settings say; else 0."""
-        return 0
-
-    @classmethod
-    def region_of(cls, settings: Any) -> str:  # noqa: ARG003  # others look at their settings
-        """The AWS region that its functions run in, as far as settings say; else empty."""
-        return ""
-
     @property
     def remote(self) -> bool:
         """Whether its functions run on other machines, which see none of this one's files."""

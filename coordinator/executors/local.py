@@ -103,11 +103,6 @@ class LocalExecutor(Executor):
         """See :class:`superdl.coordinator.executors.base.Executor`."""
         return cls(settings.workers, function=context.function, environment=context.environment)
 
-    @classmethod
-    def functions_at_once(cls, settings: LocalSettings) -> int:
-        """One in each worker."""
-        return settings.workers
-
     @property
     def scaling(self) -> Scaling:
         """One request for each worker, and as many that wait."""

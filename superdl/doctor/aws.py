@@ -13,7 +13,6 @@ import json
 import os
 import re
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,46 +40,33 @@ _DEFAULT_REGION = "us-east-1"
 _CONNECT_TIMEOUT_S = 4
 _READ_TIMEOUT_S = 10
 _ATTEMPTS = 2
-_SOON_S = 3600
 _STACK_S = 30.0
 
 _DENIED = frozenset(
     {"401", "403", "AccessDenied", "AccessDeniedException", "AllAccessDisabled", "UnauthorizedAccess"}
     | {"UnauthorizedOperation"}
 )
+_CLOCK = "set this machine's clock right (NTP): what is signed by another time is refused"
+_RENEW = "renew the credentials: they have run out (aws sso login, or export new ones)"
+_CORRECT = "correct the access key and its secret: whoever answers does not know this pair"
 _MENDED = {
-    **dict.fromkeys(
-        ("RequestTimeTooSkewed", "RequestExpired"),
-        "set this machine's clock right (NTP): what is signed by another time is refused",
-    ),
-    **dict.fromkeys(
-        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
-        "renew the credentials: they have run out (aws sso login, or export new ones)",
-    ),
-    **dict.fromkeys(
-        (
-            *("InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch"),
-            *("IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException"),
-        ),
-        "correct the access key and its secret: whoever answers does not know this pair",
-    ),
+    "RequestTimeTooSkewed": _CLOCK,
+    "RequestExpired": _CLOCK,
+    "ExpiredToken": _RENEW,
+    "ExpiredTokenException": _RENEW,
+    "TokenRefreshRequired": _RENEW,
+    "InvalidAccessKeyId": _CORRECT,
+    "InvalidClientTokenId": _CORRECT,
+    "InvalidToken": _CORRECT,
+    "SignatureDoesNotMatch": _CORRECT,
+    "IncompleteSignature": _CORRECT,
+    "InvalidSignatureException": _CORRECT,
+    "UnrecognizedClientException": _CORRECT,
 }
 # Some services refuse another time by the code of a wrong signature, some stores by that of a missing right.
 _OF_ANOTHER_TIME = re.compile(r"signature (expired|not yet current)|request time", re.IGNORECASE)
 
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
-_METHODS = {
-    "assume-role": "a role that a profile assumes",
-    "assume-role-with-web-identity": "a role by web identity",
-    "config-file": "the AWS config file",
-    "container-role": "the container's role",
-    "custom-process": "a credential process",
-    "env": "the environment",
-    "iam-role": "this machine's role",
-    "shared-credentials-file": "the AWS credentials file",
-    "sso": "a login by SSO",
-}
-
 _STACK_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:aws[a-z-]*:cloudformation:.+")
 _STACK_HOWTO = (
     "write what aws cloudformation describe-stacks --stack-name NAME prints into a file and name that"
@@ -155,7 +141,7 @@ def note_date(case: Case, name: str, answer: Mapping[str, Any], asked_s: float) 
 
 
 def check_credentials(case: Case) -> Finding:
-    """The identity with which this machine asks S3 and Lambda: whose, where from, for how long."""
+    """The identity with which this machine asks S3 and Lambda: whose, and where from."""
     executors = executor_classes(case.settings.executors)
     if not (case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)):
         return skipped(f"nothing that was named needs AWS ({case.source or 'no source'})")
@@ -165,7 +151,7 @@ def check_credentials(case: Case) -> Finding:
     try:
         session = boto3.session.Session()
         credentials = session.get_credentials()
-        case.aws_region = session.region_name or os.environ.get("AWS_REGION", "")
+        region = session.region_name or os.environ.get("AWS_REGION", "")
         if credentials is not None:
             credentials.get_frozen_credentials()  # renews what has run out
     except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: renewed, and run out already
@@ -175,49 +161,33 @@ def check_credentials(case: Case) -> Finding:
             why = "this machine has no AWS credentials; with a coordinator named it needs none"
             return skipped(why, f"to look at the bucket from here, {_HOWTO}")
         return bad("this machine has no AWS credentials", _HOWTO)
-    kind = _METHODS.get(credentials.method, str(credentials.method))
     # Where the object store is another's than AWS, AWS's identities say nothing.
     store = os.environ.get("SUPER_S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
     if store and not (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_STS")):
-        return good(f"from {kind}; the store is not AWS, so whose they are is not asked")
-    return _identified(case, kind, _minutes_left(credentials))
+        return good(f"from {credentials.method}; the store is not AWS, so whose they are is not asked")
+    return _identified(case, str(credentials.method), region)
 
 
-def _minutes_left(credentials: Any) -> float | None:
-    """Until the environment's credentials run out, if that is soon; nothing renews them."""
-    try:
-        ends_s = datetime.fromisoformat(os.environ.get("AWS_CREDENTIAL_EXPIRATION", "")).timestamp()
-    except ValueError:
-        return None
-    left_s = ends_s - time.time()
-    return max(0.0, left_s) / 60 if credentials.method == "env" and left_s < _SOON_S else None
-
-
-def _identified(case: Case, kind: str, minutes_left: float | None) -> Finding:
+def _identified(case: Case, origin: str, region: str) -> Finding:
     from botocore import exceptions
 
-    client = aws_client("sts", region=case.aws_region)
     asked_s = time.time()
     try:
-        answer = client.get_caller_identity()
+        with contextlib.closing(aws_client("sts", region=region)) as client:
+            answer = client.get_caller_identity()
     except exceptions.ClientError as error:
         note_date(case, "AWS", error.response, asked_s)
-        words = f"AWS does not take the credentials from {kind}: {error}"
+        words = f"AWS does not take the credentials from {origin}: {error}"
         return judge_refusal(error, words, case=case, permission="sts:GetCallerIdentity", arn="*")
     except (exceptions.BotoCoreError, ValueError) as error:
-        why = f"from {kind}; whose they are is not known, STS does not answer: {error}"
+        why = f"from {origin}; whose they are is not known, STS does not answer: {error}"
         return doubtful(why, "check the network; a VPC without NAT reaches STS by an interface endpoint")
-    finally:
-        client.close()
     note_date(case, "AWS", answer, asked_s)
-    who = f"{answer.get('Arn', '')} from {kind}"
-    if minutes_left is not None:
-        why = f"{who}; they run out in {minutes_left:.0f} minutes"
-        return doubtful(why, "renew them before a long run, or use a role, which renews itself")
-    if not case.aws_region:
+    who = f"{answer.get('Arn', '')} from {origin}"
+    if not region:
         why = f"{who}; no region is set, {_DEFAULT_REGION} is assumed"
         return doubtful(why, "set AWS_DEFAULT_REGION to the region of bucket and functions")
-    return good(f"{who}, region {case.aws_region}")
+    return good(f"{who}, region {region}")
 
 
 def read_stack(named: str) -> dict[str, str]:
@@ -232,22 +202,24 @@ def read_stack(named: str) -> dict[str, str]:
     """
     file = Path(named)
     if file.suffix == ".json" or file.exists() or not _STACK_NAME.fullmatch(named):
-        origin, content = named, _read_json(file)
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            shown = without_credentials(str(file))
+            raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
     else:
-        origin, content = f"the stack {named}", _described(named)
-    outputs = _outputs(content)
-    if not outputs:
-        raise ConfigError(f"{origin} holds no outputs of a stack: {_STACK_HOWTO}")
-    return outputs
-
-
-def _read_json(file: Path) -> Any:
+        content = _described(named)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        shown = without_credentials(str(file))
-        raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
+        if "Stacks" in content:
+            listed = content["Stacks"][0]["Outputs"]
+            content = {one["OutputKey"]: one["OutputValue"] for one in listed}
+        outputs = {name: value for name, value in content.items() if isinstance(value, str)}
+    except (AttributeError, LookupError, TypeError):
+        outputs = {}
+    if not outputs:
+        raise ConfigError(f"{named} holds no outputs of a stack: {_STACK_HOWTO}")
+    return outputs
 
 
 def _described(name: str) -> Any:
@@ -263,14 +235,3 @@ def _described(name: str) -> Any:
             "(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or "
             f"{_STACK_HOWTO}"
         ) from error
-
-
-def _outputs(content: Any) -> dict[str, str]:
-    """The outputs by their keys; none where the content has another form."""
-    try:
-        if "Stacks" in content:
-            listed = content["Stacks"][0]["Outputs"]
-            content = {str(one["OutputKey"]): str(one["OutputValue"]) for one in listed}
-        return content if all(isinstance(value, str) for value in content.values()) else {}
-    except (AttributeError, LookupError, TypeError):
-        return {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.batch_ref import BatchRef
-    from superdl.super_wire.coordinator_pb2 import CacheStats, Coordinating
+    from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "ClockReading",
     "Finding",
     "OutOfTimeError",
-    "Started",
     "bad",
     "combined",
     "doubtful",
@@ -138,17 +137,6 @@ class ClockReading:
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """An executor that was started for a look: its decoder's fingerprint, how many functions it has room for,
-    and the seconds until it answered.
-    """
-
-    fingerprint: str
-    places: int = 0
-    answer_s: float = 0.0
-
-
 @dataclass(slots=True)
 class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
@@ -172,17 +160,10 @@ class Case:
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
-    stats: CacheStats | None = None
-    capacities: dict[str, int] = field(default_factory=dict)
-    """Functions at once at most, by executor, as the coordinator tells; none for one that is not there."""
-    started: dict[str, Started] = field(default_factory=dict)
-    """What executors told that were started here, by name."""
     cache: str = ""
     budget_bytes: int = 0
-    aws_region: str = ""
     object_key: str = ""
     record_bytes: int = 0
-    function_name: str = ""
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
     clocks: list[ClockReading] = field(default_factory=list)

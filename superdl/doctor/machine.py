@@ -1,9 +1,8 @@
-"""This machine alone: its clock beside others that told theirs, its open files, its shared memory."""
+"""This machine alone: its clock beside others that told theirs, its shared memory."""
 
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,10 @@ if TYPE_CHECKING:
 
     from superdl.doctor.checking import Case, ClockReading, Finding
 
-__all__ = ["check_clock", "check_open_files", "check_shared_memory", "judge_clocks", "judge_shared_memory"]
+__all__ = ["check_clock", "check_shared_memory", "judge_clocks", "judge_shared_memory"]
 
 _REFUSED_S = 300.0  # AWS takes nothing that was signed by a clock so far off
 _NOTICED_S = 5.0  # from here on superdl.coordinator.executors.messages.FunctionClock steps in
-_FEW_FILES = 1024
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
 _MORE_MEMORY = (
@@ -56,18 +54,6 @@ def judge_clocks(clocks: Sequence[ClockReading], *, aws: bool) -> Finding:
         why = "requests to functions carry a time at which they expire, which is read by another clock"
         return doubtful(f"{told}: {why}", remedy, **measured)
     return good(f"ahead of this machine's: {told}", **measured)
-
-
-def check_open_files(_: Case) -> Finding:
-    """Whether this process may open files enough: each connection and each batch in shared memory is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return good("ulimit -n: no limit")
-    if soft >= _FEW_FILES:
-        return good(f"ulimit -n: {soft:,}")
-    why = f"this process may have {soft:,} files open; connections and batches are files too"
-    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    return doubtful(why, f"ulimit -n {most}" if most > soft else "raise the hard limit (limits.conf, nofile)")
 
 
 def check_shared_memory(_: Case) -> Finding:

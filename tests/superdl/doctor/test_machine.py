@@ -1,15 +1,14 @@
-"""What is looked at of this machine alone: clocks beside its own, open files, shared memory."""
+"""What is looked at of this machine alone: clocks beside its own, shared memory."""
 
 from __future__ import annotations
 
 import os
-import resource
 
 import pytest
 
 from superdl.doctor import CheckStatus
 from superdl.doctor.checking import ClockReading
-from superdl.doctor.machine import check_open_files, judge_clocks, judge_shared_memory
+from superdl.doctor.machine import judge_clocks, judge_shared_memory
 
 MIB = 2**20
 
@@ -62,14 +61,3 @@ def test_shared_memory(monkeypatch, tmp_path, size, free, verdict):
 
 def test_a_system_without_shared_memory(tmp_path):
     assert judge_shared_memory(tmp_path / "none").verdict is CheckStatus.SKIPPED
-
-
-def test_few_open_files():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    try:
-        found = check_open_files(None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert found.verdict is CheckStatus.DOUBTFUL
-    assert "ulimit -n" in found.remedy
