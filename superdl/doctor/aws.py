@@ -1,4 +1,4 @@
-"""AWS, or what stands in for it: who this machine is to it, what its refusals mean, what a stack consists of.
+"""AWS, or what stands in for it: who this machine is to it, and what a stack consists of.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ...); where the object store or Lambda is another's, from ``SUPER_S3_ENDPOINT_URL`` and
@@ -11,13 +11,12 @@ import contextlib
 import email.utils
 import json
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors import executor_classes
-from superdl.doctor.checking import bad, doubtful, good, skipped, within
+from superdl.doctor.checking import bad, doubtful, good, skipped
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
@@ -26,48 +25,14 @@ if TYPE_CHECKING:
 
     from superdl.doctor.checking import Case, Finding
 
-__all__ = [
-    "aws_client",
-    "check_credentials",
-    "is_denied",
-    "judge_refusal",
-    "note_date",
-    "read_stack",
-    "refusal_code",
-]
+__all__ = ["aws_client", "check_credentials", "note_date", "read_stack"]
 
 _DEFAULT_REGION = "us-east-1"
 _CONNECT_TIMEOUT_S = 4
 _READ_TIMEOUT_S = 10
 _ATTEMPTS = 2
-_STACK_S = 30.0
-
-_DENIED = frozenset(
-    {"401", "403", "AccessDenied", "AccessDeniedException", "AllAccessDisabled", "UnauthorizedAccess"}
-    | {"UnauthorizedOperation"}
-)
-_CLOCK = "set this machine's clock right (NTP): what is signed by another time is refused"
-_RENEW = "renew the credentials: they have run out (aws sso login, or export new ones)"
-_CORRECT = "correct the access key and its secret: whoever answers does not know this pair"
-_MENDED = {
-    "RequestTimeTooSkewed": _CLOCK,
-    "RequestExpired": _CLOCK,
-    "ExpiredToken": _RENEW,
-    "ExpiredTokenException": _RENEW,
-    "TokenRefreshRequired": _RENEW,
-    "InvalidAccessKeyId": _CORRECT,
-    "InvalidClientTokenId": _CORRECT,
-    "InvalidToken": _CORRECT,
-    "SignatureDoesNotMatch": _CORRECT,
-    "IncompleteSignature": _CORRECT,
-    "InvalidSignatureException": _CORRECT,
-    "UnrecognizedClientException": _CORRECT,
-}
-# Some services refuse another time by the code of a wrong signature, some stores by that of a missing right.
-_OF_ANOTHER_TIME = re.compile(r"signature (expired|not yet current)|request time", re.IGNORECASE)
 
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
-_STACK_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:aws[a-z-]*:cloudformation:.+")
 _STACK_HOWTO = (
     "write what aws cloudformation describe-stacks --stack-name NAME prints into a file and name that"
 )
@@ -91,43 +56,6 @@ def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any
     session = boto3.session.Session()
     place = region or session.region_name or os.environ.get("AWS_REGION") or _DEFAULT_REGION
     return session.client(service, config=config, region_name=place, endpoint_url=endpoint_url or None)
-
-
-def refusal_code(error: BaseException | None) -> str:
-    """The code of an answer of AWS's that refuses, empty where ``error`` is none."""
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-def is_denied(error: BaseException | None) -> bool:
-    """Whether an identity that is known may not do what it asked for."""
-    return refusal_code(error) in _DENIED
-
-
-def judge_refusal(
-    error: BaseException | None, words: str, *, case: Case, permission: str, arn: str
-) -> Finding:
-    """What an answer that refuses means, and what to do.
-
-    Args:
-        error: botocore's.
-        words: what was asked for and refused, for people.
-        case: says whether this machine's identity matters at all.
-        permission: what would have been needed.
-        arn: on what.
-    """
-    code = refusal_code(error)
-    if _OF_ANOTHER_TIME.search(str(error)):
-        code = "RequestExpired"
-    if code in _MENDED:
-        return case.bad_here(words, _MENDED[code])
-    if code in _DENIED:
-        grant = f"allow {permission} on {arn}"
-        if case.elsewhere:
-            reason = f"{words}; with a coordinator named that is no fault, the coordinator's role does this"
-            return skipped(reason, f"to look from here, {grant} to this identity")
-        return bad(words, f"{grant} to this identity, or take another (AWS_PROFILE)")
-    return doubtful(words, "see the code; nothing is known of it here")
 
 
 def note_date(case: Case, name: str, answer: Mapping[str, Any], asked_s: float) -> None:
@@ -177,8 +105,8 @@ def _identified(case: Case, origin: str, region: str) -> Finding:
             answer = client.get_caller_identity()
     except exceptions.ClientError as error:
         note_date(case, "AWS", error.response, asked_s)
-        words = f"AWS does not take the credentials from {origin}: {error}"
-        return judge_refusal(error, words, case=case, permission="sts:GetCallerIdentity", arn="*")
+        remedy = "renew them if they have run out, else correct the access key and its secret"
+        return case.bad_here(f"AWS does not take the credentials from {origin}: {error}", remedy)
     except (exceptions.BotoCoreError, ValueError) as error:
         why = f"from {origin}; whose they are is not known, STS does not answer: {error}"
         return doubtful(why, "check the network; a VPC without NAT reaches STS by an interface endpoint")
@@ -200,16 +128,22 @@ def read_stack(named: str) -> dict[str, str]:
     Raises:
         ConfigError: they cannot be had.
     """
-    file = Path(named)
-    if file.suffix == ".json" or file.exists() or not _STACK_NAME.fullmatch(named):
-        try:
+    file, shown = Path(named), without_credentials(named)
+    try:
+        if file.suffix == ".json" or file.exists():
             content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            shown = without_credentials(str(file))
-            raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
-    else:
-        content = _described(named)
+        else:
+            with contextlib.closing(aws_client("cloudformation")) as client:
+                content = client.describe_stacks(StackName=named)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
+    except Exception as error:  # of boto3, which is imported only where a stack is asked for
+        raise ConfigError(
+            f"the outputs of the stack {shown} cannot be asked for: {error}: see the region "
+            "(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or "
+            f"{_STACK_HOWTO}"
+        ) from error
     try:
         if "Stacks" in content:
             listed = content["Stacks"][0]["Outputs"]
@@ -218,20 +152,5 @@ def read_stack(named: str) -> dict[str, str]:
     except (AttributeError, LookupError, TypeError):
         outputs = {}
     if not outputs:
-        raise ConfigError(f"{named} holds no outputs of a stack: {_STACK_HOWTO}")
+        raise ConfigError(f"{shown} holds no outputs of a stack: {_STACK_HOWTO}")
     return outputs
-
-
-def _described(name: str) -> Any:
-    def ask() -> Any:
-        with contextlib.closing(aws_client("cloudformation")) as client:
-            return client.describe_stacks(StackName=name)
-
-    try:
-        return within(_STACK_S, ask)
-    except Exception as error:
-        raise ConfigError(
-            f"the outputs of the stack {name} cannot be asked for: {error}: see the region "
-            "(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or "
-            f"{_STACK_HOWTO}"
-        ) from error

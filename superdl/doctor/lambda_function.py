@@ -14,7 +14,7 @@ from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.executors.lambda_answers import read_warm_reply
 from superdl.coordinator.executors.lambda_client import LambdaClient, Target, from_botocore
 from superdl.coordinator.executors.messages import warm_event
-from superdl.doctor.aws import aws_client, is_denied
+from superdl.doctor.aws import aws_client
 from superdl.doctor.checking import CheckStatus, bad, doubtful, good, skipped
 from superdl.doctor.function import judge_decoder
 
@@ -48,9 +48,7 @@ def looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
             try:
                 told: dict[str, Any] = client.get_function_configuration(FunctionName=target.function)
             except (exceptions.BotoCoreError, exceptions.ClientError) as error:
-                if is_denied(error):
-                    return [_not_shown(case, f"{target} may not be looked at by this identity")]
-                return [bad(str(from_botocore(error, target)), "")]
+                return [_refused(case, from_botocore(error, target), error)]
             deployed = _judge_configuration(target, told)
             if deployed.verdict is CheckStatus.BAD:
                 return [deployed]
@@ -83,9 +81,7 @@ def _answered(kind: ExecutorKind, case: Case, settings: Settings, function: Lamb
         reply = function.invoke(json.dumps(warm_event(case.cache)).encode())
         warmed = read_warm_reply(reply, function.target, case.cache, time.time() - asked_s)
     except ExecutorError as error:
-        if is_denied(error.__cause__):
-            return _not_shown(case, f"{function.target} may not be invoked by this identity")
-        return bad(str(error), "")
+        return _refused(case, error, error.__cause__)
     if warmed.clock_s:
         case.note_clock("the function", warmed.clock_s, asked_s)
     return judge_decoder(kind, case, settings, warmed.fingerprint)
@@ -123,8 +119,11 @@ def judge_concurrency(wanted: int, *, unreserved: int, reserved: int) -> Finding
     return good(words, wanted=wanted, limit=limit)
 
 
-def _not_shown(case: Case, why: str) -> Finding:
-    if case.elsewhere:
-        return skipped(f"{why}; the coordinator's role invokes it")
-    remedy = "allow lambda:InvokeFunction and lambda:GetFunctionConfiguration on it to this identity"
-    return bad(why, remedy)
+def _refused(case: Case, failure: ExecutorError, cause: BaseException | None) -> Finding:
+    """It is not there or cannot be asked; with a coordinator elsewhere, its role's rights are what counts."""
+    code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
+    if case.elsewhere and code.startswith("AccessDenied"):
+        return skipped(
+            f"not to be looked at from here, and no fault: the coordinator's role invokes it ({failure})"
+        )
+    return bad(str(failure), "")

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.doctor.aws import judge_refusal, note_date, refusal_code
+from superdl.doctor.aws import note_date
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,48 +93,38 @@ def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
     from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
     def page(**words: str) -> dict[str, Any]:
-        asked_s = time.time()
         answer: dict[str, Any] = client.list_objects_v2(Bucket=source.bucket_name, MaxKeys=_ENTRIES, **words)
-        if not any(clock.name == "S3" for clock in case.clocks):
-            note_date(case, "S3", answer, asked_s)
+        case.object_key = case.object_key or _first_sample(
+            case, (str(entry["Key"]) for entry in answer.get("Contents", ()))
+        )
         return answer
 
-    def sample_of(answer: dict[str, Any]) -> str:
-        return _first_sample(case, (str(entry["Key"]) for entry in answer.get("Contents", ())))
-
-    began_s = time.time()
+    asked_s = time.time()
     try:
         with s3_failures(source.url), closing(make_s3_client()) as client:
             top = page(Prefix=source.prefix, Delimiter="/")
+            note_date(case, "S3", top, asked_s)
             prefixes = [str(entry["Prefix"]) for entry in top.get("CommonPrefixes", ())]
-            case.object_key = sample_of(top)
             for prefix in prefixes[:_LOOKED_INTO]:
-                case.object_key = case.object_key or sample_of(page(Prefix=prefix))
+                page(Prefix=prefix)
     except SourceError as error:
         case.object_key = ""
-        return _no_listing(case, source, error, began_s)
+        return _refused(case, error, asked_s)
     return [prefix[len(source.prefix) : -1] for prefix in prefixes]
 
 
-def _no_listing(case: Case, source: Source, error: SourceError, asked_s: float) -> Finding:
+def _refused(case: Case, error: SourceError, asked_s: float) -> Finding:
+    """What it means that the store refuses, or does not answer; the error has a remedy."""
     from superdl.coordinator.aws_credentials import NO_CREDENTIALS
 
-    cause, code = error.__cause__, refusal_code(error.__cause__)
-    response = getattr(cause, "response", None)
-    if not isinstance(response, dict):  # no credentials, nobody there
-        if not case.elsewhere:
-            return bad(str(error), "")
-        if isinstance(cause, NO_CREDENTIALS):
-            return skipped(f"{source.url} was not listed from here: {cause}; the coordinator's role does it")
-        remedy = "it may do no harm: the coordinator lists it, and functions read it, from elsewhere"
-        return doubtful(str(error), remedy)
-    note_date(case, "S3", response, asked_s)
-    if code in {"NoSuchBucket", "404"}:
-        why = f"there is no bucket {source.bucket_name} ({code})"
-        return bad(why, "correct the name, or SUPER_S3_ENDPOINT_URL")
-    words = f"{source.url} cannot be listed ({cause})"
-    arn = f"arn:aws:s3:::{source.bucket_name}"
-    return judge_refusal(cause, words, case=case, permission="s3:ListBucket", arn=arn)
+    note_date(case, "S3", getattr(error.__cause__, "response", {}), asked_s)
+    if not case.elsewhere or isinstance(error, SourceNotFoundError):
+        return bad(str(error), "")
+    if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, NO_CREDENTIALS):
+        return skipped(
+            f"not to be looked at from here, and no fault: the coordinator's role does it ({error})"
+        )
+    return doubtful(str(error), "it may do no harm: the coordinator and functions read it from elsewhere")
 
 
 def check_object(case: Case) -> Finding:
@@ -143,41 +133,29 @@ def check_object(case: Case) -> Finding:
     if not key:
         return skipped("no object is known: no listing has named one")
     from superdl.coordinator.catalog.source import parse_source
-
-    source = parse_source(case.source)
-    try:
-        data = Path(source.directory, key).read_bytes() if source.is_file else _get(case, source, key)
-    except OSError as error:
-        return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
-    return data if isinstance(data, Finding) else _decoded(case, source, data)
-
-
-def _get(case: Case, source: Source, key: str) -> bytes | Finding:
-    from botocore import exceptions
-
-    from superdl.coordinator.catalog.s3_client import make_s3_client
     from superdl.super_wire.request import Limits
 
-    limit = Limits().object_bytes
+    source, limit, asked_s = parse_source(case.source), Limits().object_bytes, time.time()
     try:
-        with closing(make_s3_client()) as client:
-            answer = client.get_object(Bucket=source.bucket_name, Key=key)
-            with answer["Body"] as body:
-                size = answer["ContentLength"]
-                data: bytes = body.read() if size <= limit else b""
-    except exceptions.ClientError as error:
-        words = f"{key} cannot be read ({error})"
-        if refusal_code(error) == "InvalidObjectState":
-            return bad(f"{words}: it lies in an archive", "restore it, or leave it out by a key list")
-        permission, arn = "s3:GetObject", f"arn:aws:s3:::{source.bucket_name}/{source.prefix}*"
-        if "kms" in str(error).lower():
-            permission, arn = "kms:Decrypt", "the key of the bucket"
-        return judge_refusal(error, words, case=case, permission=permission, arn=arn)
-    except exceptions.BotoCoreError as error:
-        return case.bad_here(f"{key} did not come: {error}", "check the network to the object store")
-    if size > limit:
-        return doubtful(f"{key} has {size:,} bytes", f"functions take {limit:,} at most")
-    return data
+        data = (
+            Path(source.directory, key).read_bytes() if source.is_file else _object_of(source, key, limit + 1)
+        )
+    except OSError as error:
+        return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
+    except SourceError as error:
+        return _refused(case, error, asked_s)
+    if len(data) > limit:
+        return doubtful(f"{key} has more than {limit:,} bytes", "functions take no larger objects")
+    return _decoded(case, source, data)
+
+
+def _object_of(source: Source, key: str, most: int) -> bytes:
+    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+
+    with s3_failures(f"{source.bucket}/{key}"), closing(make_s3_client()) as client:
+        answer = client.get_object(Bucket=source.bucket_name, Key=key)
+        data: bytes = answer["Body"].read(most)
+        return data
 
 
 def _decoded(case: Case, source: Source, data: bytes) -> Finding:

@@ -107,7 +107,7 @@ def test_an_identity_that_may_not_look(service, capsys):
     code, found = asked(capsys, *ON_LAMBDA)
     assert code == 1
     assert found["function"]["verdict"] == "fail"
-    assert "lambda:InvokeFunction" in found["function"]["remedy"]
+    assert "lambda:InvokeFunction" in found["function"]["reason"]
 
 
 @pytest.mark.slow

@@ -132,7 +132,8 @@ def test_no_right_to_list(account, monkeypatch, capsys):
     assert found["credentials"]["verdict"] == "ok"
     assert "user/blind" in found["credentials"]["reason"]
     assert found["listing"]["verdict"] == "fail"
-    assert "allow s3:ListBucket on arn:aws:s3:::pets " in found["listing"]["remedy"]
+    assert "AccessDenied" in found["listing"]["reason"]
+    assert "s3:ListBucket on the bucket" in found["listing"]["reason"]
     code, found = looked(capsys, SOURCE, "--coordinator", f"127.0.0.1:{free_port()}")
     assert code == 0
     assert "coordinator's role" in found["listing"]["reason"]
@@ -144,7 +145,7 @@ def test_no_right_to_get(account, monkeypatch, capsys):
     assert code == 1
     assert found["listing"]["verdict"] == "ok"
     assert found["object"]["verdict"] == "fail"
-    assert "allow s3:GetObject on arn:aws:s3:::pets/train/*" in found["object"]["remedy"]
+    assert "s3:GetObject on its objects" in found["object"]["reason"]
 
 
 @pytest.mark.slow
@@ -177,7 +178,7 @@ def test_credentials_that_have_ended(account, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("s3://no-such-bucket/x", "no bucket no-such-bucket"),
+        ("s3://no-such-bucket/x", "s3://no-such-bucket/x/ does not exist"),
         pytest.param("s3://pets/nothing", "nothing that has an image's extension", marks=pytest.mark.slow),
         pytest.param("s3://pets/train/ant", "lies in it itself", marks=pytest.mark.slow),
     ],
@@ -186,7 +187,6 @@ def test_a_source_that_is_none(account, capsys, source, words):
     code, found = looked(capsys, source)
     assert code == 1
     assert words in found["listing"]["reason"]
-    assert found["listing"]["remedy"]
 
 
 @pytest.mark.slow
@@ -205,7 +205,6 @@ def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch
     code, found = looked(capsys, "s3://photos")
     assert code == 1
     assert "SignatureDoesNotMatch" in found["listing"]["reason"]
-    assert "access key" in found["listing"]["remedy"]
     assert "geheim" not in str(found)
     assert SECRET not in str(found)
 
@@ -222,8 +221,8 @@ def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
     code, found = looked(capsys, "s3://photos")
     assert code == 1
     assert "request time" in found["listing"]["reason"]
-    assert "clock right" in found["listing"]["remedy"]  # although its code is AccessDenied
     assert found["clock"]["verdict"] == "fail"
+    assert "NTP" in found["clock"]["remedy"]
     assert found["clock"]["measured"]["S3"] == pytest.approx(1200, abs=10)
 
 
