@@ -10,8 +10,7 @@ from superdl.doctor.aws import check_credentials, read_stack
 from superdl.doctor.cache import check_cache, check_coordinator, check_memory, check_rights
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
-from superdl.doctor.machine import check_clock, check_shared_memory
-from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample
+from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
 from superdl.doctor.source import check_listing, check_object
 
 __all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "read_stack", "run_checks"]
@@ -29,7 +28,6 @@ CHECKS = (
     Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
     Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
     Check("dataset fits", check_dataset_fits, needs=("sample",)),
-    Check("clock", check_clock),
     Check("bandwidth", check_bandwidth, needs=("sample",)),
     Check("shared memory", check_shared_memory),
 )

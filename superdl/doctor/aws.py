@@ -8,10 +8,8 @@ Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +19,9 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from superdl.doctor.checking import Case, Finding
 
-__all__ = ["aws_client", "check_credentials", "note_date", "read_stack"]
+__all__ = ["aws_client", "check_credentials", "read_stack"]
 
 _DEFAULT_REGION = "us-east-1"
 _CONNECT_TIMEOUT_S = 4
@@ -56,16 +52,6 @@ def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any
     session = boto3.session.Session()
     place = region or session.region_name or os.environ.get("AWS_REGION") or _DEFAULT_REGION
     return session.client(service, config=config, region_name=place, endpoint_url=endpoint_url or None)
-
-
-def note_date(case: Case, name: str, answer: Mapping[str, Any], asked_s: float) -> None:
-    """Note the clock that an answer's ``Date`` tells, if it does; it tells whole seconds."""
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    try:
-        told_s = email.utils.parsedate_to_datetime(str(headers.get("date", ""))).timestamp()
-    except ValueError:  # there is none, or it is no date
-        return
-    case.note_clock(name, told_s, asked_s, resolution_s=1.0)
 
 
 def check_credentials(case: Case) -> Finding:
@@ -99,18 +85,15 @@ def check_credentials(case: Case) -> Finding:
 def _identified(case: Case, origin: str, region: str) -> Finding:
     from botocore import exceptions
 
-    asked_s = time.time()
     try:
         with contextlib.closing(aws_client("sts", region=region)) as client:
             answer = client.get_caller_identity()
     except exceptions.ClientError as error:
-        note_date(case, "AWS", error.response, asked_s)
         remedy = "renew them if they have run out, else correct the access key and its secret"
         return case.bad_here(f"AWS does not take the credentials from {origin}: {error}", remedy)
     except (exceptions.BotoCoreError, ValueError) as error:
         why = f"from {origin}; whose they are is not known, STS does not answer: {error}"
         return doubtful(why, "check the network; a VPC without NAT reaches STS by an interface endpoint")
-    note_date(case, "AWS", answer, asked_s)
     who = f"{answer.get('Arn', '')} from {origin}"
     if not region:
         why = f"{who}; no region is set, {_DEFAULT_REGION} is assumed"

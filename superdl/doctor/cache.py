@@ -1,7 +1,7 @@
 """The coordinator and its cache, from here, with a reader's credentials: reached, allowed, large enough.
 
 The credentials are this process's: see ``docs/cache.md`` and ``SECURITY.md``. A user with a reader's rights
-alone may not ask for memory, clients or the time: what is not told is skipped.
+alone may not ask for memory: what is not told is skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.errors import CacheError
@@ -50,16 +50,14 @@ def check_coordinator(case: Case) -> Finding:
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong
     with client.hold():
         client.call("GetJobStats", pb.GetJobStatsRequest(), patience)  # also connects
-        asked_s = time.time()
+        began_s = time.monotonic()
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
-        took_s = time.time() - asked_s
+        took_s = time.monotonic() - began_s
     case.budget_bytes = answer.cache.budget_bytes
     why = f"{case.coordinator} answers in {took_s * 1000:.1f} ms, {len(answer.jobs)} jobs are open"
     if not answer.HasField("coordinating"):
         return doubtful(f"{why}; it does not tell what it is, so it is an older SUPER", _ONE_VERSION)
     told = case.coordinating = answer.coordinating
-    if told.clock_s:
-        case.note_clock("the coordinator", told.clock_s, asked_s)
     ours = installed_version()
     if told.version != ours:
         return doubtful(f"{why}; it is SUPER {told.version}, this machine has {ours}", _ONE_VERSION)
@@ -87,11 +85,6 @@ def check_cache(case: Case) -> Finding:
             connection.converse((b"GET", cache_key(_NO_ID)))
             waits_s.append(time.monotonic() - began_s)
         answer_s = round(statistics.median(waits_s), 6)
-        asked_s = time.time()
-        with contextlib.suppress(CacheError, TypeError, ValueError):  # a reader need not be told the time
-            told_time: Any = connection.ask(b"TIME")
-            seconds, micros = map(float, told_time)
-            case.note_clock("the cache", seconds + micros / 1e6, asked_s)
         tls = ", by TLS" if connection.address.tls else ""
     why = f"{address} lets this machine read{tls}, an answer takes {answer_s * 1000:.2f} ms"
     if told and address != told:

@@ -32,7 +32,6 @@ __all__ = [
     "Case",
     "Check",
     "CheckStatus",
-    "ClockReading",
     "Finding",
     "OutOfTimeError",
     "bad",
@@ -128,15 +127,6 @@ def size_text(size: float) -> str:
     return f"{size:,.2f} GiB"
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
-    """How far another clock is ahead of this machine's, known to within ``within_s``; seconds."""
-
-    name: str
-    ahead_s: float
-    within_s: float
-
-
 @dataclass(slots=True)
 class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
@@ -166,7 +156,6 @@ class Case:
     record_bytes: int = 0
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
-    clocks: list[ClockReading] = field(default_factory=list)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closed when all checks have ended."""
 
@@ -178,15 +167,6 @@ class Case:
     def bad_here(self, reason: str, remedy: str) -> Finding:
         """It does not work from here; no more than a doubt where a role elsewhere does it in earnest."""
         return doubtful(reason, remedy) if self.elsewhere else bad(reason, remedy)
-
-    def note_clock(self, name: str, told_s: float, asked_s: float, *, resolution_s: float = 0.0) -> None:
-        """Another clock has just told its time, which was asked for at ``asked_s`` of this one's.
-
-        ``resolution_s`` is the unit that it tells in, cut off below.
-        """
-        now_s = time.time()
-        ahead_s = told_s + resolution_s / 2 - (asked_s + now_s) / 2
-        self.clocks.append(ClockReading(name, ahead_s, (now_s - asked_s) / 2 + resolution_s / 2))
 
     def functions(self) -> Settings:
         """How functions run: as was chosen, else as the coordinator says, else by default."""
@@ -217,13 +197,8 @@ class Check:
     by_role: bool = False
 
 
-def run_checks(
-    checks: Sequence[Check], case: Case, begun: Callable[[str], None] = lambda _: None
-) -> Iterator[Finding]:
-    """Findings, each as soon as it is there; what was opened is closed at the end.
-
-    ``begun`` gets the name of each check that is looked at.
-    """
+def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
+    """Findings, each as soon as it is there; what was opened is closed at the end."""
     failed: dict[str, str] = {}  # check: the one that is to blame
     by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
@@ -234,7 +209,6 @@ def run_checks(
             if blamed:
                 found = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
-                begun(check.name)
                 found = _looked(check, case)
             if blamed or found.verdict is CheckStatus.BAD:
                 failed[check.name] = blamed or check.name

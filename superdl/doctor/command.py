@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     case = _case_of(arguments)
     width = max(len(check.name) for check in CHECKS)
     findings = []
-    live = sys.stdout.isatty() and not arguments.json
-    for finding in run_checks(CHECKS, case, _show_begun if live else lambda _: None):
+    for finding in run_checks(CHECKS, case):
         findings.append(finding)
         if not arguments.json:
             _print(finding, width)
@@ -136,12 +135,6 @@ def _amount(name: str, value: float, *, above: bool = False) -> float:
     if not (0 < value < float("inf") or (value == 0 and not above)):
         raise ConfigError(f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}")
     return value
-
-
-def _show_begun(check: str) -> None:
-    """What is looked at now, until its line takes this one's place."""
-    sys.stdout.write(f"{'...':{_INDENT}}{check}\r")
-    sys.stdout.flush()
 
 
 def _print(finding: Finding, width: int) -> None:

@@ -82,8 +82,6 @@ def _answered(kind: ExecutorKind, case: Case, settings: Settings, function: Lamb
         warmed = read_warm_reply(reply, function.target, case.cache, time.time() - asked_s)
     except ExecutorError as error:
         return _refused(case, error, error.__cause__)
-    if warmed.clock_s:
-        case.note_clock("the function", warmed.clock_s, asked_s)
     return judge_decoder(kind, case, settings, warmed.fingerprint)
 
 

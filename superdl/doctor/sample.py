@@ -2,7 +2,8 @@
 
 The job stays open until all checks have ended, so that its records are there for the bandwidth. What goes
 wrong is told in the words that a training job would hear. Samples that the cache has already would say
-nothing of functions: so they are asked for under names of their own.
+nothing of functions: so they are asked for under names of their own. Beside it, the shared memory in which
+workers hand over what they made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors import executor_classes
-from superdl.doctor.checking import doubtful, good, size_text, skipped
+from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
@@ -25,12 +26,25 @@ if TYPE_CHECKING:
     from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["check_bandwidth", "check_dataset_fits", "check_sample", "judge_bandwidth", "samples_at_once"]
+__all__ = [
+    "check_bandwidth",
+    "check_dataset_fits",
+    "check_sample",
+    "check_shared_memory",
+    "judge_bandwidth",
+    "samples_at_once",
+]
 
 _SAMPLES = 4
 _MEASURED_S = 0.5
 _MEASURED_BYTES = 2 * 2**30
 _READ_BYTES = 2**25  # by all readers at a time, so that a slow network is measured and not given up
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
+_ENOUGH_BYTES = 256 * 2**20
+_MORE_MEMORY = (
+    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, an "
+    "emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
+)
 
 
 def check_sample(case: Case) -> Finding:
@@ -198,3 +212,23 @@ def judge_bandwidth(case: Case, bytes_per_s: float, record_bytes: int) -> Findin
         "network, or make samples smaller (crop)"
     )
     return doubtful(words, remedy, **measured)
+
+
+def check_shared_memory(_: Case) -> Finding:
+    """Whether torch's workers have shared memory enough: Docker gives 64 MB, which a batch or two fill.
+
+    SUPER's own batches lie in files in memory that this limit does not count; labels, what a transform makes
+    and batches of other loaders do not.
+    """
+    try:
+        told = os.statvfs(_SHARED_MEMORY)
+    except OSError as error:
+        return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
+    size, free = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+    room = f"{_SHARED_MEMORY} has {size_text(size)}, {size_text(free)} of it free"
+    why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
+    if size < _ENOUGH_BYTES:
+        return bad(why, _MORE_MEMORY)
+    if free < _ENOUGH_BYTES:
+        return doubtful(why, f"see who fills it (ls -l {_SHARED_MEMORY}), or {_MORE_MEMORY}")
+    return good(room)

@@ -6,13 +6,11 @@ Listing is what a coordinator does and fetching what functions do; here this mac
 from __future__ import annotations
 
 import os
-import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.doctor.aws import note_date
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 
@@ -99,25 +97,22 @@ def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
         )
         return answer
 
-    asked_s = time.time()
     try:
         with s3_failures(source.url), closing(make_s3_client()) as client:
             top = page(Prefix=source.prefix, Delimiter="/")
-            note_date(case, "S3", top, asked_s)
             prefixes = [str(entry["Prefix"]) for entry in top.get("CommonPrefixes", ())]
             for prefix in prefixes[:_LOOKED_INTO]:
                 page(Prefix=prefix)
     except SourceError as error:
         case.object_key = ""
-        return _refused(case, error, asked_s)
+        return _refused(case, error)
     return [prefix[len(source.prefix) : -1] for prefix in prefixes]
 
 
-def _refused(case: Case, error: SourceError, asked_s: float) -> Finding:
+def _refused(case: Case, error: SourceError) -> Finding:
     """What it means that the store refuses, or does not answer; the error has a remedy."""
     from superdl.coordinator.aws_credentials import NO_CREDENTIALS
 
-    note_date(case, "S3", getattr(error.__cause__, "response", {}), asked_s)
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")
     if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, NO_CREDENTIALS):
@@ -135,7 +130,7 @@ def check_object(case: Case) -> Finding:
     from superdl.coordinator.catalog.source import parse_source
     from superdl.super_wire.request import Limits
 
-    source, limit, asked_s = parse_source(case.source), Limits().object_bytes, time.time()
+    source, limit = parse_source(case.source), Limits().object_bytes
     try:
         data = (
             Path(source.directory, key).read_bytes() if source.is_file else _object_of(source, key, limit + 1)
@@ -143,7 +138,7 @@ def check_object(case: Case) -> Finding:
     except OSError as error:
         return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
     except SourceError as error:
-        return _refused(case, error, asked_s)
+        return _refused(case, error)
     if len(data) > limit:
         return doubtful(f"{key} has more than {limit:,} bytes", "functions take no larger objects")
     return _decoded(case, source, data)

@@ -19,7 +19,7 @@ ON_LAMBDA = ("--executor", "lambda")
 
 @pytest.fixture(autouse=True)
 def _the_function_alone(monkeypatch):
-    only(monkeypatch, "credentials", "coordinator", "cache", "clock", "function")
+    only(monkeypatch, "credentials", "coordinator", "cache", "function")
 
 
 @pytest.fixture
@@ -37,7 +37,6 @@ def test_a_function_that_is_ours(service, valkey, capsys):
     limits = {"wanted": 100, "limit": 1000}
     assert found["function"]["measured"] == {"memory_mb": 1769, "timeout_s": 60, **limits}
     assert "reaches the cache" in found["function"]["reason"]
-    assert {"the cache", "the function"} <= set(found["clock"]["measured"])
 
 
 def test_a_function_that_is_not_there(service, capsys):
@@ -70,16 +69,6 @@ def test_a_function_that_decodes_otherwise(service, capsys):
     code, found = asked(capsys, "--executor", "local,lambda")
     assert code == 1
     assert "share a cache" in found["function"]["remedy"]
-
-
-@pytest.mark.slow
-def test_a_function_whose_clock_is_ahead(service, capsys):
-    service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": "400"})
-    code, found = asked(capsys, *ON_LAMBDA)
-    assert code == 1
-    assert found["clock"]["verdict"] == "fail"
-    assert found["clock"]["measured"]["the function"] == pytest.approx(400, abs=10)
-    assert "NTP" in found["clock"]["remedy"]
 
 
 @pytest.mark.slow

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-import types
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import boto3
-import botocore.auth
 import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
 from superdl import doctor
-from superdl.doctor import aws, checking, source
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
@@ -87,7 +83,7 @@ def looked(capsys, source, *words):
 
 @pytest.fixture(autouse=True)
 def _the_source_alone(monkeypatch):
-    only(monkeypatch, "credentials", "listing", "object", "clock")
+    only(monkeypatch, "credentials", "listing", "object")
 
 
 def test_all_is_well(account, capsys):
@@ -98,7 +94,6 @@ def test_all_is_well(account, capsys):
     assert "from env, region us-east-1" in found["credentials"]["reason"]
     assert "ant, bee, cat, dog" in found["listing"]["reason"]
     assert found["object"]["measured"]["record_bytes"] == 64 + 32 * 32 * 3
-    assert set(found["clock"]["measured"]) == {"AWS", "S3"}
 
 
 def test_no_credentials(account, monkeypatch, capsys):
@@ -207,23 +202,6 @@ def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch
     assert "SignatureDoesNotMatch" in found["listing"]["reason"]
     assert "geheim" not in str(found)
     assert SECRET not in str(found)
-
-
-def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
-    write_images(object_store.directory / "photos", 4)
-    real, behind = botocore.auth.get_current_datetime, timedelta(minutes=20)
-    monkeypatch.setattr(
-        botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: real(remove_tzinfo) - behind
-    )
-    clock = types.SimpleNamespace(time=lambda: time.time() - behind.total_seconds(), monotonic=time.monotonic)
-    for module in (aws, checking, source):
-        monkeypatch.setattr(module, "time", clock)
-    code, found = looked(capsys, "s3://photos")
-    assert code == 1
-    assert "request time" in found["listing"]["reason"]
-    assert found["clock"]["verdict"] == "fail"
-    assert "NTP" in found["clock"]["remedy"]
-    assert found["clock"]["measured"]["S3"] == pytest.approx(1200, abs=10)
 
 
 @pytest.mark.slow
