@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from superdl.recipe_options import add_recipe_options, recipe_of
+from superdl.options import add_recipe_options, recipe_of
 
 if TYPE_CHECKING:
     from superdl.doctor import Case, Finding

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from superdl.recipe_options import add_recipe_options, recipe_of
+from superdl.options import add_recipe_options, recipe_of
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

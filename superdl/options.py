@@ -1,4 +1,4 @@
-"""The options that tell subcommands what is done to samples: ``--resize``, ``--crop``, ``--recipe``."""
+"""Options that several subcommands have: ``--set``, and ``--resize``, ``--crop``, ``--recipe``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["add_recipe_options", "recipe_of"]
+__all__ = ["add_overrides", "add_recipe_options", "recipe_of"]
+
+
+def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--set``, of which ``example`` is one."""
+    words = f"replace one value, such as {example}; may be repeated"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words
+    )
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superdl.options import add_overrides
+
 if TYPE_CHECKING:
     import argparse
 
@@ -26,15 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="imagenet",
         help="workload to begin with: imagenet (default), tiny-imagenet-64",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="replace one input, such as jobs=8, machine=g5.xlarge or images_per_s=900; may be repeated. All "
-        "inputs are printed below the tables",
-    )
+    add_overrides(parser, "jobs=8, machine=g5.xlarge or images_per_s=900")
     parser.add_argument(
         "--prices", metavar="FILE", help="price table that replaces what it names; default SUPER_PRICES"
     )
