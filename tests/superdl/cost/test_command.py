@@ -68,8 +68,6 @@ def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
         (["cifar"], "a preset is one of"),
         (["--set", "machine=abacus"], "no machine 'abacus'"),
         (["--set", "cache_node=tin"], "no cache_node 'tin'"),
-        (["--set", "cache_nodes=0"], "cache_nodes is a number above 0"),
-        (["--set", "trainer_vcpus=4"], "g4dn.xlarge has no vCPU left"),
         (["--json", "--markdown"], "choose one"),
         (["--inputs"], "--inputs goes with --markdown"),
         (["--prices", "/nowhere/mine.toml"], "cannot be read"),

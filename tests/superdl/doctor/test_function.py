@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.coordinator.server.settings import Settings
 from superdl.doctor import CheckStatus
-from superdl.doctor.function import _elsewhere
 from superdl.doctor.lambda_function import judge_concurrency
-from superdl.super_wire.executors import EXECUTORS
 from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
@@ -148,9 +145,3 @@ def test_functions_on_a_ray_cluster(ray_cluster, valkey, monkeypatch, capsys):
     assert code == 0, found
     assert found["function"]["measured"]["places"] == 2
     assert "decodes images as this machine does" in found["function"]["reason"]
-
-
-def test_of_several_executors_elsewhere_it_is_said_which_are_not_tried():
-    settings = Settings(cache="redis://127.0.0.1:1", executor="local,ray")
-    assert "the sample below shows" in _elsewhere(EXECUTORS["local"], settings).reason
-    assert "not tried" in _elsewhere(EXECUTORS["ray"], settings).reason

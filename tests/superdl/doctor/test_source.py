@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
@@ -110,16 +109,6 @@ def test_no_credentials(account, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_key_that_nobody_knows(account, monkeypatch, capsys):
-    account.look_who_asks(after=0)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
-    code, found = looked(capsys, SOURCE)
-    assert code == 1
-    assert "InvalidClientTokenId" in found["credentials"]["reason"]
-    assert "access key" in found["credentials"]["remedy"]
-
-
-@pytest.mark.slow
 def test_no_right_to_list(account, monkeypatch, capsys):
     account.be(monkeypatch, "blind", "s3:GetObject")
     code, found = looked(capsys, SOURCE)
@@ -145,28 +134,26 @@ def test_no_right_to_get(account, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variable", "verdict", "words"),
+    ("variables", "verdict", "words"),
     [
-        (("AWS_PROFILE", "nobody"), "fail", "nobody"),
-        (("AWS_DEFAULT_REGION", ""), "warn", "set AWS_DEFAULT_REGION"),
+        ({"AWS_ACCESS_KEY_ID": "AKIANOSUCHKEY"}, "fail", "InvalidClientTokenId"),
+        ({"AWS_PROFILE": "nobody"}, "fail", "nobody"),
+        ({"AWS_DEFAULT_REGION": ""}, "warn", "set AWS_DEFAULT_REGION"),
+        (
+            {"AWS_SESSION_TOKEN": "geheim", "AWS_CREDENTIAL_EXPIRATION": "2001-01-01T00:00:00Z"},
+            "fail",
+            "cannot be had",
+        ),
     ],
 )
-def test_profiles_and_regions(account, monkeypatch, capsys, variable, verdict, words):
-    monkeypatch.setenv(*variable)
+def test_identities_that_are_not_well(account, monkeypatch, capsys, variables, verdict, words):
+    account.look_who_asks(after=0 if "AWS_ACCESS_KEY_ID" in variables else 10**9)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     code, found = looked(capsys, SOURCE)
     told = found["credentials"]
     assert (code, told["verdict"]) == (int(verdict == "fail"), verdict)
     assert words in told["reason"] + told["remedy"]
-
-
-@pytest.mark.slow
-def test_credentials_that_have_ended(account, monkeypatch, capsys):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "geheim-session")
-    ended = datetime.now(UTC) - timedelta(days=1)
-    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ended.isoformat())
-    code, found = looked(capsys, SOURCE)
-    assert code == 1
-    assert "cannot be had" in found["credentials"]["reason"]
     assert "geheim" not in str(found)
 
 
@@ -182,13 +169,10 @@ def test_a_source_that_is_none(account, capsys, source, words):
     code, found = looked(capsys, source)
     assert code == 1
     assert words in found["listing"]["reason"]
-
-
-@pytest.mark.slow
-def test_a_key_list_needs_no_folders(account, capsys):
-    code, found = looked(capsys, "s3://pets/train/ant", "--key-list", "s3://pets/labels.csv")
-    assert code == 0
-    assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
+    if "in it itself" in words:  # a key list needs no folders
+        code, found = looked(capsys, source, "--key-list", "s3://pets/labels.csv")
+        assert code == 0
+        assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
 
 
 def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch, capsys):
