@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from superdl.doctor.aws import check_credentials, read_stack
-from superdl.doctor.cache import check_cache, check_coordinator, check_memory, check_rights
+from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
 from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
@@ -15,7 +15,7 @@ from superdl.doctor.source import check_listing, check_object
 
 __all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "read_stack", "run_checks"]
 
-_FOR_A_SAMPLE = ("listing", "object", "coordinator", "cache", "cache rights", "function")
+_FOR_A_SAMPLE = ("listing", "object", "coordinator", "cache", "function")
 
 CHECKS = (
     Check("credentials", check_credentials, by_role=True),
@@ -23,7 +23,6 @@ CHECKS = (
     Check("object", check_object, needs=("listing",), by_role=True),
     Check("coordinator", check_coordinator),
     Check("cache", check_cache),
-    Check("cache rights", check_rights, needs=("cache",)),
     Check("cache memory", check_memory, needs=("cache",)),
     Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
     Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),

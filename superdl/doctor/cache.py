@@ -9,30 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import statistics
 import time
 from typing import TYPE_CHECKING
 
-from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
+from superdl.doctor.checking import bad, combined, doubtful, good, size_text, skipped
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.doctor.checking import Case, Finding
-    from superdl.super_wire.cache import CacheConnection
 
 __all__ = [
     "check_cache",
     "check_coordinator",
     "check_memory",
-    "check_rights",
     "judge_memory",
 ]
 
 _TIMEOUT_S = 5.0
-_PINGS = 5
 _NO_ID = bytes(16)
 _ONE_VERSION = "install one version of SUPER on both sides"
 
@@ -65,7 +59,7 @@ def check_coordinator(case: Case) -> Finding:
 
 
 def check_cache(case: Case) -> Finding:
-    """Whether a reader gets in with these credentials, at every node, and how long an answer takes."""
+    """Whether a reader gets in with these credentials, at every node, and may do what it does."""
     told = case.coordinating.cache if case.coordinating is not None else ""
     address = case.named_cache or told
     if not address and case.coordinator:
@@ -74,48 +68,39 @@ def check_cache(case: Case) -> Finding:
         why = "none is named: the embedded default starts its own"
         return skipped(why, "name one: --cache or SUPER_CACHE, or a coordinator that knows it")
     from superdl.super_dataset.reading import BatchReader, ReadSettings
-    from superdl.super_wire.keys import cache_key
+    from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, ErrorReply
+    from superdl.super_wire.keys import cache_key, report_stream
 
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
-    case.cache = address
-    with _connection(address) as connection:
-        waits_s = []
-        for _ in range(_PINGS):
-            began_s = time.monotonic()
-            connection.converse((b"GET", cache_key(_NO_ID)))
-            waits_s.append(time.monotonic() - began_s)
-        answer_s = round(statistics.median(waits_s), 6)
-        tls = ", by TLS" if connection.address.tls else ""
-    why = f"{address} lets this machine read{tls}, an answer takes {answer_s * 1000:.2f} ms"
-    if told and address != told:
-        why = f"{why}; the coordinator names another address: {told}"
-        remedy = "see that both are the same cache: readers get the coordinator's address, not SUPER_CACHE"
-        return doubtful(why, remedy, answer_s=answer_s)
-    return good(why, answer_s=answer_s)
-
-
-def check_rights(case: Case) -> Finding:
-    """Whether this user may do what a reader does; nothing is written."""
-    if not case.cache:
-        return skipped("no cache is known")
-    from superdl.super_wire.cache import ErrorReply
-    from superdl.super_wire.keys import report_stream
-
-    # To reach the cache meant to read from it. A stream that is not there is not made: the right is looked at
-    # first, and then nothing happens.
+    case.cache, credentials = address, Credentials.from_environment(os.environ)
+    connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)
+    # A stream that is not there is not made: the right is looked at first, and then nothing happens.
     report = (b"XADD", report_stream("doctor"), b"NOMKSTREAM", b"MAXLEN", b"1", b"*", b"x", b"")
-    with _connection(case.cache) as connection:
+    with contextlib.closing(connection):
+        began_s = time.monotonic()
+        connection.converse((b"GET", cache_key(_NO_ID)))
+        answer_s = round(time.monotonic() - began_s, 6)
         (reported,) = connection.converse(report)
-    said = reported.text if isinstance(reported, ErrorReply) else ""
-    if said.startswith("NOPERM"):
-        why = f"this user may not leave read reports (XADD on super:n1:*): {said}"
+    tls = ", by TLS" if connection.address.tls else ""
+    reached = f"{address} lets this machine read{tls}, an answer takes {answer_s * 1000:.2f} ms"
+    found = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
+    if told and address != told:
+        why = f"{reached}; the coordinator names another address: {told}"
+        remedy = "see that both are the same cache: readers get the coordinator's address, not SUPER_CACHE"
+        return combined([doubtful(why, remedy, answer_s=answer_s), *found])
+    return combined([good(reached, answer_s=answer_s), *found])
+
+
+def _judge_report(refusal: str) -> Finding:
+    """What it means that a read report was refused; empty if it was not."""
+    if refusal.startswith("NOPERM"):
+        why = f"this user may not leave read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/cache.md)")
-    if said.startswith("READONLY"):
-        why = f"{case.cache} is a replica, which takes no reports: {said}"
-        return bad(why, "name the primary's address")
-    if said.startswith("OOM"):
+    if refusal.startswith("READONLY"):
+        return bad(f"it is a replica, which takes no reports: {refusal}", "name the primary's address")
+    if refusal.startswith("OOM"):
         remedy = "see the memory below; readers go on, but the coordinator learns nothing of them"
-        return doubtful(f"the cache takes nothing more: {said}", remedy)
+        return doubtful(f"it takes nothing more: {refusal}", remedy)
     return good("this user may read records and leave read reports")
 
 
@@ -169,13 +154,3 @@ def judge_memory(info: CacheInfo) -> Finding:
         remedy = "the policy was another one before; if the number grows, maxmemory is too small"
         return doubtful(why, remedy, **measured)
     return good(f"{told}; room for {room} of records", budget_bytes=info.budget(0), **measured)
-
-
-@contextlib.contextmanager
-def _connection(address: str) -> Iterator[CacheConnection]:
-    from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
-
-    credentials = Credentials.from_environment(os.environ)
-    connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)
-    with contextlib.closing(connection):
-        yield connection

@@ -20,7 +20,7 @@ metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 """
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
-    *("listing", "object", "coordinator", "cache", "cache rights", "cache memory"),
+    *("listing", "object", "coordinator", "cache", "cache memory"),
     *("sample", "dataset fits", "bandwidth"),
 )
 
