@@ -109,7 +109,9 @@ def _rows() -> list[dict[str, Any]]:
 
     stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
     about = "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)"
-    rows = [{"name": "digits", "about": about, **_DIGITS_IMAGES, "bytes": _DIGITS_BYTES, "quick": None}]
+    rows: list[dict[str, Any]] = [
+        {"name": "digits", "about": about, **_DIGITS_IMAGES, "bytes": _DIGITS_BYTES, "quick": None}
+    ]
     for made in MADE_SETS.values():
         sizes = {"bytes": made.disk_bytes(made.train + made.val), "quick": made.quick}
         rows.append({"name": made.name, "about": made.about, **made.counts(), **sizes})

@@ -178,7 +178,8 @@ class _BillMaking:
             self._functions(self.executor),
             self._told("GETs", "source_requests_usd", f"{self._count('source_requests'):,} GETs"),
             *([transfer] if transfer.usd else []),
-            *self._standing(self.executor),
+            self._cache(),
+            self._told("coordinator", "coordinator_usd", "by the hour"),
         ]
 
     def _functions(self, executor: str) -> BillLine:
@@ -193,28 +194,14 @@ class _BillMaking:
             return self._nothing("functions", "they run on the data machines")
         return _absent("functions", "they run on machines that cost.data_machine does not name")
 
-    def _standing(self, executor: str) -> list[BillLine]:
-        """Cache and coordinator. Nodes that the spec names take the place of those of the account."""
-        cache, coordinator = (
-            self._told(name, f"{name}_usd", "by the hour") for name in ("cache", "coordinator")
-        )
-        paid, hired = bool(cache.usd or coordinator.usd), self.hired
-        if not paid:
-            here = _places(executor) == {RunsOn.THIS_HOST}
-            if here or hired.data_machine is not None:
-                named = hired.machine is not None or (not here and hired.data_machine is not None)
-                machine = "a machine of the bill" if named else "a machine that cost does not name"
-                cache, coordinator = (
-                    self._nothing(name, f"it runs on {machine}") for name in ("cache", "coordinator")
-                )
-            else:
-                why = "the coordinator's prices have no hour, and cost.cache_node names none"
-                cache, coordinator = (_absent(name, why) for name in ("cache", "coordinator"))
-        if hired.cache_node is not None:
-            hour = self.prices.cache_node(hired.cache_node).hour
-            how = f"{hired.cache_nodes} x {hired.cache_node} at {hour:g} USD an hour, by the spec"
-            cache = self._hours("cache", hired.cache_nodes * hour, how)
-        return [cache, coordinator]
+    def _cache(self) -> BillLine:
+        """Nodes that the spec names take the place of those of the account."""
+        hired = self.hired
+        if hired.cache_node is None:
+            return self._told("cache", "cache_usd", "by the hour")
+        hour = self.prices.cache_node(hired.cache_node).hour
+        how = f"{hired.cache_nodes} x {hired.cache_node} at {hour:g} USD an hour, by the spec"
+        return self._hours("cache", hired.cache_nodes * hour, how)
 
     def _machine(self, name: str, machine: str, count: int) -> BillLine:
         hour = self.prices.machine(machine).hour

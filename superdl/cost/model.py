@@ -264,14 +264,16 @@ def _with_standing(
 def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
     """SUPER without a deployment: functions and cache in the training machine, each job for itself."""
     machine = prices.machine(scenario.machine)
-    share, periods = embedded_reuse(scenario, machine), []
-    for made in (1.0, 1.0 - share):
+    share = embedded_reuse(scenario, machine)
+
+    def epoch(made: float) -> tuple[Period, str, float]:
         cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
         bound, rate, hours = _pace(scenario, prices, scenario.machine, cpu_ms)
         count = made * scenario.samples * scenario.jobs
         trainer, gets = scenario.jobs * machine.hour * hours, count * prices.of("local").source_request
-        periods.append(Period(hours=hours, produced=count, trainer=trainer, gets=gets))
-    first, later = periods
+        return Period(hours=hours, produced=count, trainer=trainer, gets=gets), bound, rate
+
+    (first, _, _), (later, bound, rate) = epoch(1.0), epoch(1.0 - share)
     month = first.plus(later.times(scenario.epochs - 1))
     loader = f"{scenario.machine}, SUPER embedded"
     return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)

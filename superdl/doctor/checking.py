@@ -132,8 +132,8 @@ class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
 
     ``settings`` say how functions run, as a coordinator's settings do; ``chosen`` are the names of those that
-    somebody chose, which a coordinator's own do not replace. ``readable`` is the URL below which a stack's
-    functions may read. ``patience_s`` bounds the wait for the first sample, a listing included.
+    somebody chose, which a coordinator's own do not replace. ``patience_s`` bounds the wait for the first
+    sample, a listing included.
     """
 
     settings: Settings
@@ -146,7 +146,6 @@ class Case:
     batch_size: int = 256
     batches_per_s: float = 0.0
     workers: int = 4
-    readable: str = ""
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None

@@ -31,8 +31,7 @@ _SHOWN = 4
 def check_listing(case: Case) -> Finding:
     """Whether it can be listed, and has what a catalog is made of."""
     if not case.source:
-        where = f", below {case.readable}" if case.readable else ""
-        return skipped("no source is named", f"name one: superdl doctor s3://bucket/prefix{where}")
+        return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix")
     from superdl.coordinator.catalog.source import parse_source
 
     source = parse_source(case.source)

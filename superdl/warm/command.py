@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from superdl.options import add_recipe_options, recipe_of
+from superdl.options import above_zero, add_recipe_options, recipe_of
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments)
     limits = Limits(
-        max_usd=_above_zero("--max-usd", arguments.max_usd),
-        patience_s=_above_zero("--patience", arguments.patience),
-        timeout_s=_above_zero("--timeout", arguments.timeout),
+        max_usd=above_zero("--max-usd", arguments.max_usd),
+        patience_s=above_zero("--patience", arguments.patience),
+        timeout_s=above_zero("--timeout", arguments.timeout),
     )
     address = checked_address(_address(arguments), "--coordinator")
     dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list)
@@ -132,12 +132,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
         )
     return recipe
-
-
-def _above_zero(option: str, value: float) -> float:
-    if not value > 0:
-        raise ConfigError(f"{option} is above 0; not {value}")
-    return value
 
 
 def _agreed(arguments: argparse.Namespace) -> bool:

@@ -72,10 +72,12 @@ def fill(
     report = WarmReport(estimate.samples)
     sure = not estimate.record_bytes_guessed and limits.max_usd == math.inf
     lookahead, memory = estimate.lookahead_batches, memory_of(estimate.record_bytes)
-    size, before = estimate.samples, math.inf
-    while 0 < size < before:  # in smaller batches a sample costs more, and so fewer can be paid for
+    size = estimate.samples
+    while True:  # in smaller batches a sample costs more, and so fewer can be paid for
         means = Means(estimate.free_bytes, memory, limits.max_usd, estimate.sample_usd(size))
         before, size = size, batch_size_for(estimate.samples, means, lookahead=lookahead, sure=sure)
+        if size >= before or not size:
+            break
     if not size:
         full = means.by_room <= means.by_money
         report.ended = Ended.FULL if full else Ended.MAX_USD
